@@ -23,40 +23,24 @@ def _powers(axes: Any, values: list[int]) -> None:
 
 
 def per_owner_plot(found: Mapping[tuple[int, int, int, Mode], Result], hosts: int, path: Path) -> None:
-    """Throughput and latency by entries per owner, a column for each size."""
-    figure, axes = new_figure(len(SIZES))
+    """Throughput above and latency below by entries per owner, a column for each size."""
+    figure, axes = new_figure(len(SIZES), rows=2)
     for column, size in enumerate(SIZES):
-        panel, other = axes[0][column], axes[0][column].twinx()
+        above, below = axes[0][column], axes[1][column]
         for mode in MODES:
             chosen = {key[2]: result for key, result in found.items() if key[:2] == (hosts, size) and key[3] == mode}
             across = sorted(chosen)
-            points = [(per_owner, chosen[per_owner]) for per_owner in across]
-            panel.plot(
-                across,
-                [result.bytes_s / hosts / MIB for _, result in points],
-                "o-",
-                ms=4,
-                color=COLOURS[mode],
-                label=f"{mode}: MiB/s",
-            )
-            other.plot(
-                across,
-                [result.latency_s(99) * 1e3 for _, result in points],
-                "x:",
-                ms=5,
-                color=COLOURS[mode],
-                label=f"{mode}: P99",
-            )
-            _powers(panel, across)
-        panel.set(title=f"{label(size)} entries", xlabel="entries per owner", ylim=(0, None))
-        other.set_ylim(0, None)
-        other.grid(visible=False)
-        if column == 0:
-            panel.set_ylabel("MiB/s per host (solid)")
-            both = [*panel.get_legend_handles_labels()[0], *other.get_legend_handles_labels()[0]]
-            figure.legend(both, [line.get_label() for line in both], fontsize=8, loc="outside lower center", ncols=4)
-        if column == len(SIZES) - 1:
-            other.set_ylabel("P99 of a batch, ms (dotted)")
+            results = [chosen[per_owner] for per_owner in across]
+            rates = [result.bytes_s / hosts / MIB for result in results]
+            above.plot(across, rates, "o-", ms=4, color=COLOURS[mode], label=mode)
+            below.plot(across, [result.latency_s(99) * 1e3 for result in results], "o-", ms=4, color=COLOURS[mode])
+            _powers(above, across)
+            _powers(below, across)
+        above.set(title=f"{label(size)} entries", ylim=(0, None))
+        below.set(xlabel="entries per owner", ylim=(0, None))
+    axes[0][0].set_ylabel("MiB/s per host")
+    axes[1][0].set_ylabel("P99 of a batch, ms")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=2)
     save(figure, path)
 
 

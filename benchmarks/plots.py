@@ -1,4 +1,4 @@
-"""Plot style of the pictures beside the tables: small, one row of panels."""
+"""Plot style of the pictures beside the tables: small panels with one y axis each, sharp on dense screens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ais_loader.extras import needs
 from benchmarks.harness import Outcome
 
 
-def new_figure(columns: int, width: float = 3.4) -> tuple[Any, Any]:
-    """A figure and its panels, `axes[0][column]`; `width` is one panel's, in inches."""
+def new_figure(columns: int, width: float = 3.4, *, rows: int = 1) -> tuple[Any, Any]:
+    """A figure and its panels, `axes[row][column]`; `width` is one panel's, in inches."""
     with needs("matplotlib", "pictures"):
         import matplotlib
 
@@ -20,14 +20,16 @@ def new_figure(columns: int, width: float = 3.4) -> tuple[Any, Any]:
     from matplotlib import pyplot
 
     pyplot.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True})
-    figure, axes = pyplot.subplots(1, columns, figsize=(width * columns, 3.2), layout="constrained", squeeze=False)
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(width * columns, 3.2 * rows), layout="constrained", squeeze=False
+    )
     return figure, axes
 
 
 def save(figure: Any, path: Path) -> None:
     from matplotlib import pyplot
 
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=180)
     pyplot.close(figure)
 
 
