@@ -39,7 +39,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): setup.cfg setup.py pyproject.toml storage_node/store/_native.c storage_node/store/_batch_read.h ais_loader/_crc32c.c ais_loader/_crc32c.h
+$(STAMP): setup.cfg setup.py pyproject.toml storage_node/store/_native.c storage_node/store/_batch_read.h storage_node/store/_counted_write.h ais_loader/_crc32c.c ais_loader/_crc32c.h
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or run make PYTHON=python3"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo "python venv could not be made; on Debian: apt-get install python3-venv"; exit 1; }
@@ -61,7 +61,7 @@ test-slow: setup
 test-exhaustive: setup
 	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(RERUN) --timeout 3600 -m exhaustive
 
-.venv-%/.ais-loader-ready: tests/front/requirements-%.txt setup.cfg setup.py pyproject.toml storage_node/store/_native.c storage_node/store/_batch_read.h ais_loader/_crc32c.c ais_loader/_crc32c.h
+.venv-%/.ais-loader-ready: tests/front/requirements-%.txt setup.cfg setup.py pyproject.toml storage_node/store/_native.c storage_node/store/_batch_read.h storage_node/store/_counted_write.h ais_loader/_crc32c.c ais_loader/_crc32c.h
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or run make PYTHON=python3"; exit 1; }
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	@test -x .venv-$*/bin/uv || .venv-$*/bin/python -m pip install --quiet uv

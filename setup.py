@@ -1,8 +1,8 @@
 """What setup.cfg cannot say: where the packages lie, the two native modules, and the text for an index's page.
 
-The modules are optional: where no compiler is found the installation succeeds, and checksums and reads go by
-their Python references (ais_loader/checksum.py, storage_node/store/read/batch_reader.py), with the same
-answers.
+The modules are optional: where no compiler is found the installation succeeds, and checksums, reads and writes go by
+their Python references (ais_loader/checksum.py, storage_node/store/read/batch_reader.py,
+storage_node/store/files/counted_write.py), with the same answers.
 """
 
 import re
@@ -46,7 +46,11 @@ setup(
         Extension(
             "storage_node.store._native",
             sources=["storage_node/store/_native.c"],
-            depends=["ais_loader/_crc32c.h", "storage_node/store/_batch_read.h"],
+            depends=[
+                "ais_loader/_crc32c.h",
+                "storage_node/store/_batch_read.h",
+                "storage_node/store/_counted_write.h",
+            ],
             include_dirs=["ais_loader"],
             extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],
             optional=True,

@@ -1,7 +1,7 @@
-/* The Python face of _batch_read.h: arguments in, bytes out, one release of the GIL.
+/* The Python face of _batch_read.h and _counted_write.h: arguments in, bytes out, one release of the GIL.
  *
- * Everything here has a Python reference with the same signature and the same answers, in
- * batch_reader.py, where the contracts are written. While the GIL is released nothing refers to
+ * Everything here has a Python reference with the same signature and the same answers, in batch_reader.py
+ * and counted_write.py, where the contracts are written. While the GIL is released nothing refers to
  * what others could change: the columns are copied into `struct entry`, the paths are held by a tuple
  * of our own, and the destinations are bytes objects that nobody else has seen.
  */
@@ -10,6 +10,7 @@
 #include <Python.h>
 
 #include "_batch_read.h"
+#include "_counted_write.h"
 
 /* ---- Arguments -----------------------------------------------------------------------------------*/
 
@@ -269,9 +270,48 @@ done:
     return frame;
 }
 
+enum { GIL_FREE_BYTES = 16 << 10 }; /* bytes that are only counted: from about 1 us on others may run */
+
+static PyObject *write_counted(PyObject *module, PyObject *args)
+{
+    (void)module;
+    struct counted counted = {0};
+    int fd;
+    long long at;
+    unsigned long long checksum, block;
+    Py_buffer data;
+    if (!PyArg_ParseTuple(args, "iLKKy*:write_counted", &fd, &at, &checksum, &block, &data))
+        return NULL;
+    PyObject *closed = NULL, *result = NULL;
+    if (at < 0 || at > INT64_MAX - data.len || checksum > UINT32_MAX || block > UINT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "need 0 <= size_bytes, and checksums from 0 to 2**32 - 1");
+        goto done;
+    }
+    closed = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)((at % BLOCK_BYTES + data.len) / BLOCK_BYTES) * 4);
+    if (!closed)
+        goto done;
+    counted.at = at, counted.checksum = (uint32_t)checksum, counted.block = (uint32_t)block;
+    counted.closed = (uint32_t *)(void *)PyBytes_AS_STRING(closed);
+    size_t written;
+    if (fd >= 0 || data.len > GIL_FREE_BYTES) {
+        Py_BEGIN_ALLOW_THREADS
+        written = counted_write(&counted, fd, data.buf, (size_t)data.len);
+        Py_END_ALLOW_THREADS
+    } else {
+        written = counted_write(&counted, fd, data.buf, (size_t)data.len);
+    }
+    if (_PyBytes_Resize(&closed, (Py_ssize_t)counted.ended * 4) == 0)
+        result = Py_BuildValue("nIIOi", (Py_ssize_t)written, counted.checksum, counted.block, closed, counted.error);
+done:
+    Py_XDECREF(closed);
+    PyBuffer_Release(&data);
+    return result;
+}
+
 static int module_exec(PyObject *module)
 {
     crc_choose();
+    joining_choose();
     if (PyModule_AddIntConstant(module, "OPEN", FAIL_OPEN) < 0 || PyModule_AddIntConstant(module, "READ", FAIL_READ) < 0
         || PyModule_AddIntConstant(module, "SHORT", FAIL_SHORT) < 0
         || PyModule_AddIntConstant(module, "CHECKSUM", FAIL_CHECKSUM) < 0)
@@ -284,6 +324,7 @@ static PyMethodDef methods[] = {
     {"read_cached", read_cached, METH_VARARGS, "See batch_read.read_cached_python."},
     {"read_frame", (PyCFunction)(void (*)(void))read_frame, METH_FASTCALL, "See batch_read.read_frame_python."},
     {"read_list", (PyCFunction)(void (*)(void))read_list, METH_FASTCALL, "See batch_read.read_list_python."},
+    {"write_counted", write_counted, METH_VARARGS, "See counted_write.write_counted_python."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -292,7 +333,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}
 static struct PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_native",
-    .m_doc = "Batch reads that release the GIL once; contracts in batch_reader.py.",
+    .m_doc = "Batch reads, and writes, that release the GIL once; contracts in batch_reader.py, counted_write.py.",
     .m_methods = methods,
     .m_slots = slots,
 };

@@ -1,4 +1,4 @@
-"""What storage_node/store/_native.c offers; the contracts are in read/batch_reader.py."""
+"""What storage_node/store/_native.c offers; the contracts are in read/batch_reader.py and files/counted_write.py."""
 
 from typing import Any, TypeAlias
 
@@ -36,3 +36,6 @@ def read_list(
     verify: Column,
     /,
 ) -> list[bytes] | tuple[int, int, int]: ...
+def write_counted(
+    fd: int, size_bytes: int, checksum: int, open_block: int, data: Buffer, /
+) -> tuple[int, int, int, bytes, int]: ...

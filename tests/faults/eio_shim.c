@@ -128,6 +128,8 @@ DESCRIPTOR(READ, ssize_t, preadv2, (int fd, const struct iovec *to, int count, o
 DESCRIPTOR(READ, ssize_t, preadv64v2, (int fd, const struct iovec *to, int count, off64_t at, int flags),
            (fd, to, count, at, flags), int, const struct iovec *, int, off64_t, int)
 DESCRIPTOR(WRITE, ssize_t, write, (int fd, const void *from, size_t size), (fd, from, size), int, const void *, size_t)
+DESCRIPTOR(WRITE, ssize_t, writev, (int fd, const struct iovec *from, int count), (fd, from, count), int,
+           const struct iovec *, int)
 DESCRIPTOR(WRITE, ssize_t, pwrite, (int fd, const void *from, size_t size, off_t at), (fd, from, size, at), int,
            const void *, size_t, off_t)
 DESCRIPTOR(WRITE, ssize_t, pwrite64, (int fd, const void *from, size_t size, off64_t at), (fd, from, size, at), int,

@@ -19,7 +19,7 @@ from storage_node.store.files.segment_format import (
     slot_path,
 )
 from storage_node.store.files.segments import punch
-from storage_node.store.files.staged_file import StagedFile
+from storage_node.store.files.staged_file import Buffer, StagedFile
 
 
 class SegmentDraft:
@@ -58,15 +58,13 @@ class SegmentDraft:
         """Raises OSError."""
         self._head, self._offsets = lay_out(self._sizes, [len(identity) for identity in self._identities])
         index = self._index([LIVE] * len(self._slots))
-        content = bytearray(index)
+        content: list[Buffer] = [index]
+        at = len(index)
         for held, offset in zip(self._objects, self._offsets, strict=True):
             assert held.held is not None
-            content.extend(bytes(offset - len(content)))
-            content += held.held
-        content.extend(bytes(self._head.copy_at - len(content)))
-        content += index
-        content += encode_head(self._head)
-        self.file.append(memoryview(content))
+            content += bytes(offset - at), *held.held
+            at = offset + held.size_bytes
+        self.file.append_all([*content, bytes(self._head.copy_at - at), index, encode_head(self._head)])
 
     def keep_only(self, files: Iterable[StagedFile]) -> bool:
         """The others are not committed; whether what has been written had to be changed. Raises OSError."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
-from collections.abc import Callable, Iterator
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TypeAlias
 
-from storage_node.store.checksum import crc32c
+from storage_node.store.files.counted_write import write_counted
 from storage_node.store.files.error_counters import Faults
 from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
 from storage_node.store.format import BLOCK_BYTES
@@ -21,6 +25,12 @@ LEFT_SHARE = 20
 """leaves free as much as it has taken beyond that, up to one of so many parts of the drive: one that never ends is
 refused while there is room for others, and what it has taken is theirs again."""
 _NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+_PIECES_AT_ONCE = 1024
+"""As many as one call takes (IOV_MAX)."""
+_COPIED_BYTES = 4 << 10
+"""Fewer are held as a copy, with others: a piece of their own would take more memory than they."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def is_full(error: OSError) -> bool:
@@ -66,15 +76,15 @@ class StagedFile:
         self._has_file = False
         self.name = name
         self.linked = linked
-        self.held: bytearray | None = None
-        """The bytes, as long as there is no file; no more than MAX_OBJECT_BYTES."""
+        self.held: list[Buffer] | None = None
+        """The bytes, in pieces that nobody changes, as long as there is no file; no more than MAX_OBJECT_BYTES."""
         self.size_bytes = 0
         self.checksum = 0
         self.published = False
-        self._blocks: list[int] = []
+        self._blocks = array("I")
         self._open_block = 0
         if held:
-            self.held = bytearray()
+            self.held = []
         else:
             self._open(os.O_RDONLY | os.O_NOFOLLOW if linked else _NEW)
 
@@ -92,32 +102,57 @@ class StagedFile:
             except OSError as error:
                 self._faults.note(error, "staging an object")
                 raise
-            self.append(memoryview(held))
+            self.append_all(held)
         return self._fd
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
+    def write(self, data: Buffer) -> None:
         """Append; after an OSError the file can only be discarded."""
         view = memoryview(data).cast("B")
-        self.note(view)
-        if self.held is not None and len(self.held) + len(view) <= MAX_OBJECT_BYTES:
-            self.held += view
-        else:
-            self.append(view)
-
-    def append(self, view: memoryview) -> None:
-        """As `write`, uncounted."""
+        if self.held is not None and self.size_bytes + len(view) <= MAX_OBJECT_BYTES:
+            self.note(view)
+            self._hold(view)
+            return
         fd = self.fd
         while view:
-            view = view[self._with_room(len(view), partial(os.write, fd, view)) :]
+            view = view[self._with_room(len(view), partial(self._count, view, fd)) :]
 
-    def note(self, view: memoryview) -> None:
+    def _hold(self, view: memoryview) -> None:
+        """Copied unless nobody can change it, and it is worth a piece of its own."""
+        assert self.held is not None
+        if type(view.obj) is bytes and len(view) >= _COPIED_BYTES:
+            self.held.append(view)
+        elif self.held and type(last := self.held[-1]) is bytearray:
+            last += view
+        else:
+            self.held.append(bytearray(view))
+
+    def append_all(self, pieces: Sequence[Buffer]) -> None:
+        """Append uncounted bytes, in few calls. Raises OSError."""
+        fd = self.fd
+        left = deque(memoryview(piece) for piece in pieces if len(piece))
+        while left:
+            some = list(itertools.islice(left, _PIECES_AT_ONCE))
+            written = self._with_room(sum(map(len, some)), partial(os.writev, fd, some))
+            while left and written >= len(left[0]):
+                written -= len(left.popleft())
+            if written:
+                left[0] = left[0][written:]
+
+    def note(self, data: Buffer) -> None:
         """Count the next bytes of a file that has them already, in `size_bytes` and the checksums."""
-        self.checksum = crc32c(view, self.checksum)
-        if self.size_bytes + len(view) > BLOCK_BYTES:
-            self._update_blocks(view)
-        elif view:
-            self._open_block = self.checksum
-        self.size_bytes += len(view)
+        self._count(data)
+
+    def _count(self, data: Buffer, fd: int = -1) -> int:
+        """As `note`, having written them where `fd` is a file; how many. Raises OSError, for the first."""
+        counted, self.checksum, self._open_block, closed, number = write_counted(
+            fd, self.size_bytes, self.checksum, self._open_block, data
+        )
+        self.size_bytes += counted
+        if closed:
+            self._blocks.frombytes(closed)
+        if number and not counted:
+            raise OSError(number, os.strerror(number))
+        return counted
 
     def copy_range(self, source_fd: int, offset: int, count: int) -> int:
         """Append bytes of another file in the kernel, uncounted; how many, 0 at its end. Raises OSError, also where
@@ -129,7 +164,7 @@ class StagedFile:
         os.ftruncate(self.fd, 0)
         os.lseek(self.fd, 0, os.SEEK_SET)
         self.size_bytes = self.checksum = self._open_block = 0
-        self._blocks = []
+        self._blocks = array("I")
 
     def _with_room(self, need_bytes: int, step: Callable[[], int], *, noted: bool = True) -> int:
         while True:
@@ -156,7 +191,7 @@ class StagedFile:
     def read_back(self) -> Iterator[bytes]:
         """The bytes written so far. Raises OSError."""
         if self.held is not None:
-            yield bytes(self.held)
+            yield b"".join(self.held)
             return
         fd = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._staging_fd)
         try:
@@ -165,19 +200,7 @@ class StagedFile:
         finally:
             os.close(fd)
 
-    def _update_blocks(self, view: memoryview) -> None:
-        at = self.size_bytes
-        if at == BLOCK_BYTES and not self._blocks:
-            self._blocks.append(self._open_block)  # the object ended with its first block until now
-        while view:
-            part = view[: BLOCK_BYTES - at % BLOCK_BYTES]
-            self._open_block = crc32c(part, 0 if at % BLOCK_BYTES == 0 else self._open_block)
-            at += len(part)
-            view = view[len(part) :]
-            if at % BLOCK_BYTES == 0:
-                self._blocks.append(self._open_block)
-
-    def block_checksums(self) -> list[int]:
+    def block_checksums(self) -> Sequence[int]:
         """One per block of BLOCK_BYTES; empty for objects of at most one block."""
         if self.size_bytes <= BLOCK_BYTES:
             return []

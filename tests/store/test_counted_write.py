@@ -1,0 +1,145 @@
+"""Counted writes: every implementation writes the bytes, and says of them what reading them would say."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ais_loader.checksum import crc32c
+from ais_loader.testing import seeded_bytes
+from storage_node.store.files.counted_write import WriteCounted, write_counted, write_counted_python
+from storage_node.store.format import BLOCK_BYTES
+
+IMPLEMENTATIONS: dict[str, WriteCounted] = {"python": write_counted_python, "chosen": write_counted}
+try:
+    from storage_node.store import _native
+
+    IMPLEMENTATIONS["native"] = _native.write_counted
+except ImportError:
+    pass  # an installation without a compiler: the reference is what is left to test
+
+each_implementation = pytest.mark.parametrize("write", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
+DATA = seeded_bytes(3 * BLOCK_BYTES + 77, seed=15)
+
+
+def blocks_of(data: bytes) -> list[int]:
+    """Checksums of its whole blocks."""
+    return [crc32c(data[at : at + BLOCK_BYTES]) for at in range(0, len(data) - BLOCK_BYTES + 1, BLOCK_BYTES)]
+
+
+def open_block_of(data: bytes) -> int:
+    """Of its last block, whole or not."""
+    return crc32c(data[(len(data) - 1) // BLOCK_BYTES * BLOCK_BYTES :]) if data else 0
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    yield fd
+    os.close(fd)
+
+
+def on_file(fd: int) -> bytes:
+    return os.pread(fd, 1 << 30, 0)
+
+
+SIZES = st.lists(st.sampled_from([0, 1, 7, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1]), max_size=6)
+
+
+@each_implementation
+@settings(max_examples=25, deadline=None)
+@given(sizes=SIZES, to_file=st.booleans())
+def test_pieces_of_any_size_count_as_the_whole_does(write: WriteCounted, sizes: list[int], to_file: bool) -> None:
+    fd = os.memfd_create("file") if to_file else -1
+    size_bytes = checksum = open_block = 0
+    closed, sent = array("I"), b""
+    for size in sizes:
+        piece = DATA[len(sent) % 1000 :][:size]
+        count, checksum, open_block, ended, number = write(fd, size_bytes, checksum, open_block, memoryview(piece))
+        assert (count, number) == (size, 0)
+        size_bytes += count
+        closed.frombytes(ended)
+        sent += piece
+    if to_file:
+        assert on_file(fd) == sent
+        os.close(fd)
+    assert (size_bytes, checksum, open_block) == (len(sent), crc32c(sent), open_block_of(sent))
+    assert closed.tolist() == blocks_of(sent)
+
+
+@each_implementation
+@pytest.mark.parametrize("data", [DATA, bytearray(DATA), memoryview(DATA), np.frombuffer(DATA, np.uint8), b""])
+def test_any_contiguous_bytes_are_taken(write: WriteCounted, data: bytes, file: int) -> None:
+    assert write(file, 0, 0, 0, data)[:2] == (len(data), crc32c(data))
+    assert on_file(file) == bytes(data)
+
+
+@each_implementation
+def test_a_failed_write_says_why_and_counts_nothing(write: WriteCounted) -> None:
+    fd = os.open("/dev/null", os.O_RDONLY)
+    try:
+        assert write(fd, 5, 6, 7, b"data") == (0, 6, 7, b"", 9)
+    finally:
+        os.close(fd)
+
+
+@each_implementation
+def test_what_a_failed_write_wrote_before_is_counted(write: WriteCounted, file: int) -> None:
+    room = BLOCK_BYTES + 1000
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        count, checksum, open_block, ended, number = write(file, 0, 0, 0, DATA)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    kept = DATA[:room]
+    assert on_file(file) == kept
+    assert os.strerror(number) == "File too large"
+    assert (count, checksum, open_block) == (room, crc32c(kept), open_block_of(kept))
+    assert array("I", ended).tolist() == blocks_of(kept)
+
+
+@each_implementation
+def test_threads_do_not_disturb_each_other(write: WriteCounted) -> None:
+    results: list[tuple[int, int, int, bytes, int]] = []
+
+    def run() -> None:
+        fd = os.memfd_create("file")
+        results.append(write(fd, 0, 0, 0, DATA))
+        assert on_file(fd) == DATA
+        os.close(fd)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ended = array("I", blocks_of(DATA)).tobytes()
+    assert results == [(len(DATA), crc32c(DATA), open_block_of(DATA), ended, 0)] * 4
+
+
+@each_implementation
+@pytest.mark.parametrize(
+    ("arguments", "raised"),
+    [
+        ((-1, -1, 0, 0, b""), ValueError),
+        ((-1, 0, 1 << 32, 0, b""), ValueError),
+        ((-1, 0, 0, 1 << 32, b""), ValueError),
+        ((-1, 0, 0, 0, "text"), TypeError),
+        ((-1, 0, 0, 0, memoryview(DATA)[::2]), BufferError),
+    ],
+)
+def test_wrong_arguments_are_refused(write: WriteCounted, arguments: tuple[object, ...], raised: type) -> None:
+    with pytest.raises(raised):
+        write(*arguments)  # type: ignore[arg-type]
