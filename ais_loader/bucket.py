@@ -27,7 +27,8 @@ from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.objects.bucket_composing import BucketComposing
 from ais_loader.objects.bucket_transforming import BucketTransforming
 from ais_loader.objects.delete import delete_many, delete_prefix, iter_delete_many
-from ais_loader.objects.folders import download, put_folder
+from ais_loader.objects.download import download
+from ais_loader.objects.folders import put_folder
 from ais_loader.objects.head_many import head_many
 from ais_loader.objects.listed_entries import listed_entries
 from ais_loader.objects.listing import Listing

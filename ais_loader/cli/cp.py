@@ -67,9 +67,7 @@ def mv(sources: tuple[Target, ...], dest: Target, recursive: bool, as_json: bool
 def _run(
     sources: Sequence[Target], dest: Target, store: StoreChoice, *, recursive: bool, as_json: bool, move: bool
 ) -> None:
-    prefix = dest.name
-    if recursive and prefix and not prefix.endswith("/"):
-        prefix += "/"
+    prefix = dest.folder if recursive else dest.name
     if len(sources) > 1 and not recursive and prefix and not prefix.endswith("/"):
         raise click.UsageError(f"several sources need a bucket or a prefix to go to: {dest}/ rather than {dest}")
     for source in sources:
@@ -116,9 +114,10 @@ def _one(client: Client, source: Target, dest: Target, done: _Done, move: bool) 
 
 
 def _below(client: Client, source: Target, dest: Target, done: _Done, move: bool) -> Iterator[ObjectInfo | LoaderError]:
-    folder = source.name if not source.name or source.name.endswith("/") else source.name + "/"
     found = False
-    for _, result in copying.each_copied(client._transport, source.bucket, folder, dest.bucket, dest.name, remove=move):
+    for _, result in copying.each_copied(
+        client._transport, source.bucket, source.folder, dest.bucket, dest.name, remove=move
+    ):
         found = True
         if result is None:
             done.equal += 1

@@ -1,23 +1,26 @@
-"""`ais-loader get`: one object, or a range of it, into a file or to standard output."""
+"""`ais-loader get`: an object, or a range of it, into a file or to standard output; or a folder of objects as files."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import click
 
 from ais_loader.checksum import crc32c
 from ais_loader.cli.etl_args import arguments_of
 from ais_loader.cli.files import STDOUT, Writable, written_to_stdout, written_whole
+from ais_loader.cli.get_folder import get_folder
 from ais_loader.cli.show import info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import parse_entry, parsed_by
+from ais_loader.cli.targets import parse_entry, parse_target
+from ais_loader.cli.wanted import wanted_options
 from ais_loader.client import Client
 from ais_loader.entry import Entry, ObjectInfo
-from ais_loader.errors import CorruptObject, ObjectNotFound
+from ais_loader.errors import CorruptObject, InvalidRequest, ObjectNotFound
 from ais_loader.pipeline import Stage
 
 _PIECE_BYTES = 16 << 20
@@ -25,8 +28,12 @@ _PIECE_BYTES = 16 << 20
 
 
 @click.command()
-@click.argument("entry", metavar="OBJECT", callback=parsed_by(parse_entry))
+@click.argument("name", metavar="OBJECT")
 @click.argument("file", metavar="[FILE]", default=STDOUT, type=click.Path(allow_dash=True))
+@click.option(
+    "-r", "--recursive", is_flag=True, help="OBJECT is BUCKET or BUCKET/FOLDER: its objects become files below FILE."
+)
+@wanted_options
 @click.option("--start", metavar="BYTES", type=click.IntRange(min=0), default=0, help="First byte of a range, from 0.")
 @click.option("--length", metavar="BYTES", type=click.IntRange(min=0), help="Bytes in the range; else up to the end.")
 @click.option(
@@ -43,8 +50,11 @@ _PIECE_BYTES = 16 << 20
 @click.option("-f", "--force", is_flag=True, help="Replace FILE if it exists.")
 @takes_store
 def get(
-    entry: Entry,
+    name: str,
     file: str,
+    recursive: bool,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
     start: int,
     length: int | None,
     verify: bool,
@@ -54,13 +64,33 @@ def get(
     force: bool,
     store: StoreChoice,
 ) -> None:
-    """Write an object's bytes to FILE, or to standard output.
+    """Write an object's bytes to FILE, or to standard output; or a folder's objects to files.
+
+    \b
+    get speech/a.wav                 to standard output
+    get speech/a.wav out/            out/a.wav
+    get -r speech/en out             speech/en/x/y.wav as out/x/y.wav
 
     FILE may be a folder, for a file with the last part of the object's name. It appears when all of it has arrived.
     Without FILE, or with -, the bytes go to standard output; to a terminal only if they are text.
 
     BUCKET/NAME takes the name as it is. In an ais:// URL, as in Python, SHARD.tar/NAME is a member of an archive.
+
+    With -r, files that are there with the same bytes are left alone: run it again after an interruption. An object that
+    cannot become a file is reported, and the others are written.
     """
+    if recursive:
+        if head_only or start or length is not None or verify or etl is not None or arguments is not None:
+            raise click.UsageError(
+                "-r takes whole objects as they are: without --start, --length, --verify, --head, --etl"
+            )
+        if file == STDOUT:
+            raise click.UsageError("-r writes files: name the folder that they go to")
+        get_folder(_parsed(name, parse_target), file, store, include=include, exclude=exclude, force=force)
+        return
+    if include or exclude:
+        raise click.UsageError("--include and --exclude choose among the objects of a folder: give -r, too")
+    entry = _parsed(name, parse_entry)
     if head_only:
         if entry.member is not None or file != STDOUT or start or length is not None:
             raise click.UsageError("--head shows an object: give neither a member, a FILE nor a range")
@@ -87,6 +117,17 @@ def get(
                 bar.update(len(piece))
     if file != STDOUT:
         note(f"wrote {printable(file)} ({size_text(written)})")
+
+
+_Parsed = TypeVar("_Parsed")
+
+
+def _parsed(text: str, parse: Callable[[str], _Parsed]) -> _Parsed:
+    """What OBJECT is depends on -r, which may come after it."""
+    try:
+        return parse(text)
+    except InvalidRequest as error:
+        raise click.BadParameter(str(error), param_hint="'OBJECT'") from error
 
 
 def _transformed(client: Client, entry: Entry, start: int, length: int | None, stage: Stage, *, verify: bool) -> bytes:

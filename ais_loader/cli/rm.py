@@ -78,7 +78,7 @@ def _listed(list_file: IO[bytes]) -> list[Target]:
 
 def _delete_below(client: Client, targets: Sequence[Target], *, yes: bool) -> None:
     folders: list[Target] = []
-    for target in sorted(set(map(_folder, targets)), key=str):
+    for target in sorted({Target(target.bucket, target.folder) for target in targets}, key=str):
         if not any(target.bucket == other.bucket and target.name.startswith(other.name) for other in folders):
             folders.append(target)
     found = itertools.chain.from_iterable(
@@ -105,11 +105,6 @@ def _agreed(client: Client, folders: Sequence[Target], examples: Sequence[Object
     if count > len(examples):
         note(f"  and {count - len(examples):,} more")
     return confirmed(f"Delete {count_text(count, 'object')} ({size_text(size_bytes)})?")
-
-
-def _folder(target: Target) -> Target:
-    named = not target.name or target.name.endswith("/")
-    return target if named else Target(target.bucket, target.name + "/")
 
 
 def _delete(client: Client, names: Sequence[Target]) -> int:

@@ -23,6 +23,11 @@ class Target:
     def __str__(self) -> str:
         return f"{self.bucket}/{self.name}" if self.name else self.bucket
 
+    @property
+    def folder(self) -> str:
+        """What the names of the objects below it begin with: the same in every command that takes a folder."""
+        return self.name if not self.name or self.name.endswith("/") else self.name + "/"
+
 
 def parse_target(text: str) -> Target:
     """A bucket, or something in it. Raises InvalidRequest."""

