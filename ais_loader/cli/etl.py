@@ -221,34 +221,48 @@ def log(name: str, store: StoreChoice) -> None:
             lines.add(printable(line))
 
 
+_json = click.option("--json", "as_json", is_flag=True, help="The transform as it is then, as one JSON object.")
+
+
 @etl.command()
 @click.argument("name")
+@_json
 @takes_store
-def stop(name: str, store: StoreChoice) -> None:
+def stop(name: str, as_json: bool, store: StoreChoice) -> None:
     """Stop the transform NAME: what runs ends, and nothing more is served until `etl start`."""
     with store.writing(create=False) as client:
-        client.etl.stop(name)
-    note(f"stopped {printable(name)}")
+        found = client.etl.stop(name)
+    _tell("stopped", found, as_json=as_json)
 
 
 @etl.command()
 @click.argument("name")
+@_json
 @takes_store
-def start(name: str, store: StoreChoice) -> None:
+def start(name: str, as_json: bool, store: StoreChoice) -> None:
     """Serve the transform NAME again, in the same version."""
     with store.writing(create=False) as client:
-        client.etl.start(name)
-    note(f"started {printable(name)}")
+        found = client.etl.start(name)
+    _tell("started", found, as_json=as_json)
 
 
 @etl.command()
 @click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="The transform as it was, as one JSON object.")
 @takes_store
-def rm(name: str, store: StoreChoice) -> None:
+def rm(name: str, as_json: bool, store: StoreChoice) -> None:
     """Delete the transform NAME. What it has made stays."""
     with store.writing(create=False) as client:
+        found = client.etl.get(name)
         client.etl.delete(name)
-    note(f"deleted {printable(name)}")
+    _tell("deleted", found, as_json=as_json)
+
+
+def _tell(what: str, found: TransformInfo, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(_fields(found)))
+    else:
+        note(f"{what} {printable(found.name)}")
 
 
 def _fields(found: TransformInfo) -> dict[str, Any]:

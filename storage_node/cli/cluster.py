@@ -15,6 +15,7 @@ import click
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text
 from ais_loader.client import URL_VARIABLE
 from storage_node.cli.cluster_drives import drive, drive_line, moving_texts
+from storage_node.cli.etl_options import etl_assignments, takes_etl
 from storage_node.cli.insecure import WHY, insecure_option
 from storage_node.cli.settings import config_option, given_settings, set_option
 
@@ -96,6 +97,7 @@ def cluster() -> None:
     help="What an acknowledged write survives; the same as --set durability=...  "
     "[default: as before; process at first]",
 )
+@takes_etl
 @insecure_option
 @config_option
 @set_option
@@ -109,6 +111,9 @@ def up(
     host_per_node: bool | None,
     dashboard: bool,
     durability: str | None,
+    etl_code: bool,
+    etl_command: tuple[str, ...],
+    etl_server: tuple[str, ...],
     insecure: bool,
     config: Path | None,
     assignments: tuple[str, ...],
@@ -127,6 +132,7 @@ def up(
 
     if durability is not None:
         assignments = (*assignments, f"durability={durability}")
+    assignments += etl_assignments(etl_code=etl_code, etl_command=etl_command, etl_server=etl_server)
     settings = given_settings(config, assignments, of_cluster=True)
     if not _ray_address(address):
         _make_room(_absolute(root))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ais_loader.cli.show import note
+from storage_node.cli.etl_options import takes_etl
 from storage_node.cli.insecure import WHY, insecure_option
 from storage_node.cli.settings import config_option, given_settings, set_option
 
@@ -161,23 +162,7 @@ _FIELDS = {
     type=click.Path(file_okay=False),
     help="Folder of this machine whose files `ais-loader promote` may take in; once for each.",
 )
-@click.option(
-    "--etl-code",
-    is_flag=True,
-    help="Let clients have Python code of theirs run here, in worker processes. See docs/etl.md for what holds it off.",
-)
-@click.option(
-    "--etl-command",
-    metavar="PROGRAM",
-    multiple=True,
-    help="Program that transforms may run over objects, by name or path, as ffmpeg; once for each.",
-)
-@click.option(
-    "--etl-server",
-    metavar="ADDRESS",
-    multiple=True,
-    help="Server that transforms may send objects to, as http://127.0.0.1:9000; once for each.",
-)
+@takes_etl
 @insecure_option
 @config_option
 @set_option

@@ -70,14 +70,16 @@ def test_it_is_listed_shown_stopped_started_and_deleted(store: str) -> None:
     (line,) = map(json.loads, etl(store, "ls", "--json").stdout.splitlines())
     assert (line["name"], line["source"], line["stopped"]) == ("tr", "tr a-z A-Z", False)
     assert etl(store, "ls").stdout.startswith("tr  command  ")
-    assert etl(store, "stop", "tr").exit_code == 0
+    assert json.loads(etl(store, "stop", "tr", "--json").stdout)["stopped"] is True
+    assert etl(store, "stop", "tr").stdout == ""
     assert etl(store, "ls").stdout == "tr  command  stopped  tr a-z A-Z\n"
     assert json.loads(etl(store, "show", "tr", "--json").stdout)["stopped"] is True
-    assert etl(store, "start", "tr").exit_code == 0
+    started = json.loads(etl(store, "start", "tr", "--json").stdout)
+    assert (started["name"], started["version"], started["stopped"]) == ("tr", line["version"], False)
     assert made_of(store, "tr") == b"ABC"
     assert f"version {line['version']}\n" in etl(store, "show", "tr").stdout
     assert etl(store, "log", "tr").exit_code == 0
-    assert etl(store, "rm", "tr").exit_code == 0
+    assert json.loads(etl(store, "rm", "tr", "--json").stdout)["version"] == line["version"]
     assert etl(store, "ls").stdout == ""
     for command in ("show", "log", "stop", "start", "rm"):
         gone = etl(store, command, "tr")
