@@ -159,6 +159,10 @@ class Transport(Protocol):
         verify: bool,
         timeout_s: float,
     ) -> Iterator[Buffer]: ...
+    def get_transformed(self, request: pb.BatchRequest, timeout_s: float) -> Buffer | None:
+        """What a request's one entry, a whole object, becomes by its transforms, by the shortest way; None where that
+        is not the way. Raises SilenceTimeout, and what the transforms fail with."""
+
     def head(self, bucket: str, name: str) -> ObjectInfo: ...
     def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | LoaderError]:
         """At most 1,000 with one request; of each name, in order, the object or why it cannot be had."""

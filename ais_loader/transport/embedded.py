@@ -195,6 +195,9 @@ class EmbeddedTransport(NoLongBatches):
             return open_member(store, bucket, name, member, start=start, length=length, verify=verify)
         return open_object(store, bucket, name, start=start, length=length, verify=verify)
 
+    def get_transformed(self, request: pb.BatchRequest, timeout_s: float) -> Buffer | None:
+        return self._etl_here().kept(request)
+
     def head(self, bucket: str, name: str) -> ObjectInfo:
         require_object(bucket, name)
         return _object_info(bucket, name, self._store_here().head(bucket, name))

@@ -19,6 +19,7 @@ READS = frozenset(
         "buckets",
         "tar_end",
         "get",
+        "get_transformed",
         "head",
         "head_names",
         "summary",

@@ -345,11 +345,11 @@ def checked(frame: Frame) -> Frame:
 _SINGLE = struct.Struct("<2s4x2sI2sI7s")
 
 
-def encode_single(batch_id: int, size_bytes: int, checksum: int, answer_digest: int) -> bytes:
+def encode_single(batch_id: int, size_bytes: int, checksum: int, answer_digest: int, kind: int = pb.STORED) -> bytes:
     """Everything that stands before the payload of a complete, verified answer of one entry, END included."""
     end = b"".join((b"\x28\x01\x38", encode_varint(size_bytes), b"\x45", answer_digest.to_bytes(4, "little")))
     frame = _SINGLE.pack(
-        b"\x0a\x04", b"\x12\x04", size_bytes, b"\x1a\x04", checksum, b"\x22\x01\x00\x2a\x01\x01\x7a"
+        b"\x0a\x04", b"\x12\x04", size_bytes, b"\x1a\x04", checksum, b"\x22\x01\x00\x2a\x01%c\x7a" % kind
     ) + encode_varint(size_bytes)
     return b"".join(
         (
@@ -365,8 +365,10 @@ def encode_single(batch_id: int, size_bytes: int, checksum: int, answer_digest: 
     )
 
 
-def decode_single(data: bytes, batch_id: int, digest_of: Callable[[int], int]) -> tuple[memoryview, int] | None:
-    """Payload and checksum of what encode_single began; None for anything else.
+def decode_single(
+    data: bytes, batch_id: int, digest_of: Callable[[int], int], kind: int = pb.STORED
+) -> tuple[memoryview, int] | None:
+    """Payload and checksum of what encode_single began; None for anything else, an entry of another kind too.
 
     `digest_of` gives the digest that END must carry for an OK entry with a given checksum.
     """
@@ -375,6 +377,6 @@ def decode_single(data: bytes, batch_id: int, digest_of: Callable[[int], int]) -
         return None
     _, _, size_bytes, _, checksum, _ = _SINGLE.unpack_from(data, at)
     start = len(data) - size_bytes
-    if data[:start] != encode_single(batch_id, size_bytes, checksum, digest_of(checksum)):
+    if data[:start] != encode_single(batch_id, size_bytes, checksum, digest_of(checksum), kind):
         return None
     return memoryview(data)[start:], checksum

@@ -15,6 +15,7 @@ from ais_loader.wire.answer_check import digest, digest_of_ok
 from ais_loader.wire.frame import encode_prefix, encode_single
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.cluster.map.membership import Membership
+from storage_node.etl.local_etl import LocalEtl
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.read.batch_reader import CachedFile, read_cached
@@ -39,6 +40,10 @@ _NO_MATTER = (
 )
 ANSWERED = frozenset((*_LOOKED_AT, *_NO_MATTER))
 """The fields that a request answered here may have; one with any other takes the ordinary way."""
+_WITH_TRANSFORM = ANSWERED.union(("transform", "transform_index"))
+_FIELDS_BESIDE_TRANSFORM = attrgetter(
+    *(field.name for field in pb.BatchRequest.DESCRIPTOR.fields if field.name not in _WITH_TRANSFORM)
+)
 _OTHER_FIELDS = attrgetter(*(field.name for field in pb.BatchRequest.DESCRIPTOR.fields if field.name not in ANSWERED))
 
 
@@ -75,6 +80,33 @@ def answer_inline(
         files.append((drive.files.objects_fd, path, record.offset, record.size_bytes, record.checksum))
     answer = read_cached(_prefix(batch_id, files, size_bytes), tuple(files))
     return None if answer is None else (answer, size_bytes)
+
+
+def answer_kept(
+    store: Store, etl: LocalEtl, request: pb.BatchRequest, batch_id: int, membership: Membership | None = None
+) -> tuple[bytes, int] | None:
+    """As `answer_inline`, of one object that passes through transforms, where the result is kept in memory."""
+    if (
+        len(request.name) != 1
+        or len(request.bucket) != 1
+        or len(request.transform) != 1
+        or any(_FIELDS_BESIDE_TRANSFORM(request))
+        or request.initial_credit_bytes < MAX_BYTES
+        or request.transform_index != [1]
+    ):
+        return None
+    bucket = store.record.current.buckets.get(request.bucket[0])
+    if bucket is None or store.replicas.stale.any or (membership is not None and not _may_answer(membership, request)):
+        return None
+    found = store.drive_set.cached(bucket.uuid_bytes, request.name[0])
+    if found is None or not found[1].size_bytes:
+        return None
+    kept = etl.kept(request.bucket[0], request.name[0], str(found[1].version), request.transform[0])
+    if kept is None or len(kept[0]) > MAX_BYTES:
+        return None
+    data, checksum = kept
+    prefix = encode_single(batch_id, len(data), checksum, digest_of_ok(checksum), pb.TRANSFORMED)
+    return b"".join((prefix, data)), len(data)
 
 
 def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int) -> bytes:

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
-from storage_node.batch.fast_path import MAX_BYTES, answer_inline
+from storage_node.batch.fast_path import MAX_BYTES, answer_inline, answer_kept
 from storage_node.batch.gather.assemble import AssembledBatch
 from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.local_batch import LocalBatch, Message
@@ -209,7 +209,13 @@ class _Session:
             return None
         if len(request.name) > 1 and (service.resources.slots.crowded or service.resources.budget.is_full(MAX_BYTES)):
             return None
-        answer = answer_inline(service.node.store, request, batch_id, service.node.membership)
+        node, etl = service.node, service.resources.etl
+        if not request.transform:
+            answer = answer_inline(node.store, request, batch_id, node.membership)
+        elif etl is not None:
+            answer = answer_kept(node.store, etl, request, batch_id, node.membership)
+        else:
+            return None
         if answer is not None:
             service.resources.slots.charge(tenant, answer[1])
         return answer

@@ -133,6 +133,16 @@ class EmbeddedEtl:
         while found := self._wait_for(following()):
             yield from found
 
+    def kept(self, request: batch_pb.BatchRequest) -> memoryview | None:
+        """A kept result of a whole object, in the caller's thread; None where the ordinary way has to be taken."""
+        store = self._store
+        bucket = store.record.current.buckets.get(request.bucket[0])
+        found = store.drive_set.cached(bucket.uuid_bytes, request.name[0]) if bucket is not None else None
+        if self._closed or found is None or not found[1].size_bytes:
+            return None
+        kept = self._etl.kept(request.bucket[0], request.name[0], str(found[1].version), request.transform[0])
+        return None if kept is None else kept[0]
+
     def frames(self, request: batch_pb.BatchRequest) -> Iterator[Frame]:
         """Of a batch that asks for transforms."""
         run = self._wait_for(self._etl.run(request))

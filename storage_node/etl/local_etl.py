@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from storage_node.config import ServerConfig
 from storage_node.etl.http_side import HttpSide
 from storage_node.etl.registry import Registry
-from storage_node.etl.result_cache import ResultCache
+from storage_node.etl.result_cache import ResultCache, result_key
 from storage_node.etl.spool import Spool
 from storage_node.etl.stage_context import StageContext
 from storage_node.etl.stages import NodeTransforms
@@ -70,6 +71,18 @@ class LocalEtl:
         check_calls(request)
         batch = await self._read(StoreBatch, self._store, inputs_of(request))
         return TransformedRun(self._settings, request, batch)
+
+    def kept(self, bucket: str, name: str, version: str, call: batch_pb.TransformCall) -> tuple[memoryview, int] | None:
+        """A kept result of a whole object, in memory, and its checksum. May be called from any thread."""
+        try:
+            versions = self.transforms.versions(call)
+        except LoaderError:
+            return None
+        content = self.cache.touched(result_key(bucket, name, version, "", None, call, versions))
+        if content is None or (data := content.data) is None:  # a file, or it has just been closed
+            return None
+        self.transforms.kept_result(call, len(data))
+        return data, content.checksum
 
     async def close(self) -> None:
         await self.transforms.close()

@@ -8,9 +8,11 @@ not kept.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 
+from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.etl.values import Content
 from storage_node.tasks import retrieve
 
@@ -28,6 +30,19 @@ class Shared:
         self.users -= 1
         if not self.users:
             self.content.close()
+
+
+def result_key(
+    bucket: str,
+    name: str,
+    version: str,
+    member: str,
+    part: tuple[int, int] | None,
+    call: pb.TransformCall,
+    versions: tuple[bytes, ...],
+) -> Hashable:
+    """By what a result is kept: everything that it is made of. `part`: start and length, of a request that has any."""
+    return bucket, name, version, member, part, versions, tuple(stage.args for stage in call.stage)
 
 
 class _Making:
@@ -54,6 +69,16 @@ class ResultCache:
     def peek(self, key: Hashable) -> Shared | None:
         """What is kept, and stays the cache's: nothing is to be released."""
         return self._kept.get(key)
+
+    def touched(self, key: Hashable) -> Content | None:
+        """What is kept, whose bytes the caller takes at once: they may be closed. May be called from any thread."""
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        with contextlib.suppress(KeyError):
+            self._kept.move_to_end(key)
+        self.hits += 1
+        return found.content
 
     def find(self, key: Hashable) -> Shared | None:
         """To be released; None where it is not kept."""

@@ -24,7 +24,7 @@ from ais_loader.wire.answer_check import digest
 from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.etl.result_cache import ResultCache, Shared
+from storage_node.etl.result_cache import ResultCache, Shared, result_key
 from storage_node.etl.spool import Spool
 from storage_node.etl.stages import Admitted, NodeTransforms
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Origin
@@ -362,16 +362,15 @@ class TransformedRun:
         return self._settings.cache.find(key)
 
     def _key(self, position: int, call: pb.TransformCall, versions: tuple[bytes, ...]) -> Hashable:
-        """By what a result is kept: everything that it is made of."""
         request, entries = self._request, self._entries
-        return (
+        return result_key(
             request.bucket[entries["bucket_index"][position] if "bucket_index" in entries else 0],
             entries["name"][position],
             self._batch.version(position),
             entries["member"][position] if "member" in entries else "",
             (entries["start"][position], entries["length"][position]) if "start" in entries else None,
+            call,
             versions,
-            tuple(stage.args for stage in call.stage),
         )
 
     async def _look_ahead(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from ais_loader import Bucket, Client, Command, Entry, Item, Pipeline, Stage, Status, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
+from storage_node.etl.transformed_run import TransformedRun
 from tests.node.cluster_kit import LocalCluster
 from tests.node.node_kit import serving
 
@@ -183,6 +184,36 @@ def test_an_entry_asked_for_twice_is_made_once(client: Client, tmp_path: Path) -
     assert datas(client.get_batch([entry] * 5)) == [b"made"] * 5
     assert datas(client.get_batch([entry])) == [b"made"]
     assert marks.read_bytes() in (b"x", b"xx")  # once on each node that has a copy, and was asked
+
+
+def test_a_get_runs_a_transform_that_fails_once(client: Client, bucket: Bucket, tmp_path: Path) -> None:
+    marks = tmp_path / "failed"
+
+    def marked(data: memoryview, marks: str) -> bytes:
+        with open(marks, "ab") as file:
+            file.write(b"x")
+        raise ValueError("never")
+
+    client.etl.init("marked", marked, replace=True)
+    with pytest.raises(errors.TransformFailed, match=r"entry 0: marked: b/s/07: ValueError: never"):
+        bucket.get("s/07", etl="marked", args={"marks": str(marks)})
+    assert marks.read_bytes() == b"x"
+
+
+def test_a_kept_result_is_read_again_by_the_short_way(
+    client: Client, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put("short", b"abc")
+    first = [bucket.get("short", etl="times", args={"n": 4}) for _ in range(2)]
+
+    def long_way(*_: Any) -> Any:
+        raise AssertionError("it went as a batch")
+
+    monkeypatch.setattr(TransformedRun, "next", long_way)
+    assert [bucket.get("short", etl="times", args={"n": 4}) for _ in range(3)] == [*first, b"abc" * 4]
+    monkeypatch.undo()
+    bucket.put("short", b"xyz")
+    assert bucket.get("short", etl="times", args={"n": 4}) == b"xyz" * 4
 
 
 def test_another_object_another_argument_and_another_version_are_other_results(client: Client, bucket: Bucket) -> None:

@@ -160,6 +160,9 @@ class ClusterTransport:
             bucket, name, start=start, length=length, member=member, verify=verify, timeout_s=timeout_s
         )
 
+    def get_transformed(self, request: pb.BatchRequest, timeout_s: float) -> Buffer | None:
+        return self._there(timeout_s).get_transformed(request, timeout_s)
+
     def head(self, bucket: str, name: str) -> ObjectInfo:
         return self._there().head(bucket, name)
 

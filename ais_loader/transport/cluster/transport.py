@@ -214,6 +214,19 @@ class RoutedTransport(Failover, NoLongBatches):
             members.heard(node)
         return data
 
+    def get_transformed(self, request: batch_pb.BatchRequest, timeout_s: float) -> Buffer | None:
+        """Of one of the holders that run transforms, always the same while it is trusted: that one keeps the result."""
+        members = self.members
+        nodes = [node for node in self._nodes(request.bucket[0], request.name[0]) if node in members.view.transforming]
+        if not nodes or members.is_suspect(nodes[0]):
+            return None
+        request.local, request.map_version = True, members.view.version
+        try:
+            return members.transport(nodes[0]).get_transformed(request, timeout_s)
+        except errors.NodeUnavailable:
+            members.suspect(nodes[0])
+            return None
+
     def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
         """The object's holders in turn, from the last byte that has come: what one has damaged, or has not got yet,
         another may have."""

@@ -305,6 +305,10 @@ class GrpcTransport(BucketCalls, ContentsCalls):
         )
         return self._here().single_get.get(request, timeout_s)
 
+    def get_transformed(self, request: batch_pb.BatchRequest, timeout_s: float) -> Buffer | None:
+        request.tenant = self._tenant or request.tenant
+        return self._here().single_get.get(request, timeout_s)
+
     def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
         translate: Callable[[Exception], errors.LoaderError] = self._here().translate
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 
 from ais_loader.checksum import crc32c
-from ais_loader.errors import SilenceTimeout
+from ais_loader.entry import entry_error
+from ais_loader.errors import SilenceTimeout, TransformError, TransformFailed, TransformTimeout
 from ais_loader.transport.session.stream_pool import PooledStream, StreamPool
 from ais_loader.wire.answer_check import AnswerCheck, compare_unchecked, digest_of_ok
-from ais_loader.wire.frame import FrameError, decode_response, decode_single
+from ais_loader.wire.frame import EntryFault, FrameError, decode_response, decode_single
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 _CREDIT_BYTES = 1 << 40
@@ -30,7 +31,8 @@ class SingleGet:
     def get(self, request: pb.BatchRequest, timeout_s: float) -> bytes | memoryview | None:
         """The bytes of the request's one entry, or None when the ordinary way has to be taken.
 
-        Raises SilenceTimeout when nothing arrives for `timeout_s`.
+        Raises SilenceTimeout when nothing arrives for `timeout_s`; for an entry that passes through transforms what
+        they fail with, which nobody is asked for twice.
         """
         request.initial_credit_bytes = _CREDIT_BYTES
         request.receiver_checks = True
@@ -39,28 +41,34 @@ class SingleGet:
         except ValueError:  # gRPC's word for a channel that another thread has just closed
             return None
         keep = False
+        failure: TransformError | None = None
         with session.lock:
             try:
                 data = self._ask(session, request, timeout_s)
                 keep = True
+            except TransformError as error:
+                keep, data, failure = True, None, error
             except Exception as error:  # whatever broke, the ordinary way meets it again and reports it
                 if session.overdue:
                     raise SilenceTimeout(f"nothing arrived for {timeout_s:g} s; is the node alive?") from error
                 data = None
             finally:
                 self._pool.give_back(session, keep=keep)
+        if failure is not None:
+            raise failure
         return data
 
     def _ask(self, session: PooledStream, request: pb.BatchRequest, timeout_s: float) -> bytes | memoryview | None:
         """Raises anything when the stream cannot be used again."""
         batch_id = next(session.batch_ids)
         message = session.stream.ask(pb.SessionRequest(batch_id=batch_id, request=request).SerializeToString())
-        if (single := decode_single(message, batch_id, digest_of_ok)) is not None:
+        kind = pb.TRANSFORMED if request.transform else pb.STORED
+        if (single := decode_single(message, batch_id, digest_of_ok, kind)) is not None:
             if self._verify_payload and crc32c(single[0]) != single[1]:
                 raise FrameError("damaged on its way")
             return single[0]
         parts: list[memoryview] = []
-        checksum, check = 0, AnswerCheck(1)
+        checksum, check, wrong = 0, AnswerCheck(1), None
         while True:
             response = decode_response(message)
             if response.batch_id != batch_id:
@@ -68,6 +76,11 @@ class SingleGet:
             if (frame := response.frame) is not None:
                 compare_unchecked(frame)
                 check.take(frame)
+                if request.transform and frame.status[0]:
+                    fault = frame.errors.get(0, EntryFault(""))
+                    wrong = entry_error(int(frame.status[0]), f"entry 0: {fault.message}", fault.kind)
+                elif request.transform and frame.checksum_kind[0] != pb.TRANSFORMED:
+                    raise FrameError("an entry as it is stored")  # the ordinary way says of which node
                 parts.append(frame.payload)
                 checksum = frame.checksum.item()
                 session.deadline = time.monotonic() + timeout_s
@@ -76,6 +89,8 @@ class SingleGet:
             if (end := response.end) is not None:
                 break
             message = session.stream.receive()
+        if isinstance(wrong, TransformFailed | TransformTimeout):
+            raise wrong
         if end.entries != 1 or end.failed_entries:
             return None
         check.finish(end)
