@@ -100,7 +100,7 @@ class PeerStream:
             self._session.forget(self._batch_id)
 
     async def next_frame(self) -> Frame | None:
-        """The next frame; None when the answer has been found whole. Raises PeerError; the lane is over then."""
+        """The next frame; None when the answer has been found whole. Raises PeerError; the answer is over then."""
         try:
             while self._end is None:
                 response = await self._next()

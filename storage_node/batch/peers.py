@@ -2,7 +2,7 @@
 
 A node is a client of its peers, over the same GetBatch session that trainers use. One session per peer carries the
 sub-requests of all batches; it stays open between them and is given up when it has been idle for a while. Its reader
-never waits for anybody: what a peer may send is bounded by the credit of each lane, so no lane holds up another one.
+never waits for anybody: what a peer may send is bounded by the credit of each stream, so none holds up another one.
 
 A peer that fails is remembered as failing until it sends something, be it the answer to a probe: batches ask it last,
 and once that has lasted for the time-out they do not wait for it any more.
@@ -45,7 +45,7 @@ class PeerPool:
 
     Args:
         timeout_s: longest silence of a peer that may send; `transform_timeout_s`: of one that transforms first.
-        idle_s: a session without a lane is given up after this time.
+        idle_s: a session without a stream is given up after this time.
         caller: as whom the peers are called.
     """
 
@@ -62,7 +62,7 @@ class PeerPool:
         return sum(peer.session is not None for peer in self._peers.values())
 
     def open(self, endpoint: str, request: pb.BatchRequest) -> PeerStream:
-        """Send a sub-request; connects if need be. Never waits: whether anybody is there, the lane tells.
+        """Send a sub-request; connects if need be. Never waits: whether anybody is there, the stream tells.
 
         Raises PeerUnavailable when it is known already that nobody is, or when the pool has been closed.
         """
@@ -102,7 +102,7 @@ class PeerPool:
         return await self._peer(endpoint).newer_map(known_version)
 
     async def close(self) -> None:
-        """End all sessions, for good. Lanes that are still open see their peer as unavailable."""
+        """End all sessions, for good. Streams that are still open see their peer as unavailable."""
         await asyncio.gather(*(peer.close() for peer in self._peers.values()))
 
 
@@ -125,12 +125,12 @@ class Peer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._probe: asyncio.Task[None] | None = None
 
-    def begin(self, lane: PeerStream, request: pb.BatchRequest) -> tuple[_Session, int]:
+    def begin(self, stream: PeerStream, request: pb.BatchRequest) -> tuple[_Session, int]:
         """Raises PeerUnavailable when this node is stopping."""
         channel = self._connected()
         if self.session is None or self.session.broken:
             self.session = _Session(self, channel.stream_stream(_SESSION))
-        return self.session, self.session.begin(lane, request)
+        return self.session, self.session.begin(stream, request)
 
     def _connected(self) -> Any:
         if self._closed:
@@ -150,7 +150,7 @@ class Peer:
 
     def rest(self) -> None:
         """Begin to count the time of idleness, if there is nothing to do."""
-        if (self.session is None or not self.session.lanes) and self._idle is None and not self._closed:
+        if (self.session is None or not self.session.streams) and self._idle is None and not self._closed:
             self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._reclaim)
 
     def failed(self, error: PeerError) -> None:
@@ -164,18 +164,18 @@ class Peer:
             while self.endpoint in self.suspects and time.monotonic() - self.wanted_at < self._idle_s:
                 await asyncio.sleep(_PROBE.pause_s())
                 with suppress(PeerError):
-                    lane = PeerStream(self, pb.BatchRequest(ordered=True, local=True), self._timeout_s)
+                    stream = PeerStream(self, pb.BatchRequest(ordered=True, local=True), self._timeout_s)
                     try:
-                        await lane.next_frame()
+                        await stream.next_frame()
                     finally:
-                        lane.cancel()
+                        stream.cancel()
         finally:
             self.suspects.answered(self.endpoint)
             self._probe = None
 
     def _reclaim(self) -> None:
         self._idle = None
-        if self.session is None or not self.session.lanes:
+        if self.session is None or not self.session.streams:
             task = asyncio.create_task(_let_go(*self._detached()), name=f"reclaim {self.endpoint}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -205,10 +205,10 @@ async def _let_go(session: _Session | None, channel: Any) -> None:
 
 
 class _Session:
-    """One open stream. It has broken once `broken` is set; its lanes know by then."""
+    """One open stream. It has broken once `broken` is set; its peer streams know by then."""
 
     def __init__(self, peer: Peer, open_call: Any) -> None:
-        self.lanes: dict[int, PeerStream] = {}
+        self.streams: dict[int, PeerStream] = {}
         self.broken: PeerError | None = None
         self._peer = peer
         self._closing = False
@@ -222,9 +222,9 @@ class _Session:
         while (message := await self._outgoing.get()) is not None:
             yield message
 
-    def begin(self, lane: PeerStream, request: pb.BatchRequest) -> int:
+    def begin(self, stream: PeerStream, request: pb.BatchRequest) -> int:
         batch_id = next(self._ids)
-        self.lanes[batch_id] = lane
+        self.streams[batch_id] = stream
         self.send(pb.SessionRequest(batch_id=batch_id, request=request))
         return batch_id
 
@@ -233,11 +233,11 @@ class _Session:
             self._outgoing.put_nowait(request.SerializeToString())
 
     def forget(self, batch_id: int) -> None:
-        if self.lanes.pop(batch_id, None) is not None:
+        if self.streams.pop(batch_id, None) is not None:
             self._peer.rest()
 
     def give_up_if_silent(self, timeout_s: float) -> None:
-        """After a lane has heard nothing for so long: when no lane has, a new connection may do better."""
+        """After a stream has heard nothing for so long: when no stream has, a new connection may do better."""
         if self.broken is None and time.monotonic() - self._heard_at >= timeout_s:
             self._reader.cancel()
 
@@ -249,8 +249,8 @@ class _Session:
                 self._peer.suspects.answered(endpoint)
                 self._heard_at = time.monotonic()
                 response = decode_response(message)
-                if (lane := self.lanes.get(response.batch_id)) is not None:  # else it was cancelled meanwhile
-                    lane.deliver(response)
+                if (stream := self.streams.get(response.batch_id)) is not None:  # else it was cancelled meanwhile
+                    stream.deliver(response)
             error = PeerUnavailable(f"{endpoint} ended the session: {await self._call.details() or 'no reason given'}")
         except FrameError as malformed:
             error = PeerAnswerWrong(f"{endpoint} sent what is not a frame: {malformed}")
@@ -268,9 +268,9 @@ class _Session:
             self._peer.failed(error)
         self._outgoing.put_nowait(None)
         self._call.cancel()
-        lanes, self.lanes = list(self.lanes.values()), {}
-        for lane in lanes:
-            lane.deliver(error)
+        streams, self.streams = list(self.streams.values()), {}
+        for stream in streams:
+            stream.deliver(error)
 
     async def close(self) -> None:
         self._closing = True

@@ -1,4 +1,4 @@
-"""Frames of several lanes put together: every entry once, with its bytes, in order; whatever the lanes do."""
+"""Frames of several keys put together: every entry once, with its bytes, in order; whatever the keys do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ais_loader.wire.frame import EntryFault, Frame, FrameError, Piece
-from ais_loader.wire.gather.reorder import Reorder, Resume, in_lanes
+from ais_loader.wire.gather.reorder import Reorder, Resume, in_senders
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 TARGET_BYTES = 40
@@ -24,7 +24,7 @@ def content(at: int, size_bytes: int, edition: int = 0) -> bytes:
 
 
 def frame_of(entries: list[tuple[int, int, bytes, int]], piece: Piece | None = None) -> Frame:
-    """Of (index in the lane, entry, bytes, status); checksums and messages name the entry."""
+    """Of (index in the part, entry, bytes, status); checksums and messages name the entry."""
     return Frame(
         np.array([index for index, *_ in entries], np.uint32),
         np.array([len(data) for _, _, data, _ in entries], np.uint32),
@@ -39,7 +39,7 @@ def frame_of(entries: list[tuple[int, int, bytes, int]], piece: Piece | None = N
 
 @dataclass
 class Sender:
-    """One lane's answer, frame by frame, as a node would cut it."""
+    """One sender's answer, frame by frame, as a node would cut it."""
 
     positions: list[int]
     sizes: list[int]
@@ -127,50 +127,50 @@ def test_every_entry_comes_out_once_with_its_bytes_whatever_the_lanes_do(data: s
     senders: dict[int, Sender] = {}
 
     def assign(positions: list[int], resume: Resume | None = None) -> None:
-        """Give entries to one to three new lanes; one that has begun stays the first of its lane."""
+        """Give entries to one to three new senders; one that has begun stays the first of its sender."""
         parts: dict[int, list[int]] = {}
         for number, at in enumerate(positions):
             parts.setdefault(0 if resume and number == 0 else data.draw(st.integers(0, 2)), []).append(at)
         for number, part in parts.items():
-            lane = reorder.add_lane(part)
+            key = reorder.add_sender(part)
             cuts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
             edition = data.draw(st.integers(0, 2))
-            senders[lane] = Sender(part, sizes, failed, cuts, resume if number == 0 else None, edition)
+            senders[key] = Sender(part, sizes, failed, cuts, resume if number == 0 else None, edition)
 
-    def race(lane: int) -> None:
-        """A second lane for some of what one lane is still to deliver."""
-        part = [at for at in reorder.hedgeable(lane).tolist() if data.draw(st.booleans())]
+    def race(key: int) -> None:
+        """A second sender for some of what one is still to deliver."""
+        part = [at for at in reorder.hedgeable(key).tolist() if data.draw(st.booleans())]
         if part:
-            rival = reorder.add_lane(part, rival=True)
+            rival = reorder.add_sender(part, rival=True)
             senders[rival] = Sender(part, sizes, failed, [3], reorder.resume_of(part[0]), data.draw(st.integers(0, 2)))
 
     assign(list(range(n)))
     closes_left, races_left = 4, 4
     while senders:
-        lane = data.draw(st.sampled_from(sorted(senders)))
+        key = data.draw(st.sampled_from(sorted(senders)))
         action = data.draw(st.sampled_from(["push", "push", "push", "pop", "close", "race", "give up"]))
-        sender = senders[lane]
+        sender = senders[key]
         if action == "pop":
             if (frame := reorder.pop(TARGET_BYTES)) is not None:
                 consumer.take(frame)
         elif action == "close" and closes_left:
             closes_left -= 1
-            del senders[lane]
-            left, resume = reorder.close_lane(lane)
+            del senders[key]
+            left, resume = reorder.close_sender(key)
             assign(left.tolist(), resume)
         elif action == "race" and races_left:
             races_left -= 1
-            race(lane)
-        elif action == "give up" and reorder.is_beaten(lane):
-            assert not len(reorder.close_lane(lane)[0])
-            del senders[lane]
-        elif sender.frames and (wanted := reorder.wanted(lane, sender.frames.popleft())) is not None:
-            assert reorder.next_lane is not None
-            assert not len(reorder.push(lane, wanted))
-        if lane in senders and not senders[lane].frames:
-            assert not len(reorder.close_lane(lane)[0])
-            del senders[lane]
-    assert reorder.next_lane is None and reorder.complete
+            race(key)
+        elif action == "give up" and reorder.is_beaten(key):
+            assert not len(reorder.close_sender(key)[0])
+            del senders[key]
+        elif sender.frames and (wanted := reorder.wanted(key, sender.frames.popleft())) is not None:
+            assert reorder.next_sender is not None
+            assert not len(reorder.push(key, wanted))
+        if key in senders and not senders[key].frames:
+            assert not len(reorder.close_sender(key)[0])
+            del senders[key]
+    assert reorder.next_sender is None and reorder.complete
     while (frame := reorder.pop(TARGET_BYTES)) is not None:
         consumer.take(frame)
 
@@ -192,11 +192,11 @@ def small(entries: list[tuple[int, int]], size_bytes: int = 10) -> Frame:
 
 def test_a_frame_that_is_the_next_run_is_passed_on_without_copying_it() -> None:
     reorder = Reorder(6, 100)
-    lane, other = reorder.add_lane([0, 1, 2]), reorder.add_lane([3, 4, 5])
+    key, other = reorder.add_sender([0, 1, 2]), reorder.add_sender([3, 4, 5])
     first, second = small([(0, 0), (1, 1), (2, 2)], 20), small([(0, 3), (1, 4), (2, 5)], 20)
     reorder.push(other, second)
     assert reorder.pop(TARGET_BYTES) is None
-    reorder.push(lane, first)
+    reorder.push(key, first)
     out = [reorder.pop(64), reorder.pop(64)]
     assert [frame.payload.obj for frame in out if frame] == [first.payload.obj, second.payload.obj]
     assert [frame.index.tolist() for frame in out if frame] == [[100, 101, 102], [103, 104, 105]]
@@ -204,26 +204,26 @@ def test_a_frame_that_is_the_next_run_is_passed_on_without_copying_it() -> None:
 
 def test_small_entries_of_two_lanes_are_gathered_into_one_frame_and_their_bytes_are_let_go() -> None:
     reorder = Reorder(6)
-    even, odd = reorder.add_lane([0, 2, 4]), reorder.add_lane([1, 3, 5])
+    even, odd = reorder.add_sender([0, 2, 4]), reorder.add_sender([1, 3, 5])
     reorder.push(even, small([(0, 0), (1, 2), (2, 4)]))
-    assert (reorder.next_lane, reorder.held_bytes_of(even), reorder.held_bytes_of(odd)) == (odd, 30, 0)
+    assert (reorder.next_sender, reorder.held_bytes_of(even), reorder.held_bytes_of(odd)) == (odd, 30, 0)
     reorder.push(odd, small([(0, 1), (1, 3), (2, 5)]))
     frame = reorder.pop()
     assert frame is not None
     assert frame.index.tolist() == [0, 1, 2, 3, 4, 5]
     assert bytes(frame.payload) == b"".join(content(at, 10) for at in range(6))
-    assert (reorder.held_bytes, reorder.held_bytes_of(even), reorder.next_lane) == (0, 0, None)
+    assert (reorder.held_bytes, reorder.held_bytes_of(even), reorder.next_sender) == (0, 0, None)
 
 
 def test_a_failed_entry_that_does_not_count_yet_goes_to_another_lane() -> None:
     reorder = Reorder(3, ordered=True)
-    lane = reorder.add_lane([0, 1, 2])
+    key = reorder.add_sender([0, 1, 2])
     frame = frame_of([(0, 0, b"a", pb.OK), (1, 1, b"", pb.NOT_FOUND), (2, 2, b"c", pb.OK)])
-    left = reorder.push(lane, frame, again=frame.status == pb.NOT_FOUND)
+    left = reorder.push(key, frame, again=frame.status == pb.NOT_FOUND)
     assert left.tolist() == [1]
-    assert reorder.next_lane == -1
-    other = reorder.add_lane(left)
-    assert reorder.next_lane == other
+    assert reorder.next_sender == -1
+    other = reorder.add_sender(left)
+    assert reorder.next_sender == other
     reorder.push(other, frame_of([(0, 1, b"b", pb.OK)]))
     out = reorder.pop()
     assert out is not None
@@ -232,9 +232,9 @@ def test_a_failed_entry_that_does_not_count_yet_goes_to_another_lane() -> None:
 
 def test_entries_that_nobody_has_come_out_as_failed_in_their_place() -> None:
     reorder = Reorder(3, 5)
-    lane = reorder.add_lane([0, 2])
+    key = reorder.add_sender([0, 2])
     reorder.fail([1], pb.UNAVAILABLE, EntryFault("nobody answers", "node-unavailable"))
-    reorder.push(lane, frame_of([(0, 0, b"a", pb.OK), (1, 2, b"c", pb.OK)]))
+    reorder.push(key, frame_of([(0, 0, b"a", pb.OK), (1, 2, b"c", pb.OK)]))
     out = reorder.pop()
     assert out is not None
     assert out.status.tolist() == [pb.OK, pb.UNAVAILABLE, pb.OK]
@@ -244,9 +244,9 @@ def test_entries_that_nobody_has_come_out_as_failed_in_their_place() -> None:
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_large_entry_fails_after_some_of_its_pieces_when_nobody_can_go_on(ordered: bool) -> None:
     reorder = Reorder(2, ordered=ordered)
-    lane = reorder.add_lane([0, 1])
-    reorder.push(lane, frame_of([(0, 0, b"abc", pb.OK)], Piece(0, 6, "v")))
-    left, resume = reorder.close_lane(lane)
+    key = reorder.add_sender([0, 1])
+    reorder.push(key, frame_of([(0, 0, b"abc", pb.OK)], Piece(0, 6, "v")))
+    left, resume = reorder.close_sender(key)
     assert (left.tolist(), resume) == ([0, 1], (3, zlib.crc32(b"abc"), "v"))
     assert reorder.resume_of(0) == resume
     reorder.fail(left, pb.UNAVAILABLE, EntryFault("gone"))
@@ -269,16 +269,16 @@ def test_an_entry_of_which_pieces_have_come_is_not_missing_unless_it_was_deleted
     kind: str, status: int, at_last: bool
 ) -> None:
     reorder = Reorder(1, first_index=4)
-    lane = reorder.add_lane([0])
-    reorder.push(lane, frame_of([(0, 0, b"abc", pb.OK)], Piece(0, 6, "v")))
+    key = reorder.add_sender([0])
+    reorder.push(key, frame_of([(0, 0, b"abc", pb.OK)], Piece(0, 6, "v")))
     fault = EntryFault("it has version w", kind)
     if at_last:  # as nobody who was asked for the rest has it
-        left, _ = reorder.close_lane(lane)
+        left, _ = reorder.close_sender(key)
         reorder.fail(left, pb.NOT_FOUND, fault)
     else:
         frame = frame_of([(0, 0, b"", pb.NOT_FOUND)])
         frame.errors[0] = fault
-        reorder.push(lane, frame)
+        reorder.push(key, frame)
     begun, failed = reorder.pop(), reorder.pop()
     assert begun is not None and failed is not None
     assert failed.status.tolist() == [status]
@@ -289,9 +289,9 @@ def test_an_entry_of_which_pieces_have_come_is_not_missing_unless_it_was_deleted
 @pytest.mark.parametrize("ordered", [True, False])
 def test_an_entry_that_fails_after_some_of_its_pieces_takes_no_bytes_of_those_that_come_with_it(ordered: bool) -> None:
     reorder = Reorder(3, ordered=ordered)
-    lane = reorder.add_lane([0, 1, 2])
-    reorder.push(lane, frame_of([(0, 0, b"abc", pb.OK)], Piece(0, 6, "v")))
-    reorder.push(lane, frame_of([(0, 0, b"", pb.CORRUPT), (1, 1, b"one", pb.OK), (2, 2, b"other", pb.OK)]))
+    key = reorder.add_sender([0, 1, 2])
+    reorder.push(key, frame_of([(0, 0, b"abc", pb.OK)], Piece(0, 6, "v")))
+    reorder.push(key, frame_of([(0, 0, b"", pb.CORRUPT), (1, 1, b"one", pb.OK), (2, 2, b"other", pb.OK)]))
     assert reorder.held_bytes == len(b"abconeother")
     came: dict[int, list[bytes]] = {}
     while (frame := reorder.pop()) is not None:
@@ -308,13 +308,13 @@ def test_an_entry_that_the_consumer_has_begun_comes_before_pieces_of_others(stat
     """Any order: what the consumer has is a beginning of entry 0, and it takes one large entry at a time."""
     sizes = [3 * PIECE_BYTES, 2 * PIECE_BYTES, 5]
     reorder = Reorder(3, ordered=False, begun=True)
-    first, other = reorder.add_lane([0]), reorder.add_lane([1, 2])
+    first, other = reorder.add_sender([0]), reorder.add_sender([1, 2])
     for frame in Sender([1, 2], sizes, set(), [1]).frames:
         reorder.push(other, frame)
     came = reorder.pop()
     assert came is not None and came.index.tolist() == [2]
     assert reorder.pop() is None
-    assert reorder.streaming_lane == first
+    assert reorder.streaming_sender == first
     for frame in Sender([0], sizes, {0} if status else set(), [1]).frames:
         reorder.push(first, frame)
     order = []
@@ -325,33 +325,33 @@ def test_an_entry_that_the_consumer_has_begun_comes_before_pieces_of_others(stat
 
 def test_what_is_not_due_is_refused() -> None:
     reorder = Reorder(4)
-    lane = reorder.add_lane([0, 1])
-    with pytest.raises(ValueError, match="belongs to another lane"):
-        reorder.add_lane([1])
-    with pytest.raises(FrameError, match="of a lane that has 2"):
-        reorder.push(lane, small([(2, 2)]))
-    reorder.push(lane, small([(0, 0)]))
+    key = reorder.add_sender([0, 1])
+    with pytest.raises(ValueError, match="belongs to another sender"):
+        reorder.add_sender([1])
+    with pytest.raises(FrameError, match="of a sender that has 2"):
+        reorder.push(key, small([(2, 2)]))
+    reorder.push(key, small([(0, 0)]))
     with pytest.raises(FrameError, match="came again"):
-        reorder.push(lane, small([(0, 0)]))
+        reorder.push(key, small([(0, 0)]))
     with pytest.raises(FrameError, match="where None was due"):
-        reorder.push(lane, frame_of([(1, 1, b"abc", pb.OK)], Piece(3, 6, "v")))
-    reorder.push(lane, frame_of([(1, 1, b"abc", pb.OK)], Piece(0, 6, "v")))
+        reorder.push(key, frame_of([(1, 1, b"abc", pb.OK)], Piece(3, 6, "v")))
+    reorder.push(key, frame_of([(1, 1, b"abc", pb.OK)], Piece(0, 6, "v")))
     with pytest.raises(FrameError, match="due=3"):
-        reorder.push(lane, frame_of([(1, 1, b"def", pb.OK)], Piece(3, 6, "w")))
+        reorder.push(key, frame_of([(1, 1, b"def", pb.OK)], Piece(3, 6, "w")))
     with pytest.raises(FrameError, match="due=3"):
-        reorder.push(lane, small([(1, 1)]))
-    reorder.close_lane(lane)
+        reorder.push(key, small([(1, 1)]))
+    reorder.close_sender(key)
     with pytest.raises(FrameError, match="not asked for any more"):
-        reorder.push(lane, frame_of([(1, 1, b"def", pb.OK)], Piece(3, 6, "v")))
+        reorder.push(key, frame_of([(1, 1, b"def", pb.OK)], Piece(3, 6, "v")))
 
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_the_first_of_two_lanes_to_deliver_an_entry_has_it_and_the_other_answer_is_passed_over(ordered: bool) -> None:
     reorder = Reorder(4, ordered=ordered)
-    slow = reorder.add_lane([0, 1, 2, 3])
+    slow = reorder.add_sender([0, 1, 2, 3])
     reorder.push(slow, small([(0, 0)]))
-    rival = reorder.add_lane(reorder.hedgeable(slow)[:2], rival=True)
-    assert reorder.next_lane == slow and reorder.next_rival == rival
+    rival = reorder.add_sender(reorder.hedgeable(slow)[:2], rival=True)
+    assert reorder.next_sender == slow and reorder.next_rival == rival
     assert reorder.hedgeable(slow).tolist() == [3]
     reorder.push(rival, small([(0, 1)], 7))
     late = reorder.wanted(slow, small([(1, 1), (2, 2)]))
@@ -374,9 +374,9 @@ def test_the_first_of_two_lanes_to_deliver_an_entry_has_it_and_the_other_answer_
 
 def test_of_an_entry_in_pieces_only_one_lane_delivers_the_rest() -> None:
     reorder = Reorder(1)
-    slow = reorder.add_lane([0])
+    slow = reorder.add_sender([0])
     reorder.push(slow, frame_of([(0, 0, b"abc", pb.OK)], Piece(0, 9, "v")))
-    rival = reorder.add_lane(reorder.hedgeable(slow), rival=True)
+    rival = reorder.add_sender(reorder.hedgeable(slow), rival=True)
     assert reorder.resume_of(0) == (3, zlib.crc32(b"abc"), "v")
     reorder.push(rival, frame_of([(0, 0, b"def", pb.OK)], Piece(3, 9, "v")))
     assert reorder.wanted(slow, frame_of([(0, 0, b"def", pb.OK)], Piece(3, 9, "v"))) is None
@@ -389,28 +389,28 @@ def test_of_an_entry_in_pieces_only_one_lane_delivers_the_rest() -> None:
 
 def test_a_failure_that_does_not_count_and_a_lane_that_ends_leave_the_entry_to_the_other() -> None:
     reorder = Reorder(3)
-    slow = reorder.add_lane([0, 1, 2])
-    rival = reorder.add_lane([0, 1], rival=True)
+    slow = reorder.add_sender([0, 1, 2])
+    rival = reorder.add_sender([0, 1], rival=True)
     missing = frame_of([(0, 0, b"", pb.NOT_FOUND)])
     assert reorder.contested(rival, missing).tolist() == [True]
     assert not len(reorder.push(rival, missing, again=missing.status > 0))
     assert reorder.hedgeable(slow).tolist() == [0, 2]
-    assert reorder.close_lane(slow)[0].tolist() == [0, 2]
-    assert reorder.next_lane == -1
-    assert reorder.close_lane(rival)[0].tolist() == [1]
+    assert reorder.close_sender(slow)[0].tolist() == [0, 2]
+    assert reorder.next_sender == -1
+    assert reorder.close_sender(rival)[0].tolist() == [1]
     with pytest.raises(ValueError, match="belongs to none"):
-        reorder.add_lane([0], rival=True)
+        reorder.add_sender([0], rival=True)
 
 
 def test_what_is_left_of_a_lane_that_did_not_keep_to_the_order_goes_on_in_two() -> None:
     """As a node that lies may have it: pieces of the last entry, and then no more."""
     reorder = Reorder(3)
-    lane = reorder.add_lane([0, 1, 2])
-    reorder.push(lane, frame_of([(2, 2, b"abc", pb.OK)], Piece(0, 6, "v")))
-    left = reorder.close_lane(lane)[0].tolist()
+    key = reorder.add_sender([0, 1, 2])
+    reorder.push(key, frame_of([(2, 2, b"abc", pb.OK)], Piece(0, 6, "v")))
+    left = reorder.close_sender(key)[0].tolist()
     assert left == [2, 0, 1]
-    assert in_lanes(left, ordered=False) == [left] and in_lanes([0, 2], ordered=True) == [[0, 2]]
-    begun, others = (reorder.add_lane(part) for part in in_lanes(left, ordered=True))
+    assert in_senders(left, ordered=False) == [left] and in_senders([0, 2], ordered=True) == [[0, 2]]
+    begun, others = (reorder.add_sender(part) for part in in_senders(left, ordered=True))
     reorder.push(begun, frame_of([(0, 2, b"def", pb.OK)], Piece(3, 6, "v")))
     reorder.push(others, frame_of([(0, 0, b"x", pb.OK), (1, 1, b"y", pb.OK)]))
     out = b""

@@ -6,7 +6,7 @@ import numpy as np
 
 from ais_loader import errors
 from ais_loader.transport.cluster.routing import Routing
-from ais_loader.transport.cluster.substream import Lane
+from ais_loader.transport.cluster.substream import Sender
 from ais_loader.wire.answer_check import damaged_entry
 from ais_loader.wire.frame import Frame, FrameError
 from ais_loader.wire.gather.frame_edit import Mask, failed_as
@@ -27,41 +27,43 @@ class FrameFilter:
         self._routing = routing
         self._verifies = verify
 
-    def filter(self, lane: Lane, came: Frame) -> tuple[Frame, Mask] | None:
+    def filter(self, sender: Sender, came: Frame) -> tuple[Frame, Mask] | None:
         """Put what is wanted of a frame into the batch; that part, and which of its entries to ask of another node.
 
         None where nothing is wanted. Raises LoaderError for a frame that does not belong to what was asked.
         """
         try:
-            if (frame := self._reorder.wanted(lane.number, came)) is None:
+            if (frame := self._reorder.wanted(sender.number, came)) is None:
                 return None
             if self._verifies:
-                self._verify(lane, frame)
-            again = self._ask_elsewhere(lane, frame)
-            contested = self._reorder.contested(lane.number, frame)
+                self._verify(sender, frame)
+            again = self._ask_elsewhere(sender, frame)
+            contested = self._reorder.contested(sender.number, frame)
             if contested.any():
                 elsewhere = np.isin(frame.status, _ASK_ANOTHER + _ASK_HOLDERS)
                 again |= contested & elsewhere & ~failed_as(frame, errors.ObjectDeleted.kind)
-            self._reorder.push(lane.number, frame, again)
+            self._reorder.push(sender.number, frame, again)
         except FrameError as wrong:
-            name = self._routing.name(lane.node)
+            name = self._routing.name(sender.node)
             raise errors.LoaderError(f"{name}: the node's answer does not add up: {wrong}") from wrong
         return frame, again & ~contested  # another has been asked for those already
 
-    def _verify(self, lane: Lane, frame: Frame) -> None:
+    def _verify(self, sender: Sender, frame: Frame) -> None:
         last = max(frame.index.tolist(), default=-1)
-        if last >= len(lane.share.positions):
-            raise FrameError(f"entry {last} of {len(lane.share.positions)}")
-        resume = self._reorder.resume_of(lane.share.positions[last]) if frame.piece is not None and last >= 0 else None
+        if last >= len(sender.share.positions):
+            raise FrameError(f"entry {last} of {len(sender.share.positions)}")
+        resume = (
+            self._reorder.resume_of(sender.share.positions[last]) if frame.piece is not None and last >= 0 else None
+        )
         if (index := damaged_entry(frame, 0 if resume is None else resume[1])) is not None:
-            raise FrameError(f"entry {lane.share.positions[index]} was damaged on its way")
+            raise FrameError(f"entry {sender.share.positions[index]} was damaged on its way")
 
     @staticmethod
-    def _ask_elsewhere(lane: Lane, frame: Frame) -> Mask:
+    def _ask_elsewhere(sender: Sender, frame: Frame) -> Mask:
         """Entries that this node has not got whole: whether another one may have is seen when it is to be asked."""
-        one, other = _ASK_ANOTHER if lane.share.direct else _ASK_HOLDERS
+        one, other = _ASK_ANOTHER if sender.share.direct else _ASK_HOLDERS
         again: Mask = (frame.status == one) | (frame.status == other)
-        if lane.share.direct:
+        if sender.share.direct:
             again |= frame.status == pb.UNAVAILABLE
             again &= ~failed_as(frame, errors.ObjectDeleted.kind)
         return again

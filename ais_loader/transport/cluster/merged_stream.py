@@ -11,7 +11,7 @@ A node that is silent for much longer than is usual is not given up, but what it
 well, within a budget (see `ais_loader.wire.gather.hedging`); the first to deliver an entry has it, and who has nothing
 more to deliver is told to stop.
 
-Memory: each node may send LANE_WINDOW_BYTES ahead of the consumer.
+Memory: each node may send SENDER_WINDOW_BYTES ahead of the consumer.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ais_loader.transport.cluster.columns import Columns
 from ais_loader.transport.cluster.frame_filter import FrameFilter
 from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.cluster.routing import Routing
-from ais_loader.transport.cluster.substream import Arrivals, Lane, Share
+from ais_loader.transport.cluster.substream import Arrivals, Sender, Share
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.session.session import Broken, Event
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.frame import EntryFault, Frame, Response
 from ais_loader.wire.gather.frame_edit import Mask, failed_as
-from ais_loader.wire.gather.reorder import Reorder, in_lanes
+from ais_loader.wire.gather.reorder import Reorder, in_senders
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 _BACKOFF = Backoff(0.05, 1.0)
@@ -65,7 +65,7 @@ class MergedStream:
         self._reorder = Reorder(self._columns.count, request.first_index, ordered=request.ordered)
         self._filter = FrameFilter(self._reorder, self._routing, verify=policy.verify_payload)
         self._arrivals: Arrivals = queue.SimpleQueue()
-        self._lanes: dict[int, Lane] = {}
+        self._senders: dict[int, Sender] = {}
         self._later: list[tuple[float, Share]] = []
         self._closed = self._done = False
         self._hedging = members.hedging
@@ -112,24 +112,26 @@ class MergedStream:
             self._arrivals.put((_NOBODY, Broken(errors.Closed("this batch has been closed"))))
 
     def _cancel(self) -> None:
-        for number, lane in list(self._lanes.items()):
-            lane.cancel()
-            if self._lanes.pop(number, None) is not None:
-                self._count(lane)
+        for number, sender in list(self._senders.items()):
+            sender.cancel()
+            if self._senders.pop(number, None) is not None:
+                self._count(sender)
 
-    def _end(self, lane: Lane) -> list[int]:
+    def _end(self, sender: Sender) -> list[int]:
         """Nothing more is taken from it; returns what nobody is to deliver now."""
-        del self._lanes[lane.number]
-        self._count(lane)
-        left, _ = self._reorder.close_lane(lane.number)
+        del self._senders[sender.number]
+        self._count(sender)
+        left, _ = self._reorder.close_sender(sender.number)
         positions: list[int] = left.tolist()
         return positions
 
-    def _count(self, lane: Lane) -> None:
-        if lane.share.direct:
+    def _count(self, sender: Sender) -> None:
+        if sender.share.direct:
             # One that was waited for in vain is as slow as that, at least.
-            answered = max(lane.received, int(lane.waited_s > 0))
-            self._members.loads.over(lane.node, len(lane.share.positions), answered, lane.busy_s + lane.waited_s)
+            answered = max(sender.received, int(sender.waited_s > 0))
+            self._members.loads.over(
+                sender.node, len(sender.share.positions), answered, sender.busy_s + sender.waited_s
+            )
 
     # -- the loop
 
@@ -141,11 +143,13 @@ class MergedStream:
             except queue.Empty:
                 break
         frame = self._reorder.pop()
-        for lane in self._lanes.values():  # without a frame, too: what a lane sent of entries it lost is passed over
-            lane.grant(self._reorder.held_bytes_of(lane.number))
+        for (
+            sender
+        ) in self._senders.values():  # without a frame, too: what a sender sent of entries it lost is passed over
+            sender.grant(self._reorder.held_bytes_of(sender.number))
         if frame is not None:
             return frame
-        if self._reorder.complete and not self._lanes:
+        if self._reorder.complete and not self._senders:
             self._done = True
             return None
         self._wait()
@@ -161,10 +165,10 @@ class MergedStream:
             for share in due:
                 self._assign(share)
             return
-        owing = [lane for lane in self._lanes.values() if lane.owes]
-        limits_s = {lane.number: min(self._policy.timeout_s, self._limit_s(lane)) for lane in owing}
+        owing = [sender for sender in self._senders.values() if sender.owes]
+        limits_s = {sender.number: min(self._policy.timeout_s, self._limit_s(sender)) for sender in owing}
         wait_s = min(
-            [limits_s[lane.number] - lane.waited_s for lane in owing] + [at - now for at, _ in self._later],
+            [limits_s[sender.number] - sender.waited_s for sender in owing] + [at - now for at, _ in self._later],
             default=self._policy.timeout_s,
         )
         arrived: tuple[int, Event] | None = None
@@ -174,120 +178,120 @@ class MergedStream:
             if not owing and not self._later:
                 raise errors.LoaderError("a batch waits, and nobody owes it anything") from None
         waited_s = time.monotonic() - now
-        if not self._lanes:
+        if not self._senders:
             self.paused_s += waited_s
-        for lane in owing:
-            lane.waited_s += waited_s
+        for sender in owing:
+            sender.waited_s += waited_s
         if arrived is not None:
             self._handle(*arrived)
-        for lane in owing:
-            if lane.waited_s >= self._policy.timeout_s and lane.number in self._lanes:
-                lane.cancel()
-                self._failed(lane, self._silence(lane))
-            elif lane.waited_s >= limits_s[lane.number] and lane.number in self._lanes:
-                self._hedge(lane)
+        for sender in owing:
+            if sender.waited_s >= self._policy.timeout_s and sender.number in self._senders:
+                sender.cancel()
+                self._failed(sender, self._silence(sender))
+            elif sender.waited_s >= limits_s[sender.number] and sender.number in self._senders:
+                self._hedge(sender)
 
-    def _limit_s(self, lane: Lane) -> float:
-        """How long this lane may be silent before others are asked for what it owes, too."""
+    def _limit_s(self, sender: Sender) -> float:
+        """How long this sender may be silent before others are asked for what it owes, too."""
         if not self._hedging.budget.share or self._columns.transformed:  # which takes its time, and is not done twice
             return self._policy.timeout_s
-        silences = self._hedging.parts if lane.share.direct else self._hedging.gathered
-        last = all(other is lane or other.share.hedge for other in self._lanes.values())
-        return silences.limit_s(last=last) * float(1 << lane.hedges)
+        silences = self._hedging.parts if sender.share.direct else self._hedging.gathered
+        last = all(other is sender or other.share.hedge for other in self._senders.values())
+        return silences.limit_s(last=last) * float(1 << sender.hedges)
 
-    def _hedge(self, lane: Lane) -> None:
-        """Ask the next holders for what this lane owes, as far as the budget goes; it may still be the first."""
-        lane.hedges += 1
-        share, positions = lane.share, self._reorder.hedgeable(lane.number).tolist()
-        avoid = share.tried | {lane.node}
+    def _hedge(self, sender: Sender) -> None:
+        """Ask the next holders for what this sender owes, as far as the budget goes; it may still be the first."""
+        sender.hedges += 1
+        share, positions = sender.share, self._reorder.hedgeable(sender.number).tolist()
+        avoid = share.tried | {sender.node}
         for node, wanted in self._routing.hedges(share, positions, avoid).items():
             if granted := wanted[: self._hedging.budget.take(len(wanted))]:
                 self.hedged += len(granted)
-                slow = errors.NodeUnavailable(f"{self._routing.name(lane.node)} is slow to answer")
+                slow = errors.NodeUnavailable(f"{self._routing.name(sender.node)} is slow to answer")
                 part = Share(granted, avoid, None, slow, share.map_version, direct=share.direct, hedge=True)
                 self._begin(node, part)
 
     def _drop_beaten(self) -> None:
         """Those that have lost all they owed to others need not go on."""
-        for lane in list(self._lanes.values()) if self.hedged else ():
-            if self._reorder.is_beaten(lane.number):
-                lane.cancel()
-                if lane.hedges:  # it has given no sign of life since
-                    self._members.suspect(lane.node)
-                self._end(lane)
+        for sender in list(self._senders.values()) if self.hedged else ():
+            if self._reorder.is_beaten(sender.number):
+                sender.cancel()
+                if sender.hedges:  # it has given no sign of life since
+                    self._members.suspect(sender.node)
+                self._end(sender)
 
-    def _silence(self, lane: Lane) -> errors.SilenceTimeout:
+    def _silence(self, sender: Sender) -> errors.SilenceTimeout:
         received = int(np.count_nonzero(self._reorder.received))
         return errors.SilenceTimeout(
-            f"{self._routing.name(lane.node)}: nothing arrived for {self._policy.timeout_s:g} s, after {received:,} of "
-            f"{self._columns.count:,} entries; is the node alive? Retry, or raise timeout_s"
+            f"{self._routing.name(sender.node)}: nothing arrived for {self._policy.timeout_s:g} s, after "
+            f"{received:,} of {self._columns.count:,} entries; is the node alive? Retry, or raise timeout_s"
         )
 
     def _handle(self, number: int, event: Event) -> None:
-        lane = self._lanes.get(number)
-        if lane is None:
+        sender = self._senders.get(number)
+        if sender is None:
             return  # given up meanwhile
-        waited_s = lane.heard()
+        waited_s = sender.heard()
         if isinstance(event, Broken):
-            self._failed(lane, event.error)
+            self._failed(sender, event.error)
             return
-        self._members.heard(lane.node)
+        self._members.heard(sender.node)
         if event.reject is not None:
-            self._members.loads.rejected(lane.node, event.reject.retry_after_ms / 1000)
-            self._members.loads.said(lane.node, event.reject.wait_us * 1e-6)
-            busy = errors.Overloaded(f"{self._routing.name(lane.node)} is too busy: {event.reject.reason}")
-            self._failed(lane, busy, event.reject.retry_after_ms / 1000)
+            self._members.loads.rejected(sender.node, event.reject.retry_after_ms / 1000)
+            self._members.loads.said(sender.node, event.reject.wait_us * 1e-6)
+            busy = errors.Overloaded(f"{self._routing.name(sender.node)} is too busy: {event.reject.reason}")
+            self._failed(sender, busy, event.reject.retry_after_ms / 1000)
         else:
             if waited_s:
-                (self._hedging.parts if lane.share.direct else self._hedging.gathered).note(waited_s)
-            self._answered(lane, event)
+                (self._hedging.parts if sender.share.direct else self._hedging.gathered).note(waited_s)
+            self._answered(sender, event)
 
-    def _answered(self, lane: Lane, response: Response) -> None:
+    def _answered(self, sender: Sender, response: Response) -> None:
         if response.frame is not None:
-            self._take(lane, response.frame)
+            self._take(sender, response.frame)
             self._drop_beaten()
-            if lane.number not in self._lanes:
+            if sender.number not in self._senders:
                 return  # it has lost the rest
         end = response.end
         if end is None:
             return
         if end.outcome == pb.End.REFUSED:
-            self._failed(lane, errors.from_node(end.error_kind, end.message))
+            self._failed(sender, errors.from_node(end.error_kind, end.message))
             return
-        lane.finish(end)
-        self._members.loads.said(lane.node, end.wait_us * 1e-6)
-        self._end(lane)
+        sender.finish(end)
+        self._members.loads.said(sender.node, end.wait_us * 1e-6)
+        self._end(sender)
 
-    def _take(self, lane: Lane, came: Frame) -> None:
+    def _take(self, sender: Sender, came: Frame) -> None:
         if (
             self._columns.transformed
             and (plain := (came.status == pb.OK) & (came.checksum_kind != pb.TRANSFORMED)).any()
         ):
-            name = self._routing.name(lane.node)
-            if not lane.share.direct:
+            name = self._routing.name(sender.node)
+            if not sender.share.direct:
                 name = f"a node that {name} asked, or it itself,"
             for at in came.index[plain].tolist():
-                self._plain_of[self._first_index + lane.share.positions[at]] = name
-        filtered = self._filter.filter(lane, came)
-        before = replace(lane.share)  # a failure is no progress for those that failed
-        lane.take(came)
+                self._plain_of[self._first_index + sender.share.positions[at]] = name
+        filtered = self._filter.filter(sender, came)
+        before = replace(sender.share)  # a failure is no progress for those that failed
+        sender.take(came)
         if filtered is None:
             return
         frame, again = filtered
         if (elsewhere := again & failed_as(frame, errors.StaleMap.kind)).any():
-            self._place_anew(lane, before, frame, elsewhere)
+            self._place_anew(sender, before, frame, elsewhere)
             again = again & ~elsewhere
-        if (waiting := again & lane.comparing(frame)).any():
-            self._wait_for(before, lane.node, frame, waiting)
+        if (waiting := again & sender.comparing(frame)).any():
+            self._wait_for(before, sender.node, frame, waiting)
             again = again & ~waiting
         for status in sorted(set(frame.status[again].tolist())):
             indexes = frame.index[again & (frame.status == status)]
-            positions = np.array(lane.share.positions)[indexes].tolist()
+            positions = np.array(sender.share.positions)[indexes].tolist()
             found = (frame.errors.get(at, EntryFault("")) for at in indexes.tolist())
             faults = dict(zip(positions, found, strict=True))
-            if lane.share.direct:
+            if sender.share.direct:
                 said = before.told(status, faults, objects_go=self._routing.objects_go)
-                tried = before.tried | {lane.node}
+                tried = before.tried | {sender.node}
                 self._assign(replace(before, positions=positions, tried=tried, missing=said, hedge=False))
             else:
                 self._assign(Share(positions, error=errors.NodeUnavailable(faults[positions[0]].message)))
@@ -311,14 +315,14 @@ class MergedStream:
             )
         )
 
-    def _place_anew(self, lane: Lane, share: Share, frame: Frame, which: Mask) -> None:
+    def _place_anew(self, sender: Sender, share: Share, frame: Frame, which: Mask) -> None:
         """The node acts by a newer map, by which others have these entries."""
         positions = np.array(share.positions)[frame.index[which]].tolist()
         fault = frame.errors[int(frame.index[int(which.argmax())])]
         stale = errors.StaleMap(fault.message)
         share = replace(share, positions=positions, missing=None, error=stale, hedge=False, direct=True)
         if self._members.view.version == share.map_version:
-            self._members.refresh(first=lane.node, force=True)
+            self._members.refresh(first=sender.node, force=True)
         if self._members.view.version == share.map_version:
             share.unanswered = share.error
             self._try_later(share)
@@ -339,7 +343,7 @@ class MergedStream:
             self._try_later(share)
 
     def _begin(self, node: bytes, share: Share) -> None:
-        for positions in in_lanes(list(share.positions), ordered=self._reorder.ordered):
+        for positions in in_senders(list(share.positions), ordered=self._reorder.ordered):
             self._open(node, replace(share, positions=positions))
 
     def _open(self, node: bytes, share: Share) -> None:
@@ -352,31 +356,31 @@ class MergedStream:
         if (resume := self._reorder.resume_of(share.positions[0])) is not None:
             request.resume_offset, request.resume_checksum, request.resume_version = resume
         self.retries += share.error is not None
-        lane = Lane(self._reorder.add_lane(share.positions, rival=share.hedge), node, share)
-        self._lanes[lane.number] = lane
+        sender = Sender(self._reorder.add_sender(share.positions, rival=share.hedge), node, share)
+        self._senders[sender.number] = sender
         if share.direct:
             self._members.loads.asked(node, len(share.positions))
         try:
-            lane.begin(self._members.transport(node).session(), request, self._arrivals)
+            sender.begin(self._members.transport(node).session(), request, self._arrivals)
         except errors.NodeUnavailable as error:
-            self._arrivals.put((lane.number, Broken(error)))
+            self._arrivals.put((sender.number, Broken(error)))
 
-    def _failed(self, lane: Lane, error: errors.LoaderError, at_least_s: float = 0.0) -> None:
-        """The lane is over: its entries go to the next holder, or wait."""
+    def _failed(self, sender: Sender, error: errors.LoaderError, at_least_s: float = 0.0) -> None:
+        """The sender is over: its entries go to the next holder, or wait."""
         if not error.retryable:
             raise error
-        left = self._end(lane)
+        left = self._end(sender)
         if isinstance(error, errors.NodeUnavailable | errors.SilenceTimeout):
-            self._members.suspect(lane.node)
+            self._members.suspect(sender.node)
         if not left:
             return  # only its END was lost, or another has been asked for all of it
-        share = lane.share
+        share = sender.share
         share.positions, share.error, share.hedge = left, error, False
         if share.failing_since_s is None:
             share.failing_since_s = time.monotonic()
         if isinstance(error, errors.StaleMap):
             share.tried, share.missing = frozenset(), None
-            if not self._members.refresh(first=lane.node, force=True) and share.failures:
+            if not self._members.refresh(first=sender.node, force=True) and share.failures:
                 share.unanswered = error
                 self._try_later(share)
                 return
@@ -384,7 +388,7 @@ class MergedStream:
         else:
             if isinstance(error, errors.NodeUnavailable | errors.SilenceTimeout):
                 self._members.refresh()
-            share.tried, share.unanswered = share.tried | {lane.node}, error
+            share.tried, share.unanswered = share.tried | {sender.node}, error
             if isinstance(error, errors.SilenceTimeout) and not share.direct:
                 share.direct, share.tried = True, frozenset()  # it may have waited for one node: others have theirs
         if at_least_s and not self._routing.has_others(share):

@@ -16,7 +16,7 @@ from ais_loader.wire.frame import EntryFault, Frame, FrameError
 from ais_loader.wire.gather.frame_edit import Mask
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
-LANE_WINDOW_BYTES = 4 << 20
+SENDER_WINDOW_BYTES = 4 << 20
 """Payload that each node may send ahead of the consumer."""
 
 Arrivals: TypeAlias = "queue.SimpleQueue[tuple[int, Event]]"
@@ -72,33 +72,33 @@ class Share:
 
 
 class _Tagged:
-    """An inbox that tells its events from those of other lanes."""
+    """An inbox that tells its events from those of other senders."""
 
-    __slots__ = ("_arrivals", "_lane")
+    __slots__ = ("_arrivals", "_sender")
 
-    def __init__(self, lane: int, arrivals: Arrivals) -> None:
-        self._lane = lane
+    def __init__(self, sender: int, arrivals: Arrivals) -> None:
+        self._sender = sender
         self._arrivals = arrivals
 
     def put(self, event: Event, /) -> None:
-        self._arrivals.put((self._lane, event))
+        self._arrivals.put((self._sender, event))
 
 
-class Lane:
-    """A part under way. `number` is its lane in the Reorder."""
+class Sender:
+    """A part under way. `number` is its sender in the Reorder."""
 
     def __init__(self, number: int, node: bytes, share: Share) -> None:
         self.number = number
         self.node = node
         self.share = share
         self.waited_s = 0.0
-        """How long the consumer has waited since this lane last gave a sign of life."""
+        """How long the consumer has waited since this sender last gave a sign of life."""
         self.busy_s = 0.0
-        """How long the consumer has waited for this lane altogether."""
+        """How long the consumer has waited for this sender altogether."""
         self.hedges = 0
         """How often others have been asked for what it owes, since then."""
         self.received_bytes = 0
-        self._granted_bytes = LANE_WINDOW_BYTES
+        self._granted_bytes = SENDER_WINDOW_BYTES
         self._check = AnswerCheck(len(share.positions))
         self._session: Session | None = None
         self._batch_id = 0
@@ -115,7 +115,7 @@ class Lane:
         return waited_s
 
     def begin(self, session: Session, request: pb.BatchRequest, arrivals: Arrivals) -> None:
-        request.initial_credit_bytes = LANE_WINDOW_BYTES
+        request.initial_credit_bytes = SENDER_WINDOW_BYTES
         self._session = session
         self._batch_id = session.begin(request, _Tagged(self.number, arrivals))
 
@@ -130,8 +130,8 @@ class Lane:
 
     def grant(self, held_bytes: int) -> None:
         """Let the node go on as far as the consumer has, a quarter of the window at a time."""
-        more = self.received_bytes - held_bytes + LANE_WINDOW_BYTES - self._granted_bytes
-        if more >= LANE_WINDOW_BYTES // 4 and self._session is not None:
+        more = self.received_bytes - held_bytes + SENDER_WINDOW_BYTES - self._granted_bytes
+        if more >= SENDER_WINDOW_BYTES // 4 and self._session is not None:
             self._session.grant(self._batch_id, more)
             self._granted_bytes += more
 

@@ -1,4 +1,4 @@
-"""Claims: the lane that is to deliver each entry of a batch, or two that race for it, or none.
+"""Claims: the sender that is to deliver each entry of a batch, or two that race for it, or none.
 
 Whichever of two delivers any of an entry first has it from then on, so that no entry is ever made of two answers; what
 the other one sends of it, once, is passed over.
@@ -20,61 +20,61 @@ NOBODY = -1
 
 
 class Claims:
-    """Of n entries, by their positions; lanes by their numbers."""
+    """Of n entries, by their positions; senders by their numbers."""
 
     def __init__(self, n: int) -> None:
-        self.lane_of: I32 = np.full(n, NOBODY, np.int32)
+        self.sender_of: I32 = np.full(n, NOBODY, np.int32)
         self.rival_of: I32 = np.full(n, NOBODY, np.int32)
         self._raced = False
         self._lost: dict[int, set[int]] = {}
 
-    def give(self, lane: int, positions: I64, *, rival: bool) -> None:
-        """To a lane: what nobody has, or with `rival` what one other lane has. Raises ValueError for anything else."""
+    def give(self, sender: int, positions: I64, *, rival: bool) -> None:
+        """To a sender: what nobody has, or with `rival` what one other sender has. Raises ValueError for all else."""
         if (self.rival_of[positions] != NOBODY).any():
-            raise ValueError("two lanes race for an entry already")
-        if ((self.lane_of[positions] == NOBODY) == rival).any():
-            raise ValueError("an entry belongs to another lane, or one to race for belongs to none")
-        (self.rival_of if rival else self.lane_of)[positions] = lane
+            raise ValueError("two senders race for an entry already")
+        if ((self.sender_of[positions] == NOBODY) == rival).any():
+            raise ValueError("an entry belongs to another sender, or one to race for belongs to none")
+        (self.rival_of if rival else self.sender_of)[positions] = sender
         self._raced = self._raced or rival
 
-    def has(self, lane: int, positions: I64) -> Mask:
-        """Which of these entries the lane is to deliver."""
-        found: Mask = self.lane_of[positions] == lane
-        return found | (self.rival_of[positions] == lane) if self._raced else found
+    def has(self, sender: int, positions: I64) -> Mask:
+        """Which of these entries the sender is to deliver."""
+        found: Mask = self.sender_of[positions] == sender
+        return found | (self.rival_of[positions] == sender) if self._raced else found
 
     def contested(self, positions: I64) -> Mask:
         found: Mask = self.rival_of[positions] != NOBODY
         return found
 
-    def release(self, lane: int, positions: I64) -> I64:
-        """Take entries from a lane that has them and delivered nothing; returns those that nobody has now."""
+    def release(self, sender: int, positions: I64) -> I64:
+        """Take entries from a sender that has them and delivered nothing; returns those that nobody has now."""
         if not self._raced:
-            self.lane_of[positions] = NOBODY
+            self.sender_of[positions] = NOBODY
             return positions
         contested = self.contested(positions)
         kept, free = positions[contested], positions[~contested]
-        self.lane_of[kept] = np.where(self.lane_of[kept] == lane, self.rival_of[kept], self.lane_of[kept])
+        self.sender_of[kept] = np.where(self.sender_of[kept] == sender, self.rival_of[kept], self.sender_of[kept])
         self.rival_of[kept] = NOBODY
-        self.lane_of[free] = NOBODY
+        self.sender_of[free] = NOBODY
         return free
 
-    def win(self, lane: int, positions: I64) -> list[tuple[int, int]]:
-        """The lane has begun to deliver these entries, which it has; returns who lost which, as (lane, position)."""
+    def win(self, sender: int, positions: I64) -> list[tuple[int, int]]:
+        """The sender has begun to deliver these entries, its own; returns who lost which, as (sender, position)."""
         if not self._raced:
             return []
         lost: list[tuple[int, int]] = []
         for at in positions[self.contested(positions)].tolist():
-            first, second = int(self.lane_of[at]), int(self.rival_of[at])
-            loser = second if first == lane else first
-            self.lane_of[at], self.rival_of[at] = lane, NOBODY
+            first, second = int(self.sender_of[at]), int(self.rival_of[at])
+            loser = second if first == sender else first
+            self.sender_of[at], self.rival_of[at] = sender, NOBODY
             self._lost.setdefault(loser, set()).add(at)
             lost.append((loser, at))
         return lost
 
-    def lost_by(self, lane: int) -> set[int]:
-        """Entries that others have delivered, or begun to, and of which this lane may still send its answer."""
-        return self._lost.get(lane, set())
+    def lost_by(self, sender: int) -> set[int]:
+        """Entries that others have delivered, or begun to, and of which this sender may still send its answer."""
+        return self._lost.get(sender, set())
 
-    def answered_late(self, lane: int, positions: set[int]) -> None:
-        """The lane has answered these after all; a second time would be wrong."""
-        self._lost[lane] -= positions
+    def answered_late(self, sender: int, positions: set[int]) -> None:
+        """The sender has answered these after all; a second time would be wrong."""
+        self._lost[sender] -= positions

@@ -1,14 +1,14 @@
 """Reorder buffer: frames of several senders in, one stream of frames out; the heart of a batch from several nodes.
 
-Each sender is a lane, which delivers the entries given to it. Ordered, a frame comes out when all entries before it
-have, gathered into frames of a good size (see `arrived`); otherwise frames come out as they came in, with only their
-indexes changed. A large entry, which comes in pieces, goes out in the same pieces, one such entry at a time.
+Each sender delivers the entries given to it. Ordered, a frame comes out when all entries before it have, gathered into
+frames of a good size (see `arrived`); otherwise frames come out as they came in, with only their indexes changed. A
+large entry, which comes in pieces, goes out in the same pieces, one such entry at a time.
 
-Two lanes may race for an entry (see `claims`), the one that was asked first and a rival. A failure that does not count
-yet leaves the race to the other one.
+Two senders may race for an entry (see `claims`), the one that was asked first and a rival. A failure that does not
+count yet leaves the race to the other one.
 
-Pure bookkeeping: no I/O, no threads. Memory is bounded by whoever lets lanes send (`held_bytes_of`). In ordered mode
-the lane that is waited for never has anything held, so a window for each lane cannot lead to a standstill.
+Pure bookkeeping: no I/O, no threads. Memory is bounded by whoever lets senders send (`held_bytes_of`). In ordered mode
+the sender that is waited for never has anything held, so a window for each sender cannot lead to a standstill.
 
 Shapes: n entries of the batch, k entries of one frame.
 """
@@ -34,7 +34,7 @@ Resume: TypeAlias = tuple[int, int, str]
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Sender:
     positions: I64
     partial: int | None = None
     """Position of the large entry of which some pieces have arrived."""
@@ -52,7 +52,7 @@ class _Partial:
 
 
 class Reorder:
-    """Frames of several lanes in; one ordered (or any-order) stream of frames out. Belongs to one thread.
+    """Frames of several senders in; one ordered (or any-order) stream of frames out. Belongs to one thread.
 
     Args:
         n: entries of the batch.
@@ -60,7 +60,7 @@ class Reorder:
         ordered: False lets frames out as they come.
         begun: the consumer has the beginning of entry 0, and gets no piece of another entry before the rest of it.
 
-    Each entry must be given to one lane at a time, or to two, see `add_lane`; it comes out exactly once, whole or
+    Each entry must be given to one sender at a time, or to two, see `add_sender`; it comes out exactly once, whole or
     failed.
     """
 
@@ -77,7 +77,7 @@ class Reorder:
         """Payload that has been pushed and not popped."""
         self._arrived = Arrived(n)
         self._claims = Claims(n)
-        self._lanes: list[_Lane] = []
+        self._senders: list[_Sender] = []
         self._errors: dict[int, EntryFault] = {}
         self._partials: dict[int, _Partial] = {}
         self._pieces: dict[int, deque[tuple[int, Frame]]] = {}  # by position, until the entry has come out
@@ -88,15 +88,15 @@ class Reorder:
         self._next = 0
         self._missing = 0
 
-    # -- lanes
+    # -- senders
 
-    def add_lane(self, positions: Sequence[int] | npt.NDArray[np.integer], *, rival: bool = False) -> int:
-        """A new lane, which will deliver these entries as its entries 0, 1, ...; returns its number.
+    def add_sender(self, positions: Sequence[int] | npt.NDArray[np.integer], *, rival: bool = False) -> int:
+        """A new sender, which will deliver these entries as its entries 0, 1, ...; returns its number.
 
-        With `rival`, entries that one other lane is to deliver, as before: see `hedgeable`.
+        With `rival`, entries that one other sender is to deliver, as before: see `hedgeable`.
 
-        Ordered, positions must ascend. An entry of which pieces have arrived must be the first: the lane goes on where
-        they ended, see `close_lane`. Raises ValueError for entries that have arrived or belong to other lanes.
+        Ordered, positions must ascend. An entry of which pieces have arrived must be the first: the sender goes on
+        where they ended, see `close_sender`. Raises ValueError for entries that have arrived or belong to others.
         """
         mine: I64 = np.array(positions, np.int64)
         # Not np.unique: it imports a module at its first call, and a fork meanwhile would leave the import lock held.
@@ -109,64 +109,64 @@ class Reorder:
             raise ValueError("positions must ascend in ordered mode")
         begun = [at for at in self._partials if at in mine] if self._partials else []
         if begun and begun != [mine[0]]:
-            raise ValueError("an entry that goes on in the middle must be the first of its lane")
-        self._claims.give(len(self._lanes), mine, rival=rival)
-        self._lanes.append(_Lane(mine, begun[0] if begun else None))
-        return len(self._lanes) - 1
+            raise ValueError("an entry that goes on in the middle must be the first of its sender")
+        self._claims.give(len(self._senders), mine, rival=rival)
+        self._senders.append(_Sender(mine, begun[0] if begun else None))
+        return len(self._senders) - 1
 
-    def close_lane(self, lane: int) -> tuple[I64, Resume | None]:
-        """The lane delivers nothing more; what has arrived stays.
+    def close_sender(self, sender: int) -> tuple[I64, Resume | None]:
+        """The sender delivers nothing more; what has arrived stays.
 
-        Returns its positions that have not arrived whole and that no other lane is to deliver, free to be given to
+        Returns its positions that have not arrived whole and that no other sender is to deliver, free to be given to
         others, and where to go on in the first of them if it is a large entry of which some pieces have arrived.
         """
-        it = self._lanes[lane]
-        left = self._begun_first(lane, self._claims.release(lane, self.missing_of(lane)))
+        it = self._senders[sender]
+        left = self._begun_first(sender, self._claims.release(sender, self.missing_of(sender)))
         resume = self.resume_of(it.partial) if it.partial is not None and it.partial in left[:1].tolist() else None
         it.partial = None
         return left, resume
 
-    def missing_of(self, lane: int) -> I64:
-        """What this lane is still to deliver, perhaps in a race with another."""
-        mine = self._lanes[lane].positions
-        missing: I64 = mine[self._claims.has(lane, mine) & ~self.received[mine]]
+    def missing_of(self, sender: int) -> I64:
+        """What this sender is still to deliver, perhaps in a race with another."""
+        mine = self._senders[sender].positions
+        missing: I64 = mine[self._claims.has(sender, mine) & ~self.received[mine]]
         return missing
 
     # -- races
 
-    def hedgeable(self, lane: int) -> I64:
-        """What this lane alone is still to deliver, in an order in which a rival may be asked for it."""
-        missing = self.missing_of(lane)
-        return self._begun_first(lane, missing[~self._claims.contested(missing)])
+    def hedgeable(self, sender: int) -> I64:
+        """What this sender alone is still to deliver, in an order in which a rival may be asked for it."""
+        missing = self.missing_of(sender)
+        return self._begun_first(sender, missing[~self._claims.contested(missing)])
 
-    def _begun_first(self, lane: int, positions: I64) -> I64:
-        begun = self._lanes[lane].partial
+    def _begun_first(self, sender: int, positions: I64) -> I64:
+        begun = self._senders[sender].partial
         if begun is None or begun not in positions.tolist():
             return positions
         return np.concatenate([np.array([begun], np.int64), positions[positions != begun]])
 
-    def contested(self, lane: int, frame: Frame) -> Mask:
-        """Which entries of a frame of this lane another lane is to deliver, too: shape (k,)."""
-        return self._claims.contested(self._positions(lane, frame))
+    def contested(self, sender: int, frame: Frame) -> Mask:
+        """Which entries of a frame of this sender another sender is to deliver, too: shape (k,)."""
+        return self._claims.contested(self._positions(sender, frame))
 
-    def is_beaten(self, lane: int) -> bool:
-        """Whether all that this lane has not delivered has come from others: nobody waits for it any more."""
-        return bool(self._claims.lost_by(lane)) and not len(self.missing_of(lane))
+    def is_beaten(self, sender: int) -> bool:
+        """Whether all that this sender has not delivered has come from others: nobody waits for it any more."""
+        return bool(self._claims.lost_by(sender)) and not len(self.missing_of(sender))
 
-    def wanted(self, lane: int, frame: Frame) -> Frame | None:
-        """A frame of a lane without entries that another one has delivered, or begun to; None when nothing is left.
+    def wanted(self, sender: int, frame: Frame) -> Frame | None:
+        """A frame of a sender without entries that another one has delivered, or begun to; None when nothing is left.
 
-        Raises FrameError for entries that the lane does not have.
+        Raises FrameError for entries that the sender does not have.
         """
-        lost = self._claims.lost_by(lane)
+        lost = self._claims.lost_by(sender)
         if not lost:
             return frame
-        positions = self._positions(lane, frame).tolist()
+        positions = self._positions(sender, frame).tolist()
         late: Mask = np.array([at in lost for at in positions], np.bool_)
         if not late.any():
             return frame
         if frame.completes_entry:
-            self._claims.answered_late(lane, set(positions))
+            self._claims.answered_late(sender, set(positions))
         return without(frame, late)
 
     def resume_of(self, position: int) -> Resume | None:
@@ -179,82 +179,82 @@ class Reorder:
         """Entries of which pieces have arrived, and not all."""
         return self._partials.keys()
 
-    def held_bytes_of(self, lane: int) -> int:
-        """What this lane has sent and nobody has taken yet: its sender may send as much less than its window."""
-        return self._lanes[lane].held_bytes
+    def held_bytes_of(self, sender: int) -> int:
+        """What this sender has sent and nobody has taken yet: its sender may send as much less than its window."""
+        return self._senders[sender].held_bytes
 
     @property
-    def next_lane(self) -> int | None:
-        """The lane that has the first entry that has not arrived; -1 if no lane has it, None when all have arrived."""
+    def next_sender(self) -> int | None:
+        """The sender that has the first entry that has not arrived; -1 if none has it, None when all have arrived."""
         at = self._missing = first_unset(self.received, self._missing)
-        return None if at == self.n else int(self._claims.lane_of[at])
+        return None if at == self.n else int(self._claims.sender_of[at])
 
     @property
     def next_rival(self) -> int:
-        """The lane that races with that one for the entry; -1 if none does."""
-        return NOBODY if self.next_lane is None else int(self._claims.rival_of[self._missing])
+        """The sender that races with that one for the entry; -1 if none does."""
+        return NOBODY if self.next_sender is None else int(self._claims.rival_of[self._missing])
 
     @property
-    def streaming_lane(self) -> int | None:
-        """Any order: the lane of the large entry that is coming out, without which pieces of no other can."""
-        return None if self._streaming is None else int(self._claims.lane_of[self._streaming])
+    def streaming_sender(self) -> int | None:
+        """Any order: the sender of the large entry that is coming out, without which pieces of no other can."""
+        return None if self._streaming is None else int(self._claims.sender_of[self._streaming])
 
     @property
     def complete(self) -> bool:
         """Whether all entries have arrived; some may wait to be popped."""
-        return self.next_lane is None
+        return self.next_sender is None
 
     # -- in
 
-    def push(self, lane: int, frame: Frame, again: Mask | None = None) -> I64:
-        """A frame of a lane, whose indexes count the lane's own entries.
+    def push(self, sender: int, frame: Frame, again: Mask | None = None) -> I64:
+        """A frame of a sender, whose indexes count the sender's own entries.
 
         Args:
             again: shape (k,): failed entries that do not count yet, because somebody else is still to be asked.
 
-        Returns the positions of those, which belong to no lane now.
-        Raises FrameError for entries and pieces that are not due from this lane.
+        Returns the positions of those, which belong to no sender now.
+        Raises FrameError for entries and pieces that are not due from this sender.
         """
-        it = self._lanes[lane]
+        it = self._senders[sender]
         if not len(frame.index):
             return np.empty(0, np.int64)
-        positions = self._positions(lane, frame)
-        if not self._claims.has(lane, positions).all() or self.received[positions].any():
-            raise FrameError(f"entry {int(frame.index[0])} of a lane came again, or was not asked for any more")
+        positions = self._positions(sender, frame)
+        if not self._claims.has(sender, positions).all() or self.received[positions].any():
+            raise FrameError(f"entry {int(frame.index[0])} of a sender came again, or was not asked for any more")
         if len(positions) > 1 and (np.diff(frame.index.astype(np.int64)) <= 0).any():
             raise FrameError("the entries of a frame do not ascend")
         if again is not None and again.any():
-            return self._push_without(lane, frame, positions, again)
+            return self._push_without(sender, frame, positions, again)
         if self._partials and (before := self._partials.get(int(positions[0]))) is not None:
             frame = torn(frame, before.due)
-        for loser, at in self._claims.win(lane, positions):
-            if self._lanes[loser].partial == at:
-                self._lanes[loser].partial = None
+        for loser, at in self._claims.win(sender, positions):
+            if self._senders[loser].partial == at:
+                self._senders[loser].partial = None
         errors = self._moved_errors(frame, positions)
         if frame.piece is not None or it.partial is not None:
-            positions, frame = self._push_begun(lane, frame, positions, errors)
+            positions, frame = self._push_begun(sender, frame, positions, errors)
             if not len(positions):
                 return positions
         self.status[positions] = frame.status
         self.checksum[positions] = frame.checksum
         self.received[positions] = True
-        self._hold(lane, len(frame.payload))
+        self._hold(sender, len(frame.payload))
         if not self.ordered:
-            self._any_order.append((lane, self._moved(frame, positions, errors)))
+            self._any_order.append((sender, self._moved(frame, positions, errors)))
             return np.empty(0, np.int64)
         self._arrived.put(positions, frame)
         self._errors.update(errors)
         return np.empty(0, np.int64)
 
-    def _positions(self, lane: int, frame: Frame) -> I64:
-        mine = self._lanes[lane].positions
+    def _positions(self, sender: int, frame: Frame) -> I64:
+        mine = self._senders[sender].positions
         if len(frame.index) and int(frame.index.max()) >= len(mine):
-            raise FrameError(f"entry {int(frame.index.max())} of a lane that has {len(mine)}")
+            raise FrameError(f"entry {int(frame.index.max())} of a sender that has {len(mine)}")
         positions: I64 = mine[frame.index]
         return positions
 
     def fail(self, positions: Sequence[int] | npt.NDArray[np.integer], status: int, fault: EntryFault) -> None:
-        """Let these entries, which must belong to no lane, come out as failed."""
+        """Let these entries, which must belong to no sender, come out as failed."""
         self.fail_each(positions, status, dict.fromkeys(map(int, positions), fault))
 
     def fail_each(
@@ -266,25 +266,27 @@ class Reorder:
         parts = [at[begun][k : k + 1] for k in range(int(begun.sum()))]
         parts += [at[~begun][k : k + MAX_ENTRIES_PER_FRAME] for k in range(0, len(at), MAX_ENTRIES_PER_FRAME)]
         for part in parts:
-            lane = self.add_lane(part)
-            self.push(lane, failures(status, [faults[position] for position in part.tolist()]))
+            sender = self.add_sender(part)
+            self.push(sender, failures(status, [faults[position] for position in part.tolist()]))
 
-    def _push_without(self, lane: int, frame: Frame, positions: I64, again: Mask) -> I64:
+    def _push_without(self, sender: int, frame: Frame, positions: I64, again: Mask) -> I64:
         if frame.size[again].any() or not frame.status[again].all():
             raise ValueError("only failed entries can be asked for again")
         left: I64 = positions[again]
-        it = self._lanes[lane]
+        it = self._senders[sender]
         if it.partial in left.tolist():
             it.partial = None
-        left = self._claims.release(lane, left)
+        left = self._claims.release(sender, left)
         kept = subset(frame, ~again)
         if kept is not None:
-            self.push(lane, kept)
+            self.push(sender, kept)
         return left
 
-    def _push_begun(self, lane: int, frame: Frame, positions: I64, errors: dict[int, EntryFault]) -> tuple[I64, Frame]:
+    def _push_begun(
+        self, sender: int, frame: Frame, positions: I64, errors: dict[int, EntryFault]
+    ) -> tuple[I64, Frame]:
         """The part of a frame that belongs to a large entry; returns the rest."""
-        it, at = self._lanes[lane], int(positions[0])
+        it, at = self._senders[sender], int(positions[0])
         if it.partial is not None and it.partial not in positions.tolist() and frame.piece is None and not self.ordered:
             return positions, frame
         if it.partial not in (None, at):
@@ -303,9 +305,9 @@ class Reorder:
         if len(positions) > 1:  # a failure, then, and the bytes are those of the others
             only = subset(replace(frame, payload=memoryview(b"")), np.arange(len(positions)) == 0)
         assert only is not None
-        self._pieces.setdefault(at, deque()).append((lane, self._moved(only, positions[:1], errors)))
+        self._pieces.setdefault(at, deque()).append((sender, self._moved(only, positions[:1], errors)))
         self._pieced[at] = True
-        self._hold(lane, len(only.payload))
+        self._hold(sender, len(only.payload))
         if only.completes_entry:
             self._partials.pop(at, None)
             it.partial = None
@@ -320,8 +322,8 @@ class Reorder:
         rest = subset(frame, np.arange(len(positions)) > 0)
         return positions[1:], frame if rest is None else rest
 
-    def _hold(self, lane: int, payload_bytes: int) -> None:
-        self._lanes[lane].held_bytes += payload_bytes
+    def _hold(self, sender: int, payload_bytes: int) -> None:
+        self._senders[sender].held_bytes += payload_bytes
         self.held_bytes += payload_bytes
 
     def _moved_errors(self, frame: Frame, positions: I64) -> dict[int, EntryFault]:
@@ -366,13 +368,13 @@ class Reorder:
             return frame
         if not self._any_order:
             return None
-        lane, frame = self._any_order.popleft()
-        self._hold(lane, -len(frame.payload))
+        sender, frame = self._any_order.popleft()
+        self._hold(sender, -len(frame.payload))
         return frame
 
     def _pop_piece(self, at: int) -> Frame:
-        lane, frame = self._pieces[at].popleft()
-        self._hold(lane, -len(frame.payload))
+        sender, frame = self._pieces[at].popleft()
+        self._hold(sender, -len(frame.payload))
         if frame.completes_entry:
             del self._pieces[at]
         return frame
@@ -398,9 +400,9 @@ class Reorder:
     def _gather(self, first: int, stop: int) -> Frame:
         size = self._arrived.size[first:stop]
         payload = self._arrived.take(first, stop)
-        taken = np.bincount(self._claims.lane_of[first:stop], weights=size)
-        for lane in np.flatnonzero(taken).tolist():
-            self._hold(lane, -int(taken[lane]))
+        taken = np.bincount(self._claims.sender_of[first:stop], weights=size)
+        for sender in np.flatnonzero(taken).tolist():
+            self._hold(sender, -int(taken[sender]))
         errors: dict[int, EntryFault] = {}
         if self._errors:
             for at in (np.flatnonzero(self.status[first:stop]) + first + self.first_index).tolist():
@@ -418,11 +420,11 @@ class Reorder:
         )
 
 
-def in_lanes(positions: list[int], *, ordered: bool) -> list[list[int]]:
-    """These entries, the one that has been begun in front, in as many lanes as they need.
+def in_senders(positions: list[int], *, ordered: bool) -> list[list[int]]:
+    """These entries, the one that has been begun in front, in as many senders as they need.
 
-    Ordered, lanes ascend. One that has been begun before others that come first, by a node that does not keep to the
-    order, has a lane of its own.
+    Ordered, senders ascend. One that has been begun before others that come first, by a node that does not keep to the
+    order, has a sender of its own.
     """
     if ordered and len(positions) > 1 and positions[0] > positions[1]:
         return [positions[:1], positions[1:]]

@@ -1,4 +1,4 @@
-"""Scatter-gather of one batch on its designated target: a lane for each node that is asked, put in order as they come.
+"""Scatter-gather of one batch on its designated target: a sender for each node asked, put in order as they come.
 
 Every owner gets one sub-request and starts at once; none waits for another. An entry that its node does not deliver is
 asked of the next node that may have it (a further copy, or the owner before the last change of the map); a node that
@@ -29,14 +29,14 @@ from ais_loader.errors import LoaderError, ObjectDeleted, StaleMap
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, EntryFault, Frame
 from ais_loader.wire.gather.frame_edit import without_untransformed
-from ais_loader.wire.gather.reorder import Reorder, in_lanes
+from ais_loader.wire.gather.reorder import Reorder, in_senders
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.gather.failures import MAY_BE_BETTER_ELSEWHERE, Failures
-from storage_node.batch.gather.hedging import LaneWatch
-from storage_node.batch.gather.lanes import Lane, LaneMemory, own_frames
+from storage_node.batch.gather.hedging import SenderWatch
 from storage_node.batch.gather.resumed import Resumed
 from storage_node.batch.gather.routing import ReplicaRouting
+from storage_node.batch.gather.senders import Sender, SenderMemory, own_frames
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerRefused, PeerStream, PeerUnavailable
 from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import clock_s
@@ -59,14 +59,14 @@ class Gather:
         self._resources = resources
         self._request = request
         self._routing = routing
-        self.memory = LaneMemory(resources.assembly, resources.node.config.peer_window_bytes)
+        self.memory = SenderMemory(resources.assembly, resources.node.config.peer_window_bytes)
         n = len(request.name)
         self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         self._ordered = request.ordered or request.buffered
         self.reorder = Reorder(n, request.first_index, ordered=self._ordered, begun=bool(request.resume_offset))
-        self._lanes: dict[int, Lane] = {}
+        self._senders: dict[int, Sender] = {}
         self._resumed = Resumed(request)
-        self._watch = LaneWatch(resources.hedging, self._lanes, self._hedge)
+        self._watch = SenderWatch(resources.hedging, self._senders, self._hedge)
         self._beaten: list[asyncio.Task[None]] = []
         self._waiting: set[int] = set()
         """Positions to be asked of the node that is next for them."""
@@ -97,7 +97,7 @@ class Gather:
             if frame is not None:
                 frame = self._resumed.outward(frame)
                 self._note_sizes(frame)
-                self.memory.top_up(self._lanes.values(), self.reorder.held_bytes_of)
+                self.memory.top_up(self._senders.values(), self.reorder.held_bytes_of)
                 return frame
             self._let_go()
             self._changed.clear()
@@ -106,16 +106,16 @@ class Gather:
             self._resources.peer_wait_s += clock_s() - began_s
 
     async def close(self) -> None:
-        """End all lanes and give back what is counted for them. Cancelled (the client has gone), it does so, too."""
+        """End all senders and give back what is counted for them. Cancelled (the client has gone), it does so, too."""
         for timer in self._paused.values():
             timer.cancel()
         self._watch.close()
         tasks = self._beaten if self._planning is None else [*self._beaten, self._planning]
-        tasks += [lane.task for lane in self._lanes.values() if lane.task is not None]
+        tasks += [sender.task for sender in self._senders.values() if sender.task is not None]
         for task in tasks:
             task.cancel()
-        for lane in self._lanes.values():
-            lane.count(self._resources.loads)
+        for sender in self._senders.values():
+            sender.count(self._resources.loads)
         self.memory.close()
         await settled(asyncio.gather(*tasks, return_exceptions=True))
 
@@ -129,61 +129,61 @@ class Gather:
     # -- asking
 
     def _ask(self, node: int, positions: list[int], *, hedge: bool = False) -> None:
-        """Open a lane for these entries, or several: an entry that goes on in its middle must be its lane's first."""
+        """Ask one sender for these entries, or several: an entry that goes on in its middle must be its first."""
         begun = self._resumed.begun(positions[1:], self.reorder)
         left = [p for p in positions if p not in begun]
-        for part in [*([p] for p in sorted(begun)), *in_lanes(left, ordered=self._ordered)]:
+        for part in [*([p] for p in sorted(begun)), *in_senders(left, ordered=self._ordered)]:
             self._open(node, part, hedge=hedge)
 
     def _open(self, node: int, positions: list[int], *, hedge: bool) -> None:
         here = node == self._routing.here
         endpoint = "" if here else str(self._routing.view.nodes[node].peer_endpoint)
-        lane = Lane(self.reorder.add_lane(positions, rival=hedge), node, endpoint, positions, hedge=hedge)
+        sender = Sender(self.reorder.add_sender(positions, rival=hedge), node, endpoint, positions, hedge=hedge)
         if not here:
             self._resources.loads.asked(endpoint, len(positions))
-        self._lanes[lane.number] = lane
-        self.memory.begin(lane)
+        self._senders[sender.number] = sender
+        self.memory.begin(sender)
         part = self._routing.part(
-            positions, initial_credit_bytes=lane.credit_bytes, resume=self._resumed.of(positions[0], self.reorder)
+            positions, initial_credit_bytes=sender.credit_bytes, resume=self._resumed.of(positions[0], self.reorder)
         )
         if here:
-            credit = Credit(lane.credit_bytes)
-            lane.grant = credit.add
-            self._run(lane, self._read_here(lane, part, credit))
+            credit = Credit(sender.credit_bytes)
+            sender.grant = credit.add
+            self._run(sender, self._read_here(sender, part, credit))
             return
         try:
             peer = self._resources.peers.open(endpoint, part)
         except PeerUnavailable as error:
-            asyncio.get_running_loop().call_soon(self._lose, lane, error)
+            asyncio.get_running_loop().call_soon(self._lose, sender, error)
             return
-        lane.grant = peer.grant
-        self._run(lane, self._receive(lane, peer)).add_done_callback(lambda _: peer.cancel())
+        sender.grant = peer.grant
+        self._run(sender, self._receive(sender, peer)).add_done_callback(lambda _: peer.cancel())
 
-    def _run(self, lane: Lane, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _run(self, sender: Sender, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         async def run() -> None:
             try:
                 await work
             except Exception as error:  # noqa: BLE001 - handed to whoever waits for frames
                 self._fail(error)
 
-        task = lane.task = asyncio.create_task(run(), name=f"lane {lane.number}")
+        task = sender.task = asyncio.create_task(run(), name=f"sender {sender.number}")
         task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began
         return task
 
-    async def _read_here(self, lane: Lane, part: pb.BatchRequest, credit: Credit) -> None:
+    async def _read_here(self, sender: Sender, part: pb.BatchRequest, credit: Credit) -> None:
         async with aclosing(own_frames(self._resources, self._request.tenant, part, credit)) as frames:
             async for frame in frames:
-                self._take(lane, frame)
-        self._complete(lane)
+                self._take(sender, frame)
+        self._complete(sender)
 
-    async def _receive(self, lane: Lane, peer: PeerStream) -> None:
+    async def _receive(self, sender: Sender, peer: PeerStream) -> None:
         try:
             while (frame := await peer.next_frame()) is not None:
-                self._take(lane, frame)
-            self._resources.loads.said(lane.endpoint, peer.wait_us * 1e-6)
-            self._complete(lane)
+                self._take(sender, frame)
+            self._resources.loads.said(sender.endpoint, peer.wait_us * 1e-6)
+            self._complete(sender)
         except PeerError as error:
-            self._lose(lane, error)
+            self._lose(sender, error)
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
@@ -191,120 +191,120 @@ class Gather:
 
     # -- taking in
 
-    def _take(self, lane: Lane, frame: Frame) -> None:
-        if lane.number not in self._lanes:
+    def _take(self, sender: Sender, frame: Frame) -> None:
+        if sender.number not in self._senders:
             return  # beaten
         came_bytes = len(frame.payload)
-        self.memory.came(lane, came_bytes)
-        lane.heard(frame, self._resources.hedging)
-        if self._request.transform and lane.endpoint and frame.piece is None:
-            frame = self._without_untransformed(lane, frame)
-        frame = self._resumed.inward(frame, lane.positions[0])
-        wanted = self.reorder.wanted(lane.number, frame)
+        self.memory.came(sender, came_bytes)
+        sender.heard(frame, self._resources.hedging)
+        if self._request.transform and sender.endpoint and frame.piece is None:
+            frame = self._without_untransformed(sender, frame)
+        frame = self._resumed.inward(frame, sender.positions[0])
+        wanted = self.reorder.wanted(sender.number, frame)
         self.memory.release(came_bytes - (0 if wanted is None else len(wanted.payload)))
         if wanted is not None:
             again: Mask | None = None
             if wanted.status.any():
-                wanted, again = self._judge(lane, wanted)
-            self.reorder.push(lane.number, wanted, again)
+                wanted, again = self._judge(sender, wanted)
+            self.reorder.push(sender.number, wanted, again)
             self._drop_beaten()
         self._ask_waiting()
         self._changed.set()
 
-    def _without_untransformed(self, lane: Lane, frame: Frame) -> Frame:
+    def _without_untransformed(self, sender: Sender, frame: Frame) -> Frame:
         """See `ais_loader.requests`: here it is known who has sent them. Pieces are left to the client."""
         which = self._request.transform_index
-        transformed = np.array([which[at] if which else 0 for at in lane.positions], np.bool_)
-        endpoint = self._routing.view.nodes[lane.node].endpoint
+        transformed = np.array([which[at] if which else 0 for at in sender.positions], np.bool_)
+        endpoint = self._routing.view.nodes[sender.node].endpoint
         return without_untransformed(frame, transformed, lambda index: endpoint)
 
-    def _judge(self, lane: Lane, frame: Frame) -> tuple[Frame, Mask]:
+    def _judge(self, sender: Sender, frame: Frame) -> tuple[Frame, Mask]:
         """The frame with what is to be said of its failures, and which of them another node is asked for instead."""
         again = np.zeros(len(frame.index), bool)
-        contested = self.reorder.contested(lane.number, frame)
+        contested = self.reorder.contested(sender.number, frame)
         status, errors = frame.status.copy(), dict(frame.errors)
         for at in np.flatnonzero(status).tolist():
             index = int(frame.index[at])
-            position, said = int(lane.positions[index]), int(status[at])
+            position, said = int(sender.positions[index]), int(status[at])
             fault = errors.get(index, _NO_FAULT)
             self._failures.note(position, said, fault)
             # Bytes that have been passed on must not turn out to be wrong at another node, too.
-            if fault.kind == StaleMap.kind and not contested[at] and self._plan_again(lane, [position]):
+            if fault.kind == StaleMap.kind and not contested[at] and self._plan_again(sender, [position]):
                 again[at] = True
                 continue
             final = fault.kind == ObjectDeleted.kind or (said == pb.CORRUPT and position in self.reorder.begun)
             if said in MAY_BE_BETTER_ELSEWHERE and not final:
                 if contested[at]:  # it has been asked for elsewhere
-                    self._failures.pass_over(position, lane.node)
-                if contested[at] or self._turn_from(position, lane.node):
+                    self._failures.pass_over(position, sender.node)
+                if contested[at] or self._turn_from(position, sender.node):
                     again[at] = True
                     continue
                 status[at], errors[index] = self._failures.said[position]
             self._failures.count_soft_error()
         return replace(frame, status=status, errors=errors), again
 
-    def _complete(self, lane: Lane) -> None:
-        """All of a lane has come."""
-        if lane.number not in self._lanes:
+    def _complete(self, sender: Sender) -> None:
+        """All of a sender has come."""
+        if sender.number not in self._senders:
             return
-        self._end_lane(lane)
-        self.reorder.close_lane(lane.number)
+        self._end_sender(sender)
+        self.reorder.close_sender(sender.number)
         self._ask_waiting()
         self._changed.set()
 
-    def _lose(self, lane: Lane, error: PeerError) -> None:
-        """Nothing more comes on a lane: ask for what is missing elsewhere, and say so of what nobody else has."""
-        if lane.number not in self._lanes:
+    def _lose(self, sender: Sender, error: PeerError) -> None:
+        """Nothing more comes on a sender: ask for what is missing elsewhere, and say so of what nobody else has."""
+        if sender.number not in self._senders:
             return
-        self._end_lane(lane)
-        owed = len(self.reorder.missing_of(lane.number))
-        missing = self.reorder.close_lane(lane.number)[0].tolist()
-        if isinstance(error, PeerRefused) and error.kind == StaleMap.kind and self._plan_again(lane, missing):
+        self._end_sender(sender)
+        owed = len(self.reorder.missing_of(sender.number))
+        missing = self.reorder.close_sender(sender.number)[0].tolist()
+        if isinstance(error, PeerRefused) and error.kind == StaleMap.kind and self._plan_again(sender, missing):
             return
         peers = self._resources.peers
         # Silence has used up its time already; what breaks at once may be back in a moment.
-        again = isinstance(error, PeerUnavailable) and peers.failing_s(lane.endpoint) < peers.timeout_s
+        again = isinstance(error, PeerUnavailable) and peers.failing_s(sender.endpoint) < peers.timeout_s
         lost: list[int] = []
         for position in missing:
             self._failures.note(position, pb.UNAVAILABLE, EntryFault(str(error), "node-unavailable"))
-            if not self._turn_from(position, lane.node, again=again):
+            if not self._turn_from(position, sender.node, again=again):
                 lost.append(position)
-        if again and lane.node not in self._paused:
+        if again and sender.node not in self._paused:
             loop = asyncio.get_running_loop()
-            self._paused[lane.node] = loop.call_later(_BACKOFF.pause_s(), self._resume_asking, lane.node)
+            self._paused[sender.node] = loop.call_later(_BACKOFF.pause_s(), self._resume_asking, sender.node)
         self._give_up(lost)
         if isinstance(error, PeerAnswerWrong) and not owed:
             self._fail(LoaderError(str(error)))
         self._ask_waiting()
         self._changed.set()
 
-    def _end_lane(self, lane: Lane) -> None:
-        del self._lanes[lane.number]
-        lane.count(self._resources.loads)
-        self.memory.end(lane)
+    def _end_sender(self, sender: Sender) -> None:
+        del self._senders[sender.number]
+        sender.count(self._resources.loads)
+        self.memory.end(sender)
 
     # -- races
 
-    def _hedge(self, lane: Lane) -> None:
-        """Ask the next holders for what this lane owes, as far as the budget goes; it may still be the first."""
+    def _hedge(self, sender: Sender) -> None:
+        """Ask the next holders for what this sender owes, as far as the budget goes; it may still be the first."""
         if self._request.transform:  # which takes its time, and is not done twice
             return
-        positions = self.reorder.hedgeable(lane.number).tolist()
-        for node, wanted in self._routing.others(positions, lane.node).items():
+        positions = self.reorder.hedgeable(sender.number).tolist()
+        for node, wanted in self._routing.others(positions, sender.node).items():
             if granted := wanted[: self._resources.hedging.budget.take(len(wanted))]:
                 self._ask(node, granted, hedge=True)
 
     def _drop_beaten(self) -> None:
         """Those that have lost all they owed to others need not go on."""
-        for lane in list(self._lanes.values()):
-            if self.reorder.is_beaten(lane.number):
-                if lane.task is not None:
-                    self._beaten.append(lane.task)
-                    lane.task.cancel()
-                if lane.hedges:  # it has given no sign of life since
-                    self._resources.peers.stands_still(lane.endpoint)
-                self._end_lane(lane)
-                self.reorder.close_lane(lane.number)
+        for sender in list(self._senders.values()):
+            if self.reorder.is_beaten(sender.number):
+                if sender.task is not None:
+                    self._beaten.append(sender.task)
+                    sender.task.cancel()
+                if sender.hedges:  # it has given no sign of life since
+                    self._resources.peers.stands_still(sender.endpoint)
+                self._end_sender(sender)
+                self.reorder.close_sender(sender.number)
 
     # -- asking again
 
@@ -324,7 +324,7 @@ class Gather:
         for (status, fault), positions in by_reason.items():
             self.reorder.fail(positions, status, fault)
 
-    def _plan_again(self, lane: Lane, missing: list[int]) -> bool:
+    def _plan_again(self, sender: Sender, missing: list[int]) -> bool:
         """Place these entries by a newer map, which the refusing node has; False when we have waited for it too long.
 
         One that has come in part goes on all the same: its version says what it is.
@@ -335,7 +335,7 @@ class Gather:
             return False
         self._unplaced.update(missing)
         if self._planning is None:
-            self._planning = asyncio.create_task(self._learn_and_place(lane.endpoint), name="plan again")
+            self._planning = asyncio.create_task(self._learn_and_place(sender.endpoint), name="plan again")
         return True
 
     async def _learn_and_place(self, endpoint: str) -> None:
@@ -353,8 +353,8 @@ class Gather:
             positions, self._unplaced = sorted(self._unplaced), set()
             if view is not None and view.version > known:
                 moved = self._routing.move_to(view)
-                for lane in self._lanes.values():
-                    lane.node = moved[lane.node]
+                for sender in self._senders.values():
+                    sender.node = moved[sender.node]
                 for timer in self._paused.values():
                     timer.cancel()
                 self._paused.clear()
@@ -379,10 +379,10 @@ class Gather:
         self._ask_waiting()
 
     def _ask_waiting(self, *, urgent: bool = False) -> None:
-        """Ask for what is waiting: one lane at a time for each node, so that many small failures share one."""
+        """Ask for what is waiting: one sender at a time for each node, so that many small failures share one."""
         if not self._waiting or self._failure is not None:
             return
-        busy = {lane.node for lane in self._lanes.values()}
+        busy = {sender.node for sender in self._senders.values()}
         for node, positions in self._routing.by_node(self._waiting).items():
             if node not in self._paused and (urgent or node not in busy):
                 self._waiting.difference_update(positions)
@@ -390,22 +390,22 @@ class Gather:
 
     def _let_go(self) -> None:
         """Nothing can be passed on: see to it that what is due can come."""
-        self.memory.top_up(self._lanes.values(), self.reorder.held_bytes_of)
+        self.memory.top_up(self._senders.values(), self.reorder.held_bytes_of)
         if self._ordered:
-            number = self.reorder.next_lane
+            number = self.reorder.next_sender
             if number == NOBODY:
                 self._ask_waiting(urgent=True)
-                number = self.reorder.next_lane
-            lane = None if number is None else self._lanes.get(number)  # nobody's while it waits to be asked
-            if (rival := self._lanes.get(self.reorder.next_rival)) is not None:
+                number = self.reorder.next_sender
+            sender = None if number is None else self._senders.get(number)  # nobody's while it waits to be asked
+            if (rival := self._senders.get(self.reorder.next_rival)) is not None:
                 self.memory.let_go(rival)
-            if lane is None:
+            if sender is None:
                 return
         else:
-            number = self.reorder.streaming_lane
-            lane = None if number is None else self._lanes.get(number)
-            lane = lane or next(iter(self._lanes.values()), None)
-            if lane is None or any(lane.credit_bytes > 0 for lane in self._lanes.values()):
-                self._ask_waiting(urgent=lane is None)
+            number = self.reorder.streaming_sender
+            sender = None if number is None else self._senders.get(number)
+            sender = sender or next(iter(self._senders.values()), None)
+            if sender is None or any(sender.credit_bytes > 0 for sender in self._senders.values()):
+                self._ask_waiting(urgent=sender is None)
                 return
-        self.memory.let_go(lane)
+        self.memory.let_go(sender)

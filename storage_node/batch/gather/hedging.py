@@ -1,4 +1,4 @@
-"""Straggler detection for hedged reads: finds the lanes of a gathered batch that are silent much longer than is usual.
+"""Straggler detection for hedged reads: the senders of a gathered batch that are silent much longer than is usual.
 
 Silent is a sender that may send and does not. While this process itself has stood still or is late, nobody is.
 """
@@ -9,18 +9,18 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from ais_loader.wire.gather.hedging import Hedging
-from storage_node.batch.gather.lanes import Lane
+from storage_node.batch.gather.senders import Sender
 from storage_node.metric_counters import clock_s
 
 _SHORTEST_S, _LATE_S = 0.02, 0.05
 
 
-class LaneWatch:
-    """Calls `hedge` with each lane that is late, again after twice the time. Belongs to the event loop."""
+class SenderWatch:
+    """Calls `hedge` with each sender that is late, again after twice the time. Belongs to the event loop."""
 
-    def __init__(self, hedging: Hedging, lanes: Mapping[int, Lane], hedge: Callable[[Lane], None]) -> None:
+    def __init__(self, hedging: Hedging, senders: Mapping[int, Sender], hedge: Callable[[Sender], None]) -> None:
         self._hedging = hedging
-        self._lanes = lanes
+        self._senders = senders
         self._hedge = hedge
         self._due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -40,20 +40,20 @@ class LaneWatch:
     def _look(self) -> None:
         now = clock_s()
         if now - self._due_s > _LATE_S:
-            for lane in self._lanes.values():
-                lane.heard_s = max(lane.heard_s, now - _SHORTEST_S)
+            for sender in self._senders.values():
+                sender.heard_s = max(sender.heard_s, now - _SHORTEST_S)
         next_s = self._hedging.parts.limit_s(last=True)
-        for lane in list(self._lanes.values()):
-            if not lane.endpoint or lane.credit_bytes <= 0:
+        for sender in list(self._senders.values()):
+            if not sender.endpoint or sender.credit_bytes <= 0:
                 continue
-            limit_s = self._limit_s(lane)
-            if now - lane.heard_s >= limit_s:
-                lane.hedges += 1
-                self._hedge(lane)
-                limit_s = self._limit_s(lane)
-            next_s = min(next_s, lane.heard_s + limit_s - now)
+            limit_s = self._limit_s(sender)
+            if now - sender.heard_s >= limit_s:
+                sender.hedges += 1
+                self._hedge(sender)
+                limit_s = self._limit_s(sender)
+            next_s = min(next_s, sender.heard_s + limit_s - now)
         self._wait(max(_SHORTEST_S, next_s))
 
-    def _limit_s(self, lane: Lane) -> float:
-        last = all(other is lane or other.hedge for other in self._lanes.values())
-        return self._hedging.parts.limit_s(last=last) * float(1 << lane.hedges)
+    def _limit_s(self, sender: Sender) -> float:
+        last = all(other is sender or other.hedge for other in self._senders.values())
+        return self._hedging.parts.limit_s(last=last) * float(1 << sender.hedges)

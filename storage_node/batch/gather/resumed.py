@@ -21,7 +21,7 @@ class Resumed:
         self._skipped_bytes = request.resume_offset if len(request.name) else 0
 
     def inward(self, frame: Frame, first_position: int) -> Frame:
-        """A frame of a lane whose entry 0 is at `first_position`, for the reorder buffer."""
+        """A frame of a sender whose entry 0 is at `first_position`, for the reorder buffer."""
         if self._skipped_bytes and first_position == 0 and frame.piece is not None and not frame.index[0]:
             return _moved(frame, -self._skipped_bytes)
         return frame

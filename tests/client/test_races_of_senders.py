@@ -13,7 +13,7 @@ from ais_loader.options import ClusterOptions
 from ais_loader.testing import seeded_bytes
 from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
-from ais_loader.transport.cluster.substream import LANE_WINDOW_BYTES
+from ais_loader.transport.cluster.substream import SENDER_WINDOW_BYTES
 from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.session.session import Receiver
@@ -88,11 +88,11 @@ def test_a_node_that_lost_a_window_full_of_entries_may_still_send_the_others(
     def send() -> int:
         assert silent.asked() == names
         raced = len(quick.asked())
-        assert LANE_WINDOW_BYTES // 5_000 < raced < len(names)
+        assert SENDER_WINDOW_BYTES // 5_000 < raced < len(names)
         quick.send(dict(enumerate(data[:raced])))
         quick.end(data[:raced])
         assert taken.wait(PATIENCE_S)
-        late = LANE_WINDOW_BYTES // 5_000 + 1
+        late = SENDER_WINDOW_BYTES // 5_000 + 1
         silent.send(dict(enumerate(data[:late])))
         more = silent.granted.get(timeout=PATIENCE_S / 2)
         silent.send({at: data[at] for at in range(late, len(data))})

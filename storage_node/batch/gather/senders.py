@@ -1,4 +1,4 @@
-"""Lanes of a gathered batch (one node's part each), and the accounting of their memory.
+"""Senders of a gathered batch (one node's part each), and the accounting of their memory.
 
 `BatchResources.assembly` counts bytes that have come and bytes that may come, which is the credit granted to the
 senders.
@@ -24,7 +24,7 @@ _LET_GO_BYTES = 64 << 10
 """Credit for one frame: the last one that it pays for may be larger."""
 
 
-class Lane:
+class Sender:
     """One node's part of the batch, or what of it was asked again."""
 
     __slots__ = (
@@ -78,7 +78,7 @@ class Lane:
             loads.over(self.endpoint, len(self.positions), answered, self.busy_s + in_vain_s)
 
 
-class LaneMemory:
+class SenderMemory:
     """What one batch has of the node's budget."""
 
     def __init__(self, budget: MemoryBudget, window_bytes: int) -> None:
@@ -86,22 +86,22 @@ class LaneMemory:
         self._window_bytes = window_bytes
         self._held_bytes = 0
 
-    def begin(self, lane: Lane) -> None:
+    def begin(self, sender: Sender) -> None:
         """The credit to begin with; none when the budget is spent."""
         if self._budget.acquire_now(self._window_bytes):
             self._held_bytes += self._window_bytes
-            lane.credit_bytes = self._window_bytes
+            sender.credit_bytes = self._window_bytes
 
-    def came(self, lane: Lane, size_bytes: int) -> None:
-        beyond_credit = size_bytes - max(0, min(size_bytes, lane.credit_bytes))
-        lane.credit_bytes -= size_bytes
+    def came(self, sender: Sender, size_bytes: int) -> None:
+        beyond_credit = size_bytes - max(0, min(size_bytes, sender.credit_bytes))
+        sender.credit_bytes -= size_bytes
         self._budget.acquire_anyway(beyond_credit)
         self._held_bytes += beyond_credit
 
-    def end(self, lane: Lane) -> None:
-        """Nothing more comes on this lane."""
-        self.release(max(0, lane.credit_bytes))
-        lane.credit_bytes = 0
+    def end(self, sender: Sender) -> None:
+        """Nothing more comes on this sender."""
+        self.release(max(0, sender.credit_bytes))
+        sender.credit_bytes = 0
 
     def release(self, size_bytes: int) -> None:
         """Bytes that came and have been passed on."""
@@ -118,27 +118,27 @@ class LaneMemory:
         self.release(self._held_bytes)
         self._budget = MemoryBudget(0)
 
-    def top_up(self, lanes: Iterable[Lane], held_bytes_of: Callable[[int], int]) -> None:
+    def top_up(self, senders: Iterable[Sender], held_bytes_of: Callable[[int], int]) -> None:
         """Let every node send ahead again as far as its window and the budget allow."""
-        for lane in lanes:
-            room = self._window_bytes - lane.credit_bytes - held_bytes_of(lane.number)
-            if room >= self._window_bytes // 4 and lane.credit_bytes + room > 0:
-                needed = lane.credit_bytes + room - max(0, lane.credit_bytes)
+        for sender in senders:
+            room = self._window_bytes - sender.credit_bytes - held_bytes_of(sender.number)
+            if room >= self._window_bytes // 4 and sender.credit_bytes + room > 0:
+                needed = sender.credit_bytes + room - max(0, sender.credit_bytes)
                 if needed and self._budget.acquire_now(needed):
-                    self._grant(lane, room, needed)
+                    self._grant(sender, room, needed)
 
-    def let_go(self, lane: Lane) -> None:
+    def let_go(self, sender: Sender) -> None:
         """Credit for a frame, whatever the budget says, if the node has none."""
-        if lane.credit_bytes <= 0:
+        if sender.credit_bytes <= 0:
             self._budget.acquire_anyway(_LET_GO_BYTES)
-            self._grant(lane, _LET_GO_BYTES - lane.credit_bytes, _LET_GO_BYTES)
+            self._grant(sender, _LET_GO_BYTES - sender.credit_bytes, _LET_GO_BYTES)
 
-    def _grant(self, lane: Lane, size_bytes: int, counted_bytes: int) -> None:
+    def _grant(self, sender: Sender, size_bytes: int, counted_bytes: int) -> None:
         self._held_bytes += counted_bytes
-        if lane.credit_bytes <= 0:
-            lane.heard_s = clock_s()
-        lane.credit_bytes += size_bytes
-        lane.grant(size_bytes)
+        if sender.credit_bytes <= 0:
+            sender.heard_s = clock_s()
+        sender.credit_bytes += size_bytes
+        sender.grant(size_bytes)
 
 
 async def own_frames(
