@@ -42,7 +42,9 @@ def connect(
             endpoint will do: the others are learnt from it. Without `url`, the environment variable AIS_LOADER_URL
             says.
         mode: "a" reads and writes: an embedded store is held alone. "r" only reads, beside any writer, locks nothing
-            and makes nothing; whatever would change the store raises StoreReadOnly.
+            and makes nothing; whatever would change the store raises StoreReadOnly. It sees at once what this process
+            writes, and what another process has replaced or deleted one second later at the latest, or at once after
+            `Client.refresh()`; names that are new are found, and lists are whole, at once.
         options: EmbeddedOptions or ClusterOptions, whichever `url` asks for.
 
     Raises:
@@ -308,6 +310,14 @@ class Client:
         return file
 
     # -- life
+
+    def refresh(self) -> None:
+        """See now what others have committed by now: ends the delay that `connect` speaks of.
+
+        Of an embedded store that is open for reading, in this process; nodes answer by what is committed anyway. Raises
+        Closed.
+        """
+        self._transport.refresh()
 
     def describe(self) -> dict[str, object]:
         """What is at the other end: drives and their state, the batch reader in use. For people; JSON-able."""

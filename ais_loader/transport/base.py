@@ -201,6 +201,9 @@ class Transport(Protocol):
         there is nothing to be gained: then `open_batch`.
         """
 
+    def refresh(self) -> None:
+        """See what others have committed by now, where something is remembered. See `Client.refresh`."""
+
     def describe(self) -> dict[str, object]:
         """What is at the other end, for people: JSON-able."""
 
@@ -212,3 +215,10 @@ class NoLongBatches:
 
     def open_long_batch(self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int) -> FrameStream | None:
         return None
+
+
+class NothingToRefresh:
+    """Of a transport to nodes, which answer by what is committed."""
+
+    def refresh(self) -> None:
+        return

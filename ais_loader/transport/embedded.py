@@ -306,6 +306,9 @@ class EmbeddedTransport(NoLongBatches):
                     self._helpers = ThreadPoolExecutor(READ_PARTS - 1, thread_name_prefix="ais-loader-read")
         return self._helpers
 
+    def refresh(self) -> None:
+        self._store_here().refresh()
+
     def describe(self) -> dict[str, object]:
         store = self._store_here()
         return {

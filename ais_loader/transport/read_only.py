@@ -28,6 +28,7 @@ READS = frozenset(
         "open_batch",
         "open_long_batch",
         "watch_job",
+        "refresh",
         "describe",
         "close",
     ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -51,7 +51,8 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
     (a file that is opened for writing counts until it is closed) until a second after the last one; `release_lock` lets
     go of it at once. While another process writes, a write here raises PermissionError, which says who that is, and
     the next write asks again. The first write makes a store that is not there. This process reads what it has written
-    at once, others within a second.
+    at once; what another process has replaced or deleted is seen a second later at the latest, or at once after
+    `invalidate_cache`.
 
     Errors are those of files where there is one: FileNotFoundError, FileExistsError, IsADirectoryError,
     PermissionError; else `ais_loader.errors`.
@@ -85,6 +86,12 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
     def release_lock(self) -> None:
         """Let others write to an embedded store now, unless something is being written through `ais://` here."""
         self._store.release()
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """See now what other processes have written to an embedded store by now; it takes a second otherwise."""
+        super().invalidate_cache(path)
+        with suppress(errors.StoreNotFound):
+            self._client.refresh()
 
     @property
     def fsid(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, StoreFormatError
+from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, ObjectNotFound, StoreFormatError
 from storage_node.store import store_record as records
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.open_archives import indexing_of
@@ -138,6 +138,17 @@ class Store:
         self.close()
 
     # -- what the store is
+
+    def refresh(self) -> None:
+        """Of a reader: see all that writers in other processes have committed by now. Nothing to do for a writer.
+
+        A drive that cannot be read says so when it is read from. Raises Closed.
+        """
+        self.drive_set.require_open()
+        self.record.refresh_reader()
+        for drive in self.drive_set.live():
+            with contextlib.suppress(DriveFailed, StoreFormatError):
+                drive.catch_up()
 
     @property
     def store_uuid(self) -> str:

@@ -46,6 +46,17 @@ def test_a_client_that_only_reads_changes_nothing(url: str, bucket: Bucket, chan
         assert mine.snapshots() == []
 
 
+def test_after_a_refresh_a_reader_has_what_was_replaced(url: str, bucket: Bucket) -> None:
+    bucket.put("a", b"1")
+    with connect(url, mode="r") as reader:
+        mine = reader.bucket(bucket.name)
+        for data in (b"2", b"3"):
+            bucket.put("a", data)
+            reader.refresh()
+            assert (mine.get("a"), contents(mine.get_batch(["a"]))) == (data, [data])
+    bucket.client.refresh()  # nothing to a writer
+
+
 def test_it_reads_batches_and_stays_a_reader_when_it_is_pickled(client: Client, url: str, bucket: Bucket) -> None:
     bucket.put("a", b"1")
     with connect(url, mode="r") as reader, pickle.loads(pickle.dumps(reader)) as other:

@@ -123,6 +123,35 @@ def test_reading_makes_no_store_and_the_first_write_does(tmp_path: Path) -> None
     files.release_lock()
 
 
+def test_a_reader_lags_behind_another_process_until_it_refreshes(
+    store: Path, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_node.store.drive.drive.READER_STALENESS_S", 3600.0)
+    monkeypatch.setattr("storage_node.store.record_keeper.READER_STALENESS_S", 3600.0)
+    files = opened(store)
+    with ais_loader.connect(store, mode="r") as reader:
+        for number, refresh in enumerate((reader.refresh, files.invalidate_cache)):
+            before = files.cat_file("b/a")
+            assert reader.bucket("b").get("a") == before  # and both remember it
+            assert elsewhere.said(writing(store)) == "1"
+            assert elsewhere.said(f"c.bucket('b').put('a', b'new %d' % {number}).size_bytes") == "5"
+            assert reader.bucket("b").get("a") == files.cat_file("b/a") == before
+            refresh()
+            reading = files.cat_file("b/a") if number else reader.bucket("b").get("a")
+            assert reading == b"new %d" % number
+            for other in (reader.refresh, files.invalidate_cache):
+                other()
+            assert elsewhere.said("c.close()") == "None"
+        assert elsewhere.said(writing(store)) == "1"
+        assert elsewhere.said("c.delete_bucket('b', force=True)") == "2"
+        assert reader.bucket("b").info().name == "b"
+        reader.refresh()
+        with pytest.raises(errors.BucketNotFound):
+            reader.bucket("b").info()
+    with pytest.raises(errors.Closed):
+        reader.refresh()
+
+
 # -- writers
 
 

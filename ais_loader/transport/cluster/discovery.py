@@ -19,7 +19,15 @@ from ais_loader.options import ClusterOptions
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary
-from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, FrameStream, PutSpec, Transport
+from ais_loader.transport.base import (
+    BucketChange,
+    BucketInfo,
+    EtlMethod,
+    FrameStream,
+    NothingToRefresh,
+    PutSpec,
+    Transport,
+)
 from ais_loader.transport.cluster.transport import RoutedTransport
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.transport import GrpcTransport
@@ -35,7 +43,7 @@ QUICK_TIMEOUT_S = 2.0
 _ALL: weakref.WeakSet[ClusterTransport] = weakref.WeakSet()
 
 
-class ClusterTransport:
+class ClusterTransport(NothingToRefresh):
     """A `Transport` to whatever answers at the endpoints of `url`. Pickles as its address.
 
     Args:

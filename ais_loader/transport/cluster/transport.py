@@ -20,7 +20,15 @@ from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary
-from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, FrameStream, NoLongBatches, PutSpec
+from ais_loader.transport.base import (
+    BucketChange,
+    BucketInfo,
+    EtlMethod,
+    FrameStream,
+    NoLongBatches,
+    NothingToRefresh,
+    PutSpec,
+)
 from ais_loader.transport.cluster.columns import Columns, grouped
 from ais_loader.transport.cluster.failover import DAMAGED, QUICK_TIMEOUT_S, Failover
 from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
@@ -55,7 +63,7 @@ _OF_ONE_COPY = (errors.NotFound, errors.DriveFailed, *DAMAGED)
 _OF_ALL_COPIES = (errors.ObjectDeleted, errors.MemberNotFound)
 
 
-class RoutedTransport(Failover, NoLongBatches):
+class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
     """A `Transport` over the nodes of a cluster. `url` is where the client began."""
 
     def __init__(self, url: str, view: ClusterView, options: ClusterOptions) -> None:

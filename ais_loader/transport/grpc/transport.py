@@ -24,7 +24,7 @@ from ais_loader.options import LaneChoice
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.requests import BatchOptions, requests_for_entries
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.transport.base import EtlMethod, FrameStream, PutSpec
+from ais_loader.transport.base import EtlMethod, FrameStream, NothingToRefresh, PutSpec
 from ais_loader.transport.fork_safety import GATE, take_part
 from ais_loader.transport.grpc.bucket_calls import BucketCalls
 from ais_loader.transport.grpc.compose import composed
@@ -62,7 +62,7 @@ _TRANSPORTS = AllForked()
 take_part(_TRANSPORTS)
 
 
-class GrpcTransport(BucketCalls, ContentsCalls):
+class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
     """A `Transport` to one storage node, by one endpoint or by the first of several that answers.
 
     Args:
