@@ -39,7 +39,7 @@ from ais_loader.objects.put_spec import ToPut, check_version, put_spec
 from ais_loader.objects.transformed_file import spooled
 from ais_loader.pipeline import Etl
 from ais_loader.promote import Overwrite, PromoteResult, Shared, promote_all, promote_spec
-from ais_loader.requests import BatchOptions, checked_timeout_s, requests_for_entries, requests_for_names
+from ais_loader.requests import BatchOptions, checked_timeout_s, request_for_transformed, requests_for_names
 from ais_loader.snapshots import SnapshotInfo
 from ais_loader.summary import BucketSummary
 from ais_loader.transport.base import BucketChange, BucketInfo, Transport
@@ -361,11 +361,12 @@ class Bucket(BucketComposing, BucketTransforming):
         """
         timeout_s = checked_timeout_s(timeout_s)
         if etl is not None or args is not None:
-            entry = Entry(self.name, name, member, start, length, version, etl=etl, args=args)
-            if (start, length, member, version) == (0, None, None, None) and "@" not in self.name:
-                _, (request,) = requests_for_entries([entry], BatchOptions(timeout_s=timeout_s))
+            whole = start == 0 and length is None and member is None and version is None
+            if etl is not None and whole and "@" not in self.name:
+                request = request_for_transformed(self.name, name, etl, args)
                 if (made := self._transport.get_transformed(request, timeout_s)) is not None:
                     return bytes(made)
+            entry = Entry(self.name, name, member, start, length, version, etl=etl, args=args)
             return b"".join(
                 item.data for item in self.client.get_batch([entry], timeout_s=timeout_s, verify_ranges=verify)
             )

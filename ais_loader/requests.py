@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ais_loader.entry import Entry, EntryLike, MemberInfo, ObjectInfo, to_entry
 from ais_loader.errors import InvalidRequest
-from ais_loader.pipeline import args_text, to_pipeline
+from ais_loader.pipeline import Etl, args_text, to_pipeline
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 MAX_ENTRIES_PER_REQUEST = 10_000
@@ -101,6 +101,19 @@ def requests_for_entries(
             _set_transforms(request, part)
         requests.append(request)
     return parsed, requests
+
+
+def request_for_transformed(bucket: str, name: str, etl: Etl, args: Mapping[str, Any] | None) -> pb.BatchRequest:
+    """For a whole object, passed through transforms. Raises InvalidRequest, TypeError."""
+    request = pb.BatchRequest(bucket=(bucket,), fail_fast=True, ordered=True, transform_index=(1,))
+    _set_names(request, (name,))
+    stages = request.transform.add().stage
+    if type(etl) is str and etl and args is None:  # the plainest, read thousands of times a second
+        stages.add(name=etl)
+        return request
+    for stage in to_pipeline(etl, args).stages:
+        stages.add(name=stage.name, args=args_text(stage.args))
+    return request
 
 
 def _set_transforms(request: pb.BatchRequest, entries: Sequence[Entry]) -> None:

@@ -25,6 +25,7 @@ from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry import RecordRegistry
+from storage_node.etl.transformed_run import TransformedRun
 from storage_node.etl.worker_stage import ANY_PROGRAM
 from storage_node.store.store import Store
 from storage_node.tasks import keep_going
@@ -144,16 +145,26 @@ class EmbeddedEtl:
         return None if kept is None else kept[0]
 
     def frames(self, request: batch_pb.BatchRequest) -> Iterator[Frame]:
-        """Of a batch that asks for transforms."""
-        run = self._wait_for(self._etl.run(request))
+        """Of a batch that asks for transforms. Going over to the loop and back costs more than a small frame."""
+        run, frame = self._wait_for(self._begun(request))
         try:
-            while (frame := self._wait_for(run.next())) is not None:
+            while frame is not None:
                 yield frame
-                if request.fail_fast and frame.status.any():
+                if run.exhausted or (request.fail_fast and frame.status.any()):
                     return
+                frame = self._wait_for(_next_of(run))
         finally:
-            with contextlib.suppress(Closed):
-                self._wait_for(run.close())
+            if not run.exhausted:
+                with contextlib.suppress(Closed):
+                    self._wait_for(run.close())
+
+    async def _begun(self, request: batch_pb.BatchRequest) -> tuple[TransformedRun, Frame | None]:
+        run = await self._etl.run(request)
+        try:
+            return run, await _next_of(run)
+        except BaseException:
+            await run.close()
+            raise
 
     def close(self) -> None:
         """Returns when no worker is left. May be called again."""
@@ -172,6 +183,14 @@ class EmbeddedEtl:
             await asyncio.wait([self._working])
         await _finish_tasks()  # each lets go of its worker
         await self._etl.close()
+
+
+async def _next_of(run: TransformedRun) -> Frame | None:
+    """Its next frame; closed with the last one."""
+    frame = await run.next()
+    if run.exhausted:
+        await run.close()
+    return frame
 
 
 async def _finish_tasks() -> None:

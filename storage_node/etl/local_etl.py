@@ -13,7 +13,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from storage_node.config import ServerConfig
 from storage_node.etl.http_side import HttpSide
 from storage_node.etl.registry import Registry
-from storage_node.etl.result_cache import ResultCache, result_key
+from storage_node.etl.result_cache import ResultCache, args_of, result_key
 from storage_node.etl.spool import Spool
 from storage_node.etl.stage_context import StageContext
 from storage_node.etl.stages import NodeTransforms
@@ -78,7 +78,7 @@ class LocalEtl:
             versions = self.transforms.versions(call)
         except LoaderError:
             return None
-        content = self.cache.touched(result_key(bucket, name, version, "", None, call, versions))
+        content = self.cache.touched(result_key(bucket, name, version, "", None, versions, args_of(call)))
         if content is None or (data := content.data) is None:  # a file, or it has just been closed
             return None
         self.transforms.kept_result(call, len(data))

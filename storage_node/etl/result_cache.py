@@ -38,11 +38,16 @@ def result_key(
     version: str,
     member: str,
     part: tuple[int, int] | None,
-    call: pb.TransformCall,
     versions: tuple[bytes, ...],
+    args: tuple[str, ...],
 ) -> Hashable:
     """By what a result is kept: everything that it is made of. `part`: start and length, of a request that has any."""
-    return bucket, name, version, member, part, versions, tuple(stage.args for stage in call.stage)
+    return bucket, name, version, member, part, versions, args
+
+
+def args_of(call: pb.TransformCall) -> tuple[str, ...]:
+    """Of all stages."""
+    return tuple([stage.args for stage in call.stage])
 
 
 class _Making:
@@ -65,10 +70,6 @@ class ResultCache:
         self.held_bytes = 0
         self.hits = 0
         self.misses = 0
-
-    def peek(self, key: Hashable) -> Shared | None:
-        """What is kept, and stays the cache's: nothing is to be released."""
-        return self._kept.get(key)
 
     def touched(self, key: Hashable) -> Content | None:
         """What is kept, whose bytes the caller takes at once: they may be closed. May be called from any thread."""

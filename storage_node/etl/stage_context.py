@@ -47,11 +47,6 @@ class StageCounts:
         self.failures[kind] = self.failures.get(kind, 0) + 1
         self.errors.appendleft(told(error))
 
-    def kept_result(self, size_bytes: int) -> None:
-        """Somebody was given one that had been made before."""
-        self.cache_hits += 1
-        self.cache_hit_bytes += size_bytes
-
 
 def told(error: BaseException) -> str:
     """An error in one line, for the list of a transform's latest ones."""

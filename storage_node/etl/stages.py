@@ -83,7 +83,7 @@ class NodeTransforms:
     # -- a `Transforms`
 
     def versions(self, call: batch_pb.TransformCall) -> tuple[bytes, ...]:
-        return tuple(self._transform(stage.name).uuid for stage in call.stage)
+        return tuple([self._transform(stage.name).uuid for stage in call.stage])  # of one, mostly: no generator
 
     async def run(
         self, call: batch_pb.TransformCall, origin: Origin, content: Content, versions: Sequence[bytes] = ()
@@ -126,8 +126,11 @@ class NodeTransforms:
         finally:
             content.close()
 
-    def kept_result(self, call: batch_pb.TransformCall, size_bytes: int) -> None:
-        self.counts(call.stage[-1].name).kept_result(size_bytes)
+    def kept_result(self, call: batch_pb.TransformCall, size_bytes: int, results: int = 1) -> None:
+        """Somebody was given what had been made before."""
+        counts = self.counts(call.stage[-1].name)
+        counts.cache_hits += results
+        counts.cache_hit_bytes += size_bytes
 
     def missing_result(self, call: batch_pb.TransformCall) -> None:
         self.counts(call.stage[-1].name).cache_misses += 1
@@ -256,7 +259,8 @@ class NodeTransforms:
     # -- what is told
 
     def _own(self, name: str) -> tuple[StageLog, StageCounts]:
-        return self._of_name.setdefault(name, (StageLog(), StageCounts()))
+        found = self._of_name.get(name)
+        return self._of_name.setdefault(name, (StageLog(), StageCounts())) if found is None else found
 
     def counts(self, name: str) -> StageCounts:
         return self._own(name)[1]

@@ -24,7 +24,7 @@ from ais_loader.wire.answer_check import digest
 from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.etl.result_cache import ResultCache, Shared, result_key
+from storage_node.etl.result_cache import ResultCache, Shared, args_of, result_key
 from storage_node.etl.spool import Spool
 from storage_node.etl.stages import Admitted, NodeTransforms
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Origin
@@ -52,6 +52,16 @@ class RunSettings:
     ) -> None:
         self.transforms, self.cache, self.memory, self.spool = transforms, cache, memory, spool
         self.on_thread, self.ahead = on_thread, ahead
+
+
+class _MadeBy:
+    """What makes the results of a call now, and how many that are kept have been delivered."""
+
+    __slots__ = ("args", "kept", "kept_bytes", "versions")
+
+    def __init__(self, versions: tuple[bytes, ...], args: tuple[str, ...]) -> None:
+        self.versions, self.args = versions, args
+        self.kept = self.kept_bytes = 0
 
 
 class _Failed:
@@ -162,6 +172,8 @@ class TransformedRun:
         self._payload_bytes = 0
         self._delivered = 0
         self._entries = entry_values(inputs_of(request))
+        self._made_by: dict[int, _MadeBy] = {}
+        """By the numbers of calls in the request, while nothing is waited for."""
 
     # -- what is taken
 
@@ -181,6 +193,7 @@ class TransformedRun:
                 payload_bytes += len(data)
                 kept.release()
                 continue
+            self._count_kept()
             await self._look_ahead()
             if not self._due:
                 break
@@ -212,7 +225,13 @@ class TransformedRun:
             self._checksum[at] = content.checksum
             parts.append((at, pb.OK, data, content.checksum, due.kind, None))
             payload_bytes += len(data)
+        self._count_kept()
         return self._frame(parts) if parts else None
+
+    @property
+    def exhausted(self) -> bool:
+        """All of it has been taken."""
+        return self._next >= self._n and not self._due and self._pieces is None
 
     @property
     def status(self) -> U8:
@@ -350,18 +369,33 @@ class TransformedRun:
         which = self._request.transform_index[position] if self._request.transform_index else 0
         if not which:
             return None
-        call = self._request.transform[which - 1]
-        try:
-            key = self._key(position, call, self._settings.transforms.versions(call))
-        except LoaderError:
-            return None  # the ordinary way says why
-        kept = self._settings.cache.peek(key)
-        if kept is None or kept.content.data is None or kept.content.size_bytes > MAX_WHOLE_BYTES:
+        made_by = self._made_by.get(which)
+        if made_by is None:
+            call = self._request.transform[which - 1]
+            try:
+                made_by = self._made_by[which] = _MadeBy(self._settings.transforms.versions(call), args_of(call))
+            except LoaderError:
+                return None  # the ordinary way says why
+        kept = self._settings.cache.find(self._key(position, made_by.versions, made_by.args))
+        if kept is None:
             return None
-        self._settings.transforms.kept_result(call, kept.content.size_bytes)
-        return self._settings.cache.find(key)
+        if kept.content.data is None or kept.content.size_bytes > MAX_WHOLE_BYTES:
+            kept.release()
+            return None
+        made_by.kept += 1
+        made_by.kept_bytes += kept.content.size_bytes
+        return kept
 
-    def _key(self, position: int, call: pb.TransformCall, versions: tuple[bytes, ...]) -> Hashable:
+    def _count_kept(self) -> None:
+        """Before anything is waited for: transforms may be other ones afterwards."""
+        for which, made_by in self._made_by.items():
+            if made_by.kept:
+                self._settings.transforms.kept_result(
+                    self._request.transform[which - 1], made_by.kept_bytes, made_by.kept
+                )
+        self._made_by.clear()
+
+    def _key(self, position: int, versions: tuple[bytes, ...], args: tuple[str, ...]) -> Hashable:
         request, entries = self._request, self._entries
         return result_key(
             request.bucket[entries["bucket_index"][position] if "bucket_index" in entries else 0],
@@ -369,8 +403,8 @@ class TransformedRun:
             self._batch.version(position),
             entries["member"][position] if "member" in entries else "",
             (entries["start"][position], entries["length"][position]) if "start" in entries else None,
-            call,
             versions,
+            args,
         )
 
     async def _look_ahead(self) -> None:
@@ -403,7 +437,7 @@ class TransformedRun:
             versions = self._settings.transforms.versions(call)
         except LoaderError as error:
             return _done(_failed_by(error))
-        if (kept := self._settings.cache.find(self._key(position, call, versions))) is not None:
+        if (kept := self._settings.cache.find(self._key(position, versions, args_of(call)))) is not None:
             self._settings.transforms.kept_result(call, kept.content.size_bytes)
             return _done(kept)
         try:  # in the same moment: replaced from now on, it is still these that make it
@@ -421,7 +455,7 @@ class TransformedRun:
             return _done(source)
         work.source = source
         # Of what was read, which is newer than what was looked up where the object has been replaced in between.
-        key = self._key(position, call, versions)
+        key = self._key(position, versions, args_of(call))
         made = asyncio.ensure_future(self._transformed(key, call, position, work))
         made.add_done_callback(work.close_unless_asked)
         return made

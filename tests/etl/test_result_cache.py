@@ -103,14 +103,14 @@ def test_the_least_recently_used_goes_but_not_under_its_reader() -> None:
             make = Maker(25)
             make.let.set()
             held.append((await cache.get(name, make), make.made[0]))
-        assert cache.held_bytes == 100 and cache.peek("a") is None
+        assert cache.held_bytes == 100 and cache.touched("a") is None
         assert is_open(held[0][1])  # its reader has it
         held[0][0].release()
         assert not is_open(held[0][1])
         large = Maker(26)  # more than a quarter
         large.let.set()
         (await cache.get("large", large)).release()
-        assert not is_open(large.made[0]) and cache.peek("b") is not None
+        assert not is_open(large.made[0]) and cache.touched("b") is not None
         cache.clear()
 
     asyncio.run(run())
