@@ -37,10 +37,10 @@ def connect(
 
     Args:
         url: `file:///data/store` or a plain path, in which `~` is the home folder: an embedded store, made there if
-            `mode` is "a", which the log tells (`logging`, at INFO). Several folders, comma separated, are its drives.
-            `grpc://host:7480`: a storage node; several endpoints, comma separated, are tried in turn. Of a cluster any
-            endpoint will do: the others are learnt from it. Without `url`, the environment variable AIS_LOADER_URL
-            says.
+            `mode` is "a", which the log tells (a WARNING: it may be a mistyped path). Several folders, comma separated,
+            are its drives. `grpc://host:7480`: a storage node; several endpoints, comma separated, are tried in turn.
+            Of a cluster any endpoint will do: the others are learnt from it. Without `url`, the environment variable
+            AIS_LOADER_URL says.
         mode: "a" reads and writes: an embedded store is held alone. "r" only reads, beside any writer, locks nothing
             and makes nothing; whatever would change the store raises StoreReadOnly. It sees at once what this process
             writes, and what another process has replaced or deleted one second later at the latest, or at once after
@@ -53,9 +53,9 @@ def connect(
         StoreNotFound, StoreLocked, StoreFormatError, DriveFailed: from an embedded store, at once. A gRPC connection is
             made at the first call.
     """
+    if url is not None and (isinstance(url, bytes) or not isinstance(url, (str, os.PathLike))):
+        raise TypeError(f"a store's URL is a str or a path, got {type(url).__name__}")
     text = os.fspath(url) if url is not None else os.environ.get(URL_VARIABLE, "")
-    if not isinstance(text, str):
-        raise TypeError(f"a store's URL is a str or a path, got {type(text).__name__}")
     if "\0" in text:
         raise errors.InvalidRequest(f"{text!r}: no path and no address has a NUL character")
     if mode not in ("a", "r"):
@@ -70,13 +70,8 @@ def connect(
 
         nodes = ClusterTransport(text, chosen)
         return Client(cast(Transport, ReadOnlyTransport(nodes)) if mode == "r" else nodes)
-    if "://" in text and not text.startswith("file://"):
-        scheme = text.partition("://")[0]
-        raise errors.InvalidRequest(
-            f"{text!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port"
-        )
-    embedded = _options_for(text, options, EmbeddedOptions)
     folders = store_folders(text)
+    embedded = _options_for(text, options, EmbeddedOptions)
     with GATE.call():
         from ais_loader.transport.embedded import EmbeddedTransport
 

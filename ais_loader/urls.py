@@ -5,7 +5,9 @@ The rest of the URL is taken literally: `#`, `?` and `%` are ordinary characters
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 
 from ais_loader.errors import InvalidRequest
 
@@ -14,10 +16,13 @@ ARCHIVE_EXTENSIONS = (".tar", ".tar.gz", ".tgz", ".tar.lz4", ".tlz4", ".tar.zst"
 """Of objects whose members a node indexes, in any case of letters."""
 
 
+_WITH_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(/.*)", re.DOTALL)
+
+
 def split_url(url: str) -> tuple[str, str]:
     """Bucket and everything after it. Raises InvalidRequest."""
     if not url.startswith(SCHEME):
-        raise InvalidRequest(f"{url!r}: need an Entry, or a URL like ais://bucket/name")
+        raise InvalidRequest(f"{url!r}: need a URL like ais://bucket/name")
     bucket, slash, name = url[len(SCHEME) :].partition("/")
     if not bucket or not slash or not name:
         raise InvalidRequest(f"{url!r}: need both a bucket and a name, as in ais://bucket/name")
@@ -44,14 +49,15 @@ def is_host_port(text: str) -> bool:
 def store_folders(url: str) -> list[str]:
     """The folders that a URL of an embedded store names, with `~` as the home folder that it stands for.
 
-    Raises InvalidRequest for an empty path, for an unknown user's home, and for HOST:PORT, which is a node's address
-    and would be a folder of that name.
+    Raises InvalidRequest for an empty path, for an unknown user's home, for any scheme but file://, and for the address
+    of a machine, which would be a folder of that name.
     """
-    parts = url.split(",")
-    if any(is_host_port(part.rstrip("/")) for part in parts):
-        nodes = "grpc://" + ",".join(part.rstrip("/") for part in parts)
-        raise InvalidRequest(f"{url!r} has no scheme: need {nodes}; a folder of that name is {os.path.abspath(url)}")
-    folders = [os.path.expanduser(part.removeprefix("file://")) for part in parts]
+    folders = []
+    for part in url.split(","):
+        folder = part.removeprefix("file://")
+        if folder == part:
+            _refuse_addresses(url, part)
+        folders.append(os.path.expanduser(folder))
     if not all(folders):
         raise InvalidRequest(f"{url!r} names an empty path")
     for folder in folders:
@@ -61,3 +67,37 @@ def store_folders(url: str) -> list[str]:
                 f"{folder!r}: there is no home folder {user!r}; a folder of that name is {os.path.abspath(folder)}"
             )
     return folders
+
+
+def _refuse_addresses(url: str, part: str) -> None:
+    """Raises InvalidRequest for a part of `url` that is meant as another thing than a path."""
+    if (parted := _WITH_SCHEME.fullmatch(part)) is not None:
+        scheme, rest = parted[1], parted[2].strip("/")
+        lower = scheme.lower()
+        if lower in ("grpc", "http", "https"):
+            raise InvalidRequest(f"{url!r}: a storage node's URL is grpc://{rest or 'HOST:PORT'}")
+        if lower == "file":
+            raise InvalidRequest(f"{url!r}: need file:///{rest}, or the path alone")
+        if part.startswith(SCHEME):
+            raise InvalidRequest(
+                f"{url!r} is in a store, and which one is not said: connect to that, file:///path, a path, or "
+                f"grpc://host:port, and then client.bucket({rest.partition('/')[0]!r})"
+            )
+        raise InvalidRequest(f"{url!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port")
+    bare = part.rstrip("/")
+    if is_host_port(bare):
+        nodes = "grpc://" + ",".join(one.rstrip("/") for one in url.split(","))
+        raise InvalidRequest(f"{url!r} has no scheme: need {nodes}; a folder of that name is {os.path.abspath(url)}")
+    if bare == "localhost" or _is_ip_address(bare):
+        raise InvalidRequest(
+            f"{url!r} is a machine's address: need grpc://{bare}:PORT, 7480 if nothing else was said when the node was "
+            f"started; a folder of that name is {os.path.abspath(bare)}"
+        )
+
+
+def _is_ip_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True

@@ -16,7 +16,7 @@ from ais_loader.errors import (
 )
 from storage_node.store.failpoints import failpoint
 from storage_node.store.listing import merged
-from storage_node.store.names import SNAPSHOT_MARK, check_bucket_name, unfinished_name
+from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_bucket_name, unfinished_name
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.stale_replicas import ReplicaStale
@@ -58,7 +58,7 @@ class Buckets:
             if unfinished_name(snapshot) in record.snapshots.get(record.buckets[of].uuid, {}):
                 return ReplicaStale(f"snapshot {snapshot!r} of bucket {of!r} is being made, as far as this node knows")
             return SnapshotNotFound(f"bucket {of!r} has no snapshot {snapshot!r}")
-        return BucketNotFound(f"bucket {of!r} does not exist; create_bucket makes it")
+        return bucket_not_found(of, record.buckets)
 
     def to_change(self, name: str) -> BucketRecord:
         """Raises BucketNotFound, and SnapshotReadOnly for the name of a snapshot."""

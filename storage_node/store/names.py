@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import re
+from collections.abc import Iterable
 
-from ais_loader.errors import InvalidName
+from ais_loader.errors import BucketNotFound, InvalidName
 
 MAX_OBJECT_NAME_BYTES = 1024
 SNAPSHOT_MARK = "@"
@@ -13,6 +16,8 @@ PARTS_PREFIX = "/.parts/"
 """Of objects that wait to become parts of others: an upload's id, then what it is in that. No other name begins so, and
 only those who ask for this prefix see them in a list; they are placed, copied and repaired like all objects."""
 _PART = re.compile(r"/\.parts/[0-9a-f]{32}/(?:upload|[0-9]{5})\Z")
+_LOOKED_THROUGH = 256
+"""Buckets at most whose names are compared with one that does not exist."""
 _BUCKET = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,63}\Z")
 
 
@@ -20,6 +25,15 @@ def check_bucket_name(name: str) -> None:
     """Raise InvalidName unless `name` may name a bucket."""
     if not _BUCKET.match(name):
         raise InvalidName(f"bucket name {name!r}: need 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot")
+
+
+def bucket_not_found(name: str, known: Iterable[str]) -> BucketNotFound:
+    """What to say of a name that is that of no bucket; `known`: names of buckets that there are, all or some."""
+    meant = name.removeprefix("ais://").partition("/")[0].lower()
+    by_lower = {one.lower(): one for one in itertools.islice(known, _LOOKED_THROUGH)}
+    near = difflib.get_close_matches(meant, by_lower, n=1, cutoff=0.6)
+    hint = f"; did you mean {by_lower[near[0]]!r}?" if near else ""
+    return BucketNotFound(f"bucket {name!r} does not exist; create_bucket makes it{hint}")
 
 
 def check_snapshot_name(name: str) -> None:

@@ -44,6 +44,9 @@ def _all_stale(bucket: str) -> ReplicaStale:
 
 
 def not_found_message(bucket: str, name: str) -> str:
+    for begin in (f"ais://{bucket}/", f"/{bucket}/", f"{bucket}/"):
+        if name.startswith(begin) and not object_name_fault(rest := name[len(begin) :]):
+            return f"no object {name!r} in bucket {bucket!r}; did you mean {rest!r}, without the bucket?"
     fault = object_name_fault(name)
     return f"no object {name!r} in bucket {bucket!r}" + (f" (nor can there be: {fault})" if fault else "")
 

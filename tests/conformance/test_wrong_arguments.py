@@ -164,6 +164,16 @@ def test_addresses_that_there_cannot_be_are_told_at_once(address: str) -> None:
         ("localhost:7480/", "grpc://localhost:7480"),
         ("10.0.0.5:7480,10.0.0.6:7480", "grpc://10.0.0.5:7480,10.0.0.6:7480"),
         ("[::1]:7480", r"grpc://\[::1\]:7480"),
+        ("localhost", "need grpc://localhost:PORT"),
+        ("10.0.0.5", "need grpc://10.0.0.5:PORT"),
+        ("[::1]", r"need grpc://\[::1\]:PORT"),
+        ("grpc:/localhost:7480", "URL is grpc://localhost:7480"),
+        ("GRPC://localhost:7480", "URL is grpc://localhost:7480"),
+        ("http://localhost:7480/", "URL is grpc://localhost:7480"),
+        ("file:/data/store", "need file:///data/store"),
+        ("File:///data/store", "need file:///data/store"),
+        ("/data/1,s3://pictures", "unknown scheme 's3'; need file:///path, a path, or grpc://host:port"),
+        ("ais://pictures/cat", r"connect to that, .* and then client.bucket\('pictures'\)"),
         ("~nobody-of-this-name/store", "no home folder '~nobody-of-this-name'"),
     ],
 )
@@ -177,6 +187,13 @@ def test_an_address_without_its_scheme_is_no_folder(
         with pytest.raises(errors.InvalidRequest, match=told):
             connect(url, mode=mode)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_named_like_an_address_can_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("localhost", "10.0.0.5:7480", "s3:"):
+        with connect(f"./{name}") as client:
+            assert client.url == f"file://{tmp_path / name}"
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +241,36 @@ def test_options_of_another_kind_of_store_are_refused_and_the_right_ones_named(t
     with pytest.raises(TypeError, match="bytes"):
         connect(b"/data/store")  # type: ignore[arg-type]  # the point
     assert not list(tmp_path.iterdir())
+
+
+def test_a_bucket_that_is_not_there_is_told_with_the_one_that_may_be_meant(client: Client, bucket: Bucket) -> None:
+    told = f"does not exist; create_bucket makes it; did you mean '{bucket.name}'"
+    for wrong in (bucket.name[:-1], bucket.name.upper(), f"ais://{bucket.name}", f"{bucket.name}/en"):
+        other = client.bucket(wrong)
+        calls: list[Callable[[], object]] = [
+            lambda: other.get("a"),  # noqa: B023 - called in this round
+            lambda: other.head("a"),  # noqa: B023
+            lambda: other.put("a", b""),  # noqa: B023
+            lambda: list(other.objects()),  # noqa: B023
+            lambda: other.get_batch(["a"]).tobytes(),  # noqa: B023
+        ]
+        for call in calls:
+            with pytest.raises((errors.BucketNotFound, errors.InvalidName), match=told):
+                call()
+    with pytest.raises(errors.BucketNotFound, match=r"create_bucket makes it$"):
+        client.bucket("none-like-it-zzz").info()
+
+
+def test_a_name_with_its_bucket_is_told_without_it(bucket: Bucket) -> None:
+    bucket.put("en/a", b"1")
+    for begin in (f"ais://{bucket.name}/", f"/{bucket.name}/", f"{bucket.name}/"):
+        calls: list[Callable[[], object]] = [
+            lambda: bucket.get(f"{begin}en/a"),  # noqa: B023 - called in this round
+            lambda: bucket.get_batch([f"{begin}en/a"]).tobytes(),  # noqa: B023
+        ]
+        for call in calls:
+            with pytest.raises(errors.ObjectNotFound, match="did you mean 'en/a', without the bucket"):
+                call()
 
 
 def test_everything_that_a_person_may_look_at_says_what_it_is(client: Client, bucket: Bucket) -> None:

@@ -29,7 +29,7 @@ from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import NodesSilent
 from storage_node.cluster.map import mutations
 from storage_node.cluster.map.membership import Membership
-from storage_node.store.names import SNAPSHOT_MARK, check_bucket_name
+from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_bucket_name
 
 CHANGE_TIMEOUT_S = 20.0
 LIST_TIMEOUT_S = 10.0
@@ -197,7 +197,7 @@ def _not_found(name: str, view: ClusterView | None = None) -> BucketNotFound:
     of, mark, snapshot = name.partition(SNAPSHOT_MARK)
     if mark and view is not None and of in view.buckets:
         return SnapshotNotFound(f"bucket {of!r} has no snapshot {snapshot!r}")
-    return BucketNotFound(f"bucket {name!r} does not exist; create_bucket makes it")
+    return bucket_not_found(of, () if view is None else view.buckets)
 
 
 def _not_to_change(name: str, view: ClusterView) -> LoaderError:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from ais_loader.errors import BucketNotFound, ClockOffset, LoaderError, SnapshotNotFound, SnapshotReadOnly
+from ais_loader.errors import ClockOffset, LoaderError, SnapshotNotFound, SnapshotReadOnly
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -40,7 +40,7 @@ from storage_node.cluster.replication.snapshot_barrier import DRAIN_S, HOLD_S
 from storage_node.cluster.snapshots.converge import KEEP_TIMEOUT_S
 from storage_node.store.drive.version_clock import VersionClock, ms_of
 from storage_node.store.failpoints import failpoint
-from storage_node.store.names import SNAPSHOT_MARK, check_snapshot_name
+from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_snapshot_name
 from storage_node.store.wall_clock import advice, shown
 
 CHANGE_TIMEOUT_S = 20.0
@@ -143,7 +143,7 @@ class SnapshotCoordinator:
             if name in view.pinned:
                 return view.buckets[of]
             raise SnapshotNotFound(f"bucket {of!r} has no snapshot {snapshot!r}")
-        raise BucketNotFound(f"bucket {of!r} does not exist; create_bucket makes it")
+        raise bucket_not_found(of, view.buckets)
 
     # -- the cut
 

@@ -34,6 +34,7 @@ from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from storage_node.node import Node
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.listing import PAGE_BYTES
+from storage_node.store.names import bucket_not_found
 
 HEADS_TIMEOUT_S = 10.0
 _HEADS = 1000
@@ -55,8 +56,8 @@ class NodeStore:
     def _to_read(self, bucket: str) -> ReplicaSet | None:
         """None for a bucket of this node alone. Raises BucketNotFound."""
         found = self._writes.replica_set_to_read(bucket)
-        if found is None and self._view is not None:
-            raise BucketNotFound(f"bucket {bucket!r} does not exist; create_bucket makes it")
+        if found is None and (view := self._view) is not None:
+            raise bucket_not_found(bucket, view.buckets)
         return found
 
     def require(self, bucket: str, to_bucket: str) -> None:

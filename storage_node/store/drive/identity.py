@@ -53,7 +53,8 @@ def read(root: Path) -> DriveIdentity | None:
         if foreign := _foreign(names):
             shown = ", ".join(sorted(foreign)[:3])
             raise StoreFormatError(
-                f"{root} is not a store, and not empty either ({shown}); give an empty or new folder"
+                f"{root} is not a store, and not empty either ({shown}); look at the path, or give an empty or new "
+                "folder"
             )
         if names & _STORED:
             # Identities are written before anything else: this one was there, and is lost.
@@ -86,7 +87,7 @@ def _names(root: Path) -> set[str]:
     except FileNotFoundError:
         return set()
     except NotADirectoryError:
-        raise StoreFormatError(f"{root} is not a folder") from None
+        raise StoreFormatError(f"{root} is not a folder: a store is one, or several") from None
 
 
 def _foreign(names: set[str]) -> set[str]:

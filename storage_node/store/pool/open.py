@@ -306,7 +306,7 @@ def _create(roots: Sequence[Path]) -> dict[Path, DriveIdentity]:
             records.write(root, record)
     except OSError as error:
         raise drive_error(error, root, "creating a store") from error
-    log.info("made a new store at %s", _listed(roots))
+    log.warning("made a new store at %s", _listed(roots))  # where nobody set up logging too: it may be a mistyped path
     return known
 
 
@@ -330,7 +330,7 @@ def _only_opener(roots: Sequence[Path]) -> Iterator[None]:
         make_folder(root)
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (NotADirectoryError, FileExistsError):
-        raise StoreFormatError(f"{root} is not a folder") from None
+        raise StoreFormatError(f"{root} is not a folder: a store is one, or several") from None
     except OSError as error:
         raise drive_error(error, root, "opening a store") from error
     try:
