@@ -19,7 +19,7 @@ from storage_node.etl.stage_context import StageContext, StageCounts, StageLog, 
 from storage_node.etl.values import Content, Origin, Stage
 from storage_node.etl.worker_stage import CommandStage, PythonStage, workers_of
 from storage_node.tasks import retrieve
-from storage_node.turns import ASKING, Turns
+from storage_node.turns import ASKING, TimedTurns
 
 
 def open_stage(transform: pb.Transform, context: StageContext) -> Stage:
@@ -75,7 +75,7 @@ class NodeTransforms:
         self._known, self._context = known, context
         self._opened: dict[str, _Opened] = {}
         self._of_name: dict[str, tuple[StageLog, StageCounts]] = {}
-        self._turns = Turns(workers_of(context.config), spare=0)
+        self._turns = TimedTurns(workers_of(context.config), context.config.tenant_weights)
         self._closing: set[asyncio.Task[None]] = set()
         self._problems: dict[str, str] = {}
         self._closed = False

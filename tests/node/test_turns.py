@@ -22,7 +22,7 @@ from ais_loader.wire.generated import ais_objects_pb2_grpc, ais_promote_pb2_grpc
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.reserved import TENANT_KEY
 from storage_node.services.promote import PromoteService
-from storage_node.turns import Turns
+from storage_node.turns import TimedTurns, Turns
 
 
 def test_one_tenant_leaves_a_thread_and_others_come_in_turn() -> None:
@@ -156,3 +156,71 @@ def test_folders_that_do_not_answer_hold_up_no_other_tenants_promotion(
         assert not any(call.done() for call in calls)
         answering.set()
         assert all(call.result().inode for call in calls)
+
+
+class Jobs:
+    """Jobs of tenants at timed turns, by a clock of its own; each tenant has always some that wait."""
+
+    def __init__(self, limit: int, weights: dict[str, float] | None = None) -> None:
+        self.now_s = 0.0
+        self.turns = TimedTurns(limit, weights or {}, clock_s=lambda: self.now_s)
+        self.had: dict[str, float] = {}
+        self._ends: list[tuple[float, str, asyncio.Event]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, tenant: str, took_s: float, jobs: int) -> None:
+        for _ in range(jobs):
+            task = asyncio.ensure_future(self._job(tenant, took_s))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _job(self, tenant: str, took_s: float) -> None:
+        async with self.turns.turn(tenant):
+            over = asyncio.Event()
+            self._ends.append((self.now_s + took_s, tenant, over))
+            await over.wait()
+        self.had[tenant] = self.had.get(tenant, 0.0) + took_s
+
+    async def run(self, until_s: float) -> None:
+        while True:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            self._ends.sort(key=lambda end: end[:2])
+            if not self._ends or self._ends[0][0] > until_s:
+                return
+            self.now_s, _, over = self._ends.pop(0)
+            over.set()
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4])
+def test_tenants_have_equal_time_however_long_their_jobs_take(limit: int) -> None:
+    async def run() -> None:
+        jobs = Jobs(limit)
+        jobs.add("long", 10.0, 200)
+        jobs.add("short", 0.1, 6000)
+        await jobs.run(200.0)
+        assert abs(jobs.had["long"] - jobs.had["short"]) <= 10.0 * limit + 1
+        assert jobs.had["long"] + jobs.had["short"] >= 200.0 * limit - 10.0 * limit - 1
+        await jobs.close()
+
+    asyncio.run(run())
+
+
+def test_time_goes_by_weight_and_the_idle_save_nothing_up() -> None:
+    async def run() -> None:
+        jobs = Jobs(1, {"heavy": 3.0})
+        jobs.add("light", 1.0, 1000)
+        await jobs.run(100.0)
+        jobs.add("heavy", 1.0, 1000)
+        before = dict(jobs.had)
+        await jobs.run(180.0)
+        light, heavy = jobs.had["light"] - before["light"], jobs.had["heavy"]
+        assert abs(heavy - 3 * light) <= 4  # from the moment in which it came, and not more for the time before
+        await jobs.close()
+
+    asyncio.run(run())
