@@ -30,12 +30,18 @@ def parse_list(lines: Iterable[bytes], origin: str) -> list[Entry]:
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n").lstrip()
             if text and not text.startswith("#"):
-                entries.append(_parse_json(text) if text.startswith(("{", "[")) else parse_entry(text))
+                entries.append(_parse_json(text) if text.startswith(("{", "[")) else _parse_name(text))
         except UnicodeDecodeError:
             raise click.ClickException(f"{origin}, line {number}: not UTF-8 text") from None
         except InvalidRequest as error:
             raise click.ClickException(f"{origin}, line {number}: {error}") from None
     return entries
+
+
+def _parse_name(text: str) -> Entry:
+    if text.endswith("/"):
+        raise InvalidRequest(f"{text!r} is a folder: `ls --recursive` lists the objects in it")
+    return parse_entry(text)
 
 
 def _parse_json(text: str) -> Entry:
@@ -45,6 +51,8 @@ def _parse_json(text: str) -> Entry:
         raise InvalidRequest(f"not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise InvalidRequest('need one JSON object per line, as in {"bucket": "speech", "name": "en/a.wav"}')
+    if "folder" in fields:
+        raise InvalidRequest(f"{fields['folder']!r} is a folder: `ls --recursive` lists the objects in it")
     if unknown := sorted(fields.keys() - _FIELDS.keys() - _IGNORED):
         raise InvalidRequest(f"unknown field {unknown[0]!r}; an entry has {', '.join(_FIELDS)}")
     known = {name: value for name, value in fields.items() if name in _FIELDS}

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ais_loader.cli.new_bucket import note_copies
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text, time_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
@@ -64,6 +65,8 @@ def create(name: Target, exist_ok: bool, copies: int, min_copies: int, reframe: 
             client.create_bucket(name.bucket, exist_ok=exist_ok, copies=copies, min_copies=min_copies, reframe=reframe)
         except BucketExists:
             raise click.ClickException(f"bucket {name.bucket!r} exists; --exist-ok accepts that") from None
+        if not exist_ok:
+            note_copies(client, name.bucket, copies, by="--copies")
 
 
 @bucket.command(name="ls")

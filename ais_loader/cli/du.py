@@ -1,62 +1,79 @@
-"""`ais-loader du`: how much a bucket holds, in all and by folders."""
+"""`ais-loader du`: how much buckets hold, in all and by folders."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.summary import BucketSummary
 
 
 @click.command()
-@click.argument("prefix", metavar="BUCKET[/PREFIX]", callback=parsed_by(parse_target))
+@click.argument("target", metavar="[BUCKET[/FOLDER]]", required=False, callback=parsed_by(parse_target))
 @click.option(
     "--depth",
     metavar="N",
     type=click.IntRange(min=0),
-    default=1,
-    show_default=True,
-    help="Tell folders apart up to this many levels below PREFIX; 0: the sum alone.",
+    help="Tell folders apart up to this many levels below FOLDER; 0: the sum alone.  [default: 1; of all buckets, 0]",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, with sizes in bytes.")
+@click.option(
+    "--prefix", "begins", is_flag=True, help="FOLDER is the beginning of names: count all that begin with it."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each bucket, with sizes in bytes.")
 @takes_store
-def du(prefix: Target, depth: int, as_json: bool, store: StoreChoice) -> None:
-    """Count objects and their bytes, without copies.
+def du(target: Target | None, depth: int | None, begins: bool, as_json: bool, store: StoreChoice) -> None:
+    """Count objects and their bytes, without copies: of a folder, of a bucket, or of each bucket.
 
-    PREFIX is the beginning of names, as in `ls`. An object counts for the deepest folder shown that it is in, so the
-    lines add up to the last one. Exit code 1 when so many nodes are silent that objects may be missing.
+    FOLDER means what it does in `ls`. An object counts for the deepest folder shown that it is in, so the lines add up
+    to the last one. Exit code 1 when so many nodes are silent that objects may be missing.
     """
+    if target is None and begins:
+        raise click.UsageError("--prefix is about names: name a bucket")
+    if depth is None:
+        depth = 0 if target is None else 1
     with store.reading() as client:
-        found = client.bucket(prefix.bucket).summary(prefix.name, depth=depth)
-    if as_json:
-        by_prefix = {
-            name: {"objects": one.objects, "size_bytes": one.size_bytes} for name, one in found.by_prefix.items()
-        }
-        click.echo(
-            json.dumps(
-                {
-                    "bucket": found.bucket,
-                    "prefix": found.prefix,
-                    "objects": found.objects,
-                    "size_bytes": found.size_bytes,
-                    "by_prefix": by_prefix,
-                    "complete": found.complete,
-                    "silent": list(found.silent),
-                }
-            )
-        )
-    else:
-        with Lines() as lines:
-            for name, one in found.by_prefix.items():
-                lines.add(_line(one.size_bytes, one.objects, f"{found.bucket}/{name}"))
-            lines.add(_line(found.size_bytes, found.objects, f"{found.bucket}/{found.prefix} in all"))
-    for silent in found.silent:
+        if target is None:
+            sums = [client.bucket(info.name).summary("", depth=depth) for info in client.buckets()]
+        else:
+            sums = [client.bucket(target.bucket).summary(target.name if begins else target.folder, depth=depth)]
+    with Lines() as lines:
+        for found in sums:
+            if as_json:
+                lines.add(json.dumps(_fields(found)))
+            elif target is None and not depth:
+                lines.add(_line(found.size_bytes, found.objects, found.bucket))
+            else:
+                _add(found, lines)
+        if target is None and not as_json:
+            lines.add(_line(sum(one.size_bytes for one in sums), sum(one.objects for one in sums), "in all"))
+    for silent in dict.fromkeys(silent for found in sums for silent in found.silent):
         note(f"silent: {printable(silent)}")
-    if not found.complete:
+    if not all(found.complete for found in sums):
         raise click.ClickException("objects may be missing from these sums: all their copies may be on silent nodes")
+
+
+def _add(found: BucketSummary, lines: Lines) -> None:
+    for name, one in found.by_prefix.items():
+        lines.add(_line(one.size_bytes, one.objects, f"{found.bucket}/{name}"))
+    lines.add(_line(found.size_bytes, found.objects, f"{found.bucket}/{found.prefix} in all"))
+
+
+def _fields(found: BucketSummary) -> dict[str, Any]:
+    by_prefix = {name: {"objects": one.objects, "size_bytes": one.size_bytes} for name, one in found.by_prefix.items()}
+    return {
+        "bucket": found.bucket,
+        "prefix": found.prefix,
+        "objects": found.objects,
+        "size_bytes": found.size_bytes,
+        "by_prefix": by_prefix,
+        "complete": found.complete,
+        "silent": list(found.silent),
+    }
 
 
 def _line(size_bytes: int, objects: int, name: str) -> str:

@@ -33,6 +33,7 @@ _PIECE_BYTES = 16 << 20
 @click.option(
     "-r", "--recursive", is_flag=True, help="OBJECT is BUCKET or BUCKET/FOLDER: its objects become files below FILE."
 )
+@click.option("--prefix", "begins", is_flag=True, help="With -r: OBJECT is the beginning of names, not a folder.")
 @wanted_options
 @click.option("--start", metavar="BYTES", type=click.IntRange(min=0), default=0, help="First byte of a range, from 0.")
 @click.option("--length", metavar="BYTES", type=click.IntRange(min=0), help="Bytes in the range; else up to the end.")
@@ -53,6 +54,7 @@ def get(
     name: str,
     file: str,
     recursive: bool,
+    begins: bool,
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     start: int,
@@ -86,10 +88,12 @@ def get(
             )
         if file == STDOUT:
             raise click.UsageError("-r writes files: name the folder that they go to")
-        get_folder(_parsed(name, parse_target), file, store, include=include, exclude=exclude, force=force)
+        source = _parsed(name, parse_target)
+        prefix = source.name if begins else source.folder
+        get_folder(source, prefix, file, store, include=include, exclude=exclude, force=force)
         return
-    if include or exclude:
-        raise click.UsageError("--include and --exclude choose among the objects of a folder: give -r, too")
+    if begins or include or exclude:
+        raise click.UsageError("--prefix, --include and --exclude choose among many objects: give -r, too")
     entry = _parsed(name, parse_entry)
     if head_only:
         if entry.member is not None or file != STDOUT or start or length is not None:

@@ -21,9 +21,19 @@ _SILENCE_S = 30.0
 
 
 def get_folder(
-    source: Target, folder: str, store: StoreChoice, *, include: Sequence[str], exclude: Sequence[str], force: bool
+    source: Target,
+    prefix: str,
+    folder: str,
+    store: StoreChoice,
+    *,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    force: bool,
 ) -> None:
-    """Objects below `source` as files below `folder`. Exits with 1 when one of them could not be written."""
+    """Objects whose names begin with `prefix`, of the bucket that `source` names, as files below `folder`.
+
+    Exits with 1 when one of them could not be written.
+    """
     began = time.monotonic()
     last = Progress()
 
@@ -34,7 +44,7 @@ def get_folder(
     with store.reading() as client:
         bucket = client.bucket(source.bucket)
         bucket.info()
-        total_bytes = None if include or exclude or not sys.stderr.isatty() else _total_bytes(bucket, source.folder)
+        total_bytes = None if include or exclude or not sys.stderr.isatty() else _total_bytes(bucket, prefix)
         moving = threading.Lock()
         with progress(total_bytes, unit="B") as bar:
 
@@ -45,7 +55,7 @@ def get_folder(
             try:
                 done = download(
                     bucket,
-                    source.folder,
+                    prefix,
                     folder,
                     include=include,
                     exclude=exclude,

@@ -1,38 +1,63 @@
-"""`ais-loader ls`: buckets, and what is in them."""
+"""`ais-loader ls`: buckets, and what is in them: one level of folders at a time, or all that is below one."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import click
 
+from ais_loader.bucket import Bucket
 from ais_loader.cli.bucket import list_buckets
-from ais_loader.cli.show import Lines, info_fields, printable, size_text, time_text
+from ais_loader.cli.show import Lines, count_text, info_fields, printable, size_text, time_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
 from ais_loader.entry import MemberInfo, ObjectInfo
+from ais_loader.errors import InvalidRequest, ObjectNotFound
+from ais_loader.summary import PrefixSummary
 from ais_loader.urls import SCHEME
 
 _PAGE_SIZE = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Names that begin alike, up to a slash. `holds` is None where nobody has counted."""
+
+    bucket: str
+    name: str
+    holds: PrefixSummary | None
+
+
+Listed: TypeAlias = ObjectInfo | Folder
+
+
 @click.command()
-@click.argument("prefix", metavar="[BUCKET[/PREFIX]]", required=False, callback=parsed_by(parse_target))
+@click.argument("target", metavar="[BUCKET[/FOLDER]]", required=False, callback=parsed_by(parse_target))
+@click.option("-r", "--recursive", is_flag=True, help="List all objects below FOLDER, not one level of it.")
+@click.option("--prefix", "begins", is_flag=True, help="FOLDER is the beginning of names: list all that begin with it.")
 @click.option(
     "-l",
     "--long",
     "as_long",
     is_flag=True,
-    help="Show size in bytes, local time of storing, CRC-32C, version, and name.",
+    help="Show size in bytes, local time of storing, CRC-32C, version, and name; of a folder, size and objects.",
 )
-@click.option("--human", is_flag=True, help="As -l, with sizes such as 13.2 KiB.")
+@click.option("-H", "--human", is_flag=True, help="As -l, with sizes such as 13.2 KiB.")
 @click.option("--members", "of_archive", is_flag=True, help="List the members of the archive BUCKET/NAME.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line; `ais-loader batch` reads them.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object per line; with -r, `ais-loader batch` reads them."
+)
 @takes_store
 def ls(
-    prefix: Target | None,
+    target: Target | None,
+    recursive: bool,
+    begins: bool,
     as_long: bool,
     human: bool,
     of_archive: bool,
@@ -40,34 +65,89 @@ def ls(
     as_json: bool,
     store: StoreChoice,
 ) -> None:
-    """List buckets, the objects of a bucket, or the members of an archive.
+    """List buckets, a folder of a bucket, or the members of an archive.
 
-    PREFIX is the beginning of names: speech/en lists speech/en/a.wav and speech/english.txt. Objects come in the
-    order of the bytes of their names. Control characters in a name are shown escaped; --json gives it exactly.
+    \b
+    ls                        the buckets
+    ls speech                 its objects, and folders such as en/
+    ls -r speech/en           all that are named speech/en/...
+    ls --prefix speech/en     speech/english.txt, too
+
+    Objects come in the order of the bytes of their names. Control characters in a name are shown escaped; --json gives
+    it exactly.
     """
-    if of_archive and (prefix is None or not prefix.name):
+    as_long = as_long or human
+    if of_archive and (target is None or not target.name):
         raise click.UsageError("--members wants the name of an archive: BUCKET/NAME")
     with store.reading() as client:
-        if of_archive and prefix is not None:
-            members = client.bucket(prefix.bucket).members(prefix.name, page_size=min(limit or _PAGE_SIZE, _PAGE_SIZE))
+        if of_archive and target is not None:
+            members = client.bucket(target.bucket).members(target.name, page_size=min(limit or _PAGE_SIZE, _PAGE_SIZE))
             with Lines() as lines:
                 for member in itertools.islice(members, limit):
-                    lines.add(_member_line(member, as_long=as_long or human, human=human, as_json=as_json))
+                    lines.add(_member_line(member, as_long=as_long, human=human, as_json=as_json))
             return
-        if prefix is None:
+        if target is None:
             if limit is not None:
                 raise click.UsageError("--limit counts objects: name a bucket")
-            list_buckets(client, as_long=as_long or human, as_json=as_json)
+            list_buckets(client, as_long=as_long, as_json=as_json)
             return
-        objects = client.bucket(prefix.bucket).objects(prefix.name, page_size=min(limit or _PAGE_SIZE, _PAGE_SIZE))
+        bucket = client.bucket(target.bucket)
+        page_size = min(limit or _PAGE_SIZE, _PAGE_SIZE)
+        found: Iterator[Listed]
+        if begins:
+            found = bucket.objects(target.name, page_size=page_size)
+        else:
+            below = bucket.objects(target.folder, page_size=page_size) if recursive else _one_level(bucket, target)
+            found = itertools.chain(_object_itself(bucket, target), below)
         empty = True
         with Lines() as lines:
-            for info in itertools.islice(objects, limit):
+            for one in itertools.islice(found, limit):
                 empty = False
-                text = json.dumps(info_fields(info)) if as_json else _line(info, as_long=as_long or human, human=human)
-                lines.add(text)
-        if empty and prefix.name:
-            raise click.ClickException(f"no object in bucket {prefix.bucket!r} begins with {prefix.name!r}")
+                lines.add(_as_json(one) if as_json else _line(one, as_long=as_long, human=human))
+        if empty and target.name:
+            if begins:
+                raise click.ClickException(f"no object in bucket {target.bucket!r} begins with {target.name!r}")
+            raise click.ClickException(
+                f"no object and no folder {printable(str(target))}; --prefix takes the beginning of a name"
+            )
+
+
+def _object_itself(bucket: Bucket, target: Target) -> Iterator[ObjectInfo]:
+    """Of a name that has no slash at its end: it may be an object's, a folder's, or both."""
+    if target.name and not target.name.endswith("/"):
+        with contextlib.suppress(ObjectNotFound):
+            yield bucket.head(target.name)
+
+
+def _one_level(bucket: Bucket, target: Target) -> Iterator[Listed]:
+    """Objects right in a folder, and the folders in it, in the order of their names.
+
+    The nodes count the folders. Where there is nothing else, no names are fetched.
+    """
+    top = target.folder
+    try:
+        summary = bucket.summary(top, depth=1)
+    except InvalidRequest:  # more folders than one answer has
+        summary = None
+    counted = {} if summary is None else {name: one for name, one in summary.by_prefix.items() if name != top}
+    if summary is not None and summary.complete and top not in summary.by_prefix:
+        yield from (Folder(bucket.name, name, one) for name, one in counted.items())
+        return
+    last = ""
+    for info in bucket.objects(top, page_size=_PAGE_SIZE):
+        head, slash, _ = info.name[len(top) :].partition("/")
+        if not slash:
+            yield info
+        elif (folder := f"{top}{head}/") != last:
+            last = folder
+            yield Folder(bucket.name, folder, counted.get(folder))
+
+
+def _as_json(one: Listed) -> str:
+    if isinstance(one, ObjectInfo):
+        return json.dumps(info_fields(one))
+    counts = {} if one.holds is None else {"objects": one.holds.objects, "size_bytes": one.holds.size_bytes}
+    return json.dumps({"bucket": one.bucket, "folder": one.name, **counts})
 
 
 def _member_line(member: MemberInfo, *, as_long: bool, human: bool, as_json: bool) -> str:
@@ -86,13 +166,20 @@ def _member_line(member: MemberInfo, *, as_long: bool, human: bool, as_json: boo
     name = printable(f"{SCHEME}{member.bucket}/{member.shard}/{member.name}")
     if not as_long:
         return name
-    size = f"{size_text(member.size_bytes):>10}" if human else f"{member.size_bytes:>14}"
-    return f"{size}  {member.checksum:08x}  {name}"
+    return f"{_size(member.size_bytes, human=human)}  {member.checksum:08x}  {name}"
 
 
-def _line(info: ObjectInfo, *, as_long: bool, human: bool) -> str:
-    name = printable(f"{info.bucket}/{info.name}")
+def _line(one: Listed, *, as_long: bool, human: bool) -> str:
+    name = printable(f"{one.bucket}/{one.name}")
     if not as_long:
         return name
-    size = f"{size_text(info.size_bytes):>10}" if human else f"{info.size_bytes:>14}"
-    return f"{size}  {time_text(info.modified_ns)}  {info.checksum:08x}  {info.version}  {name}"
+    if isinstance(one, ObjectInfo):
+        size = _size(one.size_bytes, human=human)
+        return f"{size}  {time_text(one.modified_ns)}  {one.checksum:08x}  {one.version}  {name}"
+    if one.holds is None:
+        return f"{'?':>{10 if human else 14}}  {'folder':>19}  {name}"
+    return f"{_size(one.holds.size_bytes, human=human)}  {count_text(one.holds.objects, 'object'):>19}  {name}"
+
+
+def _size(size_bytes: int, *, human: bool) -> str:
+    return f"{size_text(size_bytes):>10}" if human else f"{size_bytes:>14}"

@@ -32,6 +32,8 @@ _COMMANDS = {
     "rm": "ais_loader.cli.rm",
     "snapshot": "ais_loader.cli.snapshot",
     "du": "ais_loader.cli.du",
+    "exists": "ais_loader.cli.metadata",
+    "set-metadata": "ais_loader.cli.metadata",
     "batch": "ais_loader.cli.batch",
     "etl": "ais_loader.cli.etl",
 }
@@ -50,7 +52,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         command: click.Command | None = None
         if name in _COMMANDS:
-            command = getattr(importlib.import_module(_COMMANDS[name]), name)
+            command = getattr(importlib.import_module(_COMMANDS[name]), name.replace("-", "_"))
         else:
             for entry_point in entry_points(group=OPERATORS_COMMANDS, name=name):
                 command = entry_point.load()
@@ -109,6 +111,7 @@ Exit codes:
   0    everything was done
   1    something failed; the message, one line, is on standard error
   2    the command line is wrong; nothing was done
+  3    what `exists` asked for does not exist
   130  interrupted with Ctrl-C
   141  whoever read the output stopped reading (as in `| head`)
 """,

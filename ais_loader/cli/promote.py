@@ -11,10 +11,10 @@ from typing import Literal
 import click
 
 from ais_loader.changes import PromoteSummary
+from ais_loader.cli.new_bucket import copies_option, put_bucket, require_creation
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
-from ais_loader.errors import BucketNotFound
 from ais_loader.promote import Overwrite, PromoteResult, promote_all
 
 _SHARED: dict[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
@@ -24,7 +24,7 @@ _SHARED: dict[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no":
 @click.argument("path", metavar="PATH")
 @click.argument("dest", metavar="BUCKET[/PREFIX]", callback=parsed_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True, help="Promote the files in a folder; names are relative to it.")
-@click.option("--move", is_flag=True, help="Give each file up when its object is stored.")
+@click.option("--move", is_flag=True, help="Delete each source file when its object is stored.")
 @click.option(
     "--overwrite",
     type=click.Choice(["changed", "always", "never"]),
@@ -48,6 +48,7 @@ _SHARED: dict[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no":
 )
 @click.option("--node", metavar="HOST:PORT", help="Of a cluster, the node whose files are meant.")
 @click.option("--create-bucket", is_flag=True, help="Make the bucket if it does not exist.")
+@copies_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file, and one with the summary at the end.")
 @takes_store
 def promote(
@@ -61,6 +62,7 @@ def promote(
     shared: str,
     node: str | None,
     create_bucket: bool,
+    copies: int | None,
     as_json: bool,
     store: StoreChoice,
 ) -> None:
@@ -74,22 +76,17 @@ def promote(
     promote -r /nfs/corpus speech/en   stores /nfs/corpus/x/y as speech/en/x/y
     promote /nfs/a.wav speech          stores speech/a.wav
 
-    A file that cannot be promoted is reported, and the others are promoted.
+    With --move the source files are deleted, each when its object is stored as safely as the store was told to. A file
+    that cannot be promoted is reported, and the others are promoted.
     """
     if not store.url.startswith("grpc://"):
         if node is not None:
             raise click.UsageError("--node says which node of a cluster: --store is a folder of this machine")
         path = os.path.abspath(path)
-    prefix = dest.name if not dest.name or dest.name.endswith("/") else dest.name + "/"
+    prefix = dest.folder
+    require_creation(copies, create_bucket=create_bucket)
     with store.writing(create=create_bucket) as client:
-        bucket = client.bucket(dest.bucket)
-        if create_bucket:
-            client.create_bucket(dest.bucket, exist_ok=True)
-        else:
-            try:
-                bucket.info()
-            except BucketNotFound:
-                raise click.ClickException(f"bucket {dest.bucket!r} does not exist; --create-bucket makes it") from None
+        bucket = put_bucket(client, dest.bucket, create=create_bucket, copies=copies)
         began = time.monotonic()
         with Lines() as lines, progress(None, unit="B") as bar:
 

@@ -13,13 +13,16 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 import click
 
 from ais_loader.bucket import Bucket
+from ais_loader.cli.dry_run import note_left_out, show_plan
+from ais_loader.cli.new_bucket import copies_option, put_bucket, require_creation
 from ais_loader.cli.put_how import PutHow, parse_metadata
 from ais_loader.cli.put_plan import STDIN, plan_put
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.cli.wanted import wanted_options
 from ais_loader.entry import ObjectInfo
-from ais_loader.errors import BucketNotFound, LoaderError, VersionConflict
+from ais_loader.errors import LoaderError, VersionConflict
 from ais_loader.objects.equal_files import without_equal
 from ais_loader.objects.folder_walk import FileToStore, PutPlan
 
@@ -54,7 +57,11 @@ Stored: TypeAlias = tuple[FileToStore, ObjectInfo | LoaderError | OSError]
     callback=parse_metadata,
     help="Keep this with each object; may be given again. `ls --json` and `get --head` show it.",
 )
+@click.option("--hidden", is_flag=True, help="With -r: also files and folders whose names begin with a dot.")
+@wanted_options
+@click.option("-n", "--dry-run", is_flag=True, help="Store nothing: show which files would be stored, and as what.")
 @click.option("--create-bucket", is_flag=True, help="Make the bucket (and the store) if it does not exist.")
+@copies_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file: what was stored, or the error.")
 @takes_store
 def put(
@@ -65,7 +72,12 @@ def put(
     skip_equal: bool,
     if_absent: bool,
     metadata: dict[str, str],
+    hidden: bool,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    dry_run: bool,
     create_bucket: bool,
+    copies: int | None,
     as_json: bool,
     store: StoreChoice,
 ) -> None:
@@ -78,18 +90,27 @@ def put(
     put - speech/b.wav          stores standard input
     put -r corpus speech/en     stores corpus/x/y.wav as speech/en/x/y.wav
 
-    A file that cannot be stored is reported, and the others are stored.
+    Files and folders whose names begin with a dot are left out of folders, unless --hidden is given. A file that cannot
+    be stored is reported, and the others are stored.
     """
-    plan = plan_put(sources, dest, recursive=recursive, follow_links=follow_links, store_folders=store.folders())
+    plan = plan_put(
+        sources,
+        dest,
+        recursive=recursive,
+        follow_links=follow_links,
+        store_folders=store.folders(),
+        hidden=hidden,
+        include=include,
+        exclude=exclude,
+    )
+    require_creation(copies, create_bucket=create_bucket)
+    if dry_run:
+        show_plan(
+            plan, dest, store, may_create=create_bucket, skip_equal=skip_equal, if_absent=if_absent, as_json=as_json
+        )
+        return
     with store.writing(create=create_bucket) as client:
-        if create_bucket:
-            bucket = client.create_bucket(dest.bucket, exist_ok=True)
-        else:
-            bucket = client.bucket(dest.bucket)
-            try:
-                bucket.info()
-            except BucketNotFound:
-                raise click.ClickException(f"bucket {dest.bucket!r} does not exist; --create-bucket makes it") from None
+        bucket = put_bucket(client, dest.bucket, create=create_bucket, copies=copies)
         skipped = 0
         if skip_equal:
             plan.files, skipped = without_equal(bucket, plan.files)
@@ -153,9 +174,7 @@ def _summarize(
         note(f"there already, and left as they are: {count_text(there, 'object')}")
     if failed:
         note(f"failed: {count_text(failed, 'file')}")
-    for what, count in plan.left_out.items():
-        hint = ", which --follow-links would follow" if what == "symbolic link" else ""
-        note(f"left out: {count_text(count, what)}{hint}")
+    note_left_out(plan)
 
 
 def store_files(bucket: Bucket, files: Sequence[FileToStore], how: PutHow, bar: tqdm[Any]) -> Iterator[Stored]:
@@ -215,7 +234,7 @@ def _store_alone(bucket: Bucket, file: FileToStore, how: PutHow, bar: tqdm[Any])
 
 
 class _Counted:
-    """A file that moves a progress bar while it is read; a retry, which begins anew, moves it back."""
+    """A file that moves a progress bar while it is read; a retry, which reads it again, moves it back."""
 
     def __init__(self, file: IO[bytes], bar: tqdm[Any]) -> None:
         self._file = file

@@ -11,16 +11,28 @@ import click
 from ais_loader.cli.show import printable
 from ais_loader.cli.targets import Target
 from ais_loader.objects.folder_walk import FileToStore, PutPlan, add_file, identity_of, walk_folder
+from ais_loader.objects.folders import chooser
 
 STDIN = "-"
 
 
 def plan_put(
-    sources: Sequence[str], dest: Target, *, recursive: bool, follow_links: bool, store_folders: Sequence[str] = ()
+    sources: Sequence[str],
+    dest: Target,
+    *,
+    recursive: bool,
+    follow_links: bool,
+    store_folders: Sequence[str] = (),
+    hidden: bool = False,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
 ) -> PutPlan:
     """Look at every source; folders are walked. Raises click.UsageError for a command line that cannot be meant."""
+    if (hidden or include or exclude) and not recursive:
+        raise click.UsageError("--hidden, --include and --exclude choose among the files of a folder: give -r, too")
     many = recursive or len(sources) > 1
     prefix = dest.name
+    wanted = chooser(include, exclude)
     if many and prefix and not prefix.endswith("/"):
         if not recursive:
             raise click.UsageError(f"several sources need a bucket or a prefix to go to: {dest}/ rather than {dest}")
@@ -44,7 +56,7 @@ def plan_put(
                 raise click.UsageError(f"{printable(source)} is a folder; -r stores the files in it")
             if (found.st_dev, found.st_ino) in own:
                 raise click.UsageError(f"{printable(source)} is the store itself")
-            walk_folder(source, prefix, plan, own, follow_links=follow_links)
+            walk_folder(source, prefix, plan, own, follow_links=follow_links, hidden=hidden, wanted=wanted)
             continue
         is_stream = not stat.S_ISREG(found.st_mode)
         if is_stream and not names_whole:

@@ -27,6 +27,7 @@ _EXAMPLES = 3
     is_flag=True,
     help="OBJECT is BUCKET or BUCKET/FOLDER: delete the objects below it. Asks first.",
 )
+@click.option("--prefix", "begins", is_flag=True, help="With -r: OBJECT is the beginning of names, not a folder.")
 @click.option("-y", "--yes", is_flag=True, help="With -r: do not ask.")
 @click.option(
     "--list",
@@ -38,7 +39,12 @@ _EXAMPLES = 3
 )
 @takes_store
 def rm(
-    targets: tuple[Target, ...], recursive: bool, yes: bool, list_file: IO[bytes] | None, store: StoreChoice
+    targets: tuple[Target, ...],
+    recursive: bool,
+    begins: bool,
+    yes: bool,
+    list_file: IO[bytes] | None,
+    store: StoreChoice,
 ) -> None:
     """Delete objects, thousands with one request.
 
@@ -48,11 +54,13 @@ def rm(
     """
     if not targets and list_file is None:
         raise click.UsageError("nothing named: need OBJECT, or --list FILE")
+    if begins and not recursive:
+        raise click.UsageError("--prefix takes all objects whose names begin so: give -r, too")
     if recursive:
         if list_file is not None:
             raise click.UsageError("--list names objects, -r folders: not both")
         with store.writing(create=False) as client:
-            _delete_below(client, targets, yes=yes)
+            _delete_below(client, targets, yes=yes, begins=begins)
         return
     for target in targets:
         if not target.name:
@@ -76,9 +84,9 @@ def _listed(list_file: IO[bytes]) -> list[Target]:
     return [Target(entry.bucket, entry.name) for entry in entries]
 
 
-def _delete_below(client: Client, targets: Sequence[Target], *, yes: bool) -> None:
+def _delete_below(client: Client, targets: Sequence[Target], *, yes: bool, begins: bool) -> None:
     folders: list[Target] = []
-    for target in sorted({Target(target.bucket, target.folder) for target in targets}, key=str):
+    for target in sorted({Target(one.bucket, one.name if begins else one.folder) for one in targets}, key=str):
         if not any(target.bucket == other.bucket and target.name.startswith(other.name) for other in folders):
             folders.append(target)
     found = itertools.chain.from_iterable(

@@ -59,7 +59,9 @@ def size_text(size_bytes: float) -> str:
 
 def count_text(count: int, noun: str) -> str:
     """Such as "1 object" or "1,200 objects"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun.removesuffix('y')}ies" if noun.endswith("py") else f"{count:,} {noun}s"
 
 
 def time_text(time_ns: int) -> str:

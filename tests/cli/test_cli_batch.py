@@ -85,7 +85,7 @@ def test_without_output_a_line_is_shown_for_each(run: Run, listing: Path, filled
 def test_listings_of_ls_are_lists(run: Run, filled: str, objects: dict[str, bytes], url: str) -> None:
     whole = b"".join(objects[name] for name in sorted(objects))
     for form in ([], ["--json"]):
-        listed = run("ls", filled, *form).stdout_bytes
+        listed = run("ls", "-r", filled, *form).stdout_bytes
         assert run("batch", "-", "-o", "-", stdin=listed).stdout_bytes == whole
     # The JSON form names the versions, too: what has been replaced since is not what was listed.
     with connect(url) as client:

@@ -14,18 +14,90 @@ from tests.tar_kit import packed_tar
 def test_objects_are_listed_in_name_order_as_names_that_other_commands_take(
     run: Run, filled: str, objects: dict[str, bytes]
 ) -> None:
-    result = run("ls", filled)
+    result = run("ls", "-r", filled)
     assert result.stdout.splitlines() == [f"{filled}/{name}" for name in sorted(objects)]
     for line in result.stdout.splitlines():
         assert run("get", line).stdout_bytes == objects[line.removeprefix(f"{filled}/")]
 
 
-def test_a_prefix_is_the_beginning_of_names(run: Run, filled: str) -> None:
-    assert run("ls", f"{filled}/en").stdout.split() == [f"{filled}/{n}" for n in ("en/a.txt", "en/b.bin", "english")]
-    assert run("ls", f"ais://{filled}/en/", "--limit", "1").stdout == f"{filled}/en/a.txt\n"
+def test_one_level_is_listed_and_a_folder_is_one_line(run: Run, filled: str) -> None:
+    def names(*arguments: str) -> list[str]:
+        return [line.removeprefix(f"{filled}/") for line in run("ls", *arguments).stdout.splitlines()]
+
+    assert names(filled) == ["en/", "english", "es/", "z"]
+    assert names(f"{filled}/en") == names(f"ais://{filled}/en/") == ["en/a.txt", "en/b.bin"]
+    assert names(f"{filled}/english") == ["english"]
+    assert names(filled, "--limit", "2") == ["en/", "english"]
+    lines = run("ls", "-l", filled).stdout.splitlines()
+    assert lines[0].split() == ["260", "2", "objects", f"{filled}/en/"]
+    assert run("ls", "-H", filled).stdout.splitlines()[0].split()[:2] == ["260", "B"]
+    folder = json.loads(run("ls", "--json", filled).stdout.splitlines()[0])
+    assert folder == {"bucket": filled, "folder": "en/", "objects": 2, "size_bytes": 260}
+    told = run("batch", "-", stdin=run("ls", "--json", filled).stdout_bytes)
+    assert told.exit_code == 1 and "line 1: 'en/' is a folder: `ls --recursive` lists" in told.stderr
+    assert "is a folder" in run("rm", "--list", "-", stdin=run("ls", filled).stdout_bytes).stderr
+
+
+def test_folders_alone_are_listed_without_the_names_in_them(run: Run, url: str, bucket_name: str) -> None:
+    with connect(url) as client:
+        client.create_bucket(bucket_name).put_many([("p/x/1", b"1"), ("p/y/z/2", b"22"), ("p/x/3", b"3")])
+    assert run("ls", "-l", f"{bucket_name}/p").stdout.split() == [
+        *("2", "2", "objects", f"{bucket_name}/p/x/"),
+        *("2", "1", "object", f"{bucket_name}/p/y/"),
+    ]
+    assert run("ls", bucket_name).stdout == f"{bucket_name}/p/\n"
+    with connect(url) as client:
+        client.bucket(bucket_name).put("p/x", b"both an object and a folder")
+    assert run("ls", f"{bucket_name}/p/x").stdout.split() == [f"{bucket_name}/p/{n}" for n in ("x", "x/1", "x/3")]
+
+
+def test_a_folder_is_the_same_in_every_command_and_the_beginning_of_names_is_asked_for(
+    run: Run, filled: str, stored: Stored, tmp_path: Path
+) -> None:
+    for command in (["ls", "-r"], ["du"], ["get", "-r"], ["rm", "-r", "-y"], ["cp", "-r"]):
+        more = {"get": [tmp_path / "out"], "cp": [f"{filled}/copy"]}.get(command[0], [])
+        nothing = run(*command, f"{filled}/e", *more)
+        assert (nothing.exit_code == 1) != (command == ["du"]), nothing.output
+    assert json.loads(run("du", "--json", f"{filled}/e").stdout)["objects"] == 0
+    assert len(run("ls", "--prefix", f"{filled}/en").stdout.split()) == 3
+    assert json.loads(run("du", "--json", "--prefix", f"{filled}/e").stdout)["objects"] == 4
+    assert run("get", "-r", "--prefix", f"{filled}/en", tmp_path / "some").exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "some").rglob("*.*")) == ["a.txt", "b.bin"]
+    assert (tmp_path / "some" / "english").read_bytes() == b"three"
+    assert run("rm", "-r", "-y", "--prefix", f"{filled}/en").stderr == "deleted 3 objects\n"
+    assert stored.names() == ["es/ñ 1.txt", "z"]
+    for wrong in (["rm", "--prefix", f"{filled}/e"], ["get", "--prefix", f"{filled}/z"], ["du", "--prefix"]):
+        assert run(*wrong).exit_code == 2
     nothing = run("ls", f"{filled}/none")
     assert (nothing.exit_code, nothing.stdout) == (1, "")
-    assert nothing.stderr == f"Error: no object in bucket {filled!r} begins with 'none'\n"
+    assert nothing.stderr == f"Error: no object and no folder {filled}/none; --prefix takes the beginning of a name\n"
+
+
+def test_existence_is_an_exit_code(run: Run, filled: str) -> None:
+    assert run("exists", filled, f"{filled}/z", f"ais://{filled}/en/a.txt").output == ""
+    missing = run("exists", f"{filled}/z", f"{filled}/none", "none-" + filled)
+    assert (missing.exit_code, missing.stdout) == (3, "")
+    assert missing.stderr.splitlines() == [f"none-{filled} does not exist", f"{filled}/none does not exist"]
+    assert (run("exists", "-q", f"{filled}/none").exit_code, run("exists", "-q", f"{filled}/none").output) == (3, "")
+
+
+def test_metadata_are_changed_key_by_key_or_all(run: Run, filled: str, stored: Stored) -> None:
+    def metadata() -> dict[str, str]:
+        found: dict[str, str] = json.loads(run("get", "--head", f"{filled}/z").stdout)["metadata"]
+        return found
+
+    assert run("set-metadata", f"{filled}/z", "source=studio", "rate=16000").output == ""
+    shown = json.loads(run("set-metadata", "--json", f"{filled}/z", "rate=8000").stdout)
+    assert shown["metadata"] == metadata() == {"source": "studio", "rate": "8000"}
+    assert run("set-metadata", f"{filled}/z", "--clear").exit_code == 0 and metadata() == {}
+    assert stored.contents()["z"] == b"last"
+    assert run("set-metadata", f"{filled}/none", "a=b").exit_code == 1
+    for wrong in (
+        ["set-metadata", filled, "a=b"],
+        ["set-metadata", f"{filled}/z"],
+        ["set-metadata", f"{filled}/z", "a"],
+    ):
+        assert run(*wrong).exit_code == 2
 
 
 def test_buckets_are_listed_by_both_commands(run: Run, filled: str) -> None:
@@ -37,9 +109,9 @@ def test_buckets_are_listed_by_both_commands(run: Run, filled: str) -> None:
 
 
 def test_the_long_form_has_size_time_checksum_and_version(run: Run, filled: str) -> None:
-    (line,) = run("ls", "-l", f"{filled}/en/b").stdout.splitlines()
+    (line,) = run("ls", "-l", "--prefix", f"{filled}/en/b").stdout.splitlines()
     assert re.fullmatch(rf" +256  \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d  9c44184b  [\d.]+  {filled}/en/b\.bin", line)
-    assert run("ls", "--human", f"{filled}/en/b").stdout.split()[:2] == ["256", "B"]
+    assert run("ls", "--human", "--prefix", f"{filled}/en/b").stdout.split()[:2] == ["256", "B"]
 
 
 def test_json_has_every_field_of_an_object(run: Run, filled: str) -> None:
@@ -68,12 +140,15 @@ def test_sums_are_shown_by_folder_and_add_up(run: Run, filled: str, objects: dic
     lines = run("du", filled).stdout.splitlines()
     assert [line.split("  ")[-1] for line in lines] == [f"{filled}/{name}" for name in ("", "en/", "es/", " in all")]
     assert lines[1].split() == ["260", "B", "2", "objects", f"{filled}/en/"]
-    found = json.loads(run("du", f"ais://{filled}/en", "--depth", "2", "--json").stdout)
+    found = json.loads(run("du", f"ais://{filled}/en", "--prefix", "--depth", "2", "--json").stdout)
     size_bytes = sum(len(data) for name, data in objects.items() if name.startswith("en"))
     assert (found["objects"], found["size_bytes"], found["complete"]) == (3, size_bytes, True)
     assert found["by_prefix"]["en/"] == {"objects": 2, "size_bytes": 260}
     assert len(run("du", filled, "--depth", "0").stdout.splitlines()) == 1
     assert run("du", filled + "x").exit_code == 1
+    every = run("du").stdout.splitlines()
+    assert [line.split("  ")[-1] for line in every if filled in line] == [filled]
+    assert every[-1].endswith("  in all") and json.loads(run("du", "--json").stdout.splitlines()[0])["complete"]
 
 
 def test_a_named_object_goes_and_one_that_is_missing_is_reported(run: Run, filled: str, stored: Stored) -> None:
@@ -94,7 +169,7 @@ def test_the_objects_of_a_list_go_and_those_that_are_missing_are_reported(
     assert result.stderr == (
         f"Failed: {filled}/none: no object 'none' in bucket {filled!r}\ndeleted 2 objects\nfailed: 1 object\n"
     )
-    listed = run("ls", "--json", f"{filled}/e").stdout.encode()
+    listed = run("ls", "--json", "--prefix", f"{filled}/e").stdout.encode()
     assert run("rm", "--list", "-", stdin=listed).stderr == "deleted 2 objects\n"
     assert stored.names() == ["z"]
     part = run("rm", "--list", "-", stdin=json.dumps({"bucket": filled, "name": "z", "start": 1}).encode())

@@ -27,12 +27,12 @@ def pinned(run: Run, filled: str) -> Iterator[str]:
 def test_what_a_bucket_was_is_listed_and_read_by_its_pinned_name(
     run: Run, pinned: str, objects: dict[str, bytes]
 ) -> None:
-    assert run("ls", pinned).stdout.splitlines() == [f"{pinned}/{name}" for name in sorted(objects)]
+    assert run("ls", "-r", pinned).stdout.splitlines() == [f"{pinned}/{name}" for name in sorted(objects)]
     for line in run("ls", f"ais://{pinned}/en").stdout.splitlines():
         assert run("get", line).stdout_bytes == objects[line.removeprefix(f"{pinned}/")]
     batch = run("batch", "-", "-o", "-", stdin=f"ais://{pinned}/z\nais://{pinned}/en/a.txt\n".encode())
     assert batch.stdout_bytes == objects["z"] + objects["en/a.txt"], batch.stderr
-    listed = run("batch", "-", "-o", "-", stdin=run("ls", "--json", pinned).stdout_bytes)
+    listed = run("batch", "-", "-o", "-", stdin=run("ls", "-r", "--json", pinned).stdout_bytes)
     assert listed.stdout_bytes == b"".join(objects[name] for name in sorted(objects)), listed.stderr
     assert run("get", f"{pinned.partition('@')[0]}/en/b.bin").stdout_bytes == b"new"
 

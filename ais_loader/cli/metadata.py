@@ -1,0 +1,59 @@
+"""`ais-loader exists` and `ais-loader set-metadata`: one object, asked about or described."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from ais_loader.cli.put_how import parse_metadata
+from ais_loader.cli.show import info_fields, note, printable
+from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.cli.targets import Target, parse_object, parse_target, parsed_by
+from ais_loader.wire.reserved import RESERVED
+
+
+@click.command()
+@click.argument("targets", metavar="BUCKET[/NAME]...", nargs=-1, required=True, callback=parsed_by(parse_target))
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing: the exit code is the answer.")
+@takes_store
+def exists(targets: tuple[Target, ...], quiet: bool, store: StoreChoice) -> None:
+    """Exit with 0 if all of these buckets and objects exist; with 3 if one does not, which is named.
+
+    1 means that it cannot be known.
+    """
+    with store.reading() as client:
+        buckets = {info.name for info in client.buckets()}
+        missing = [target for target in targets if target.bucket not in buckets]
+        for name in dict.fromkeys(target.bucket for target in targets if target.bucket in buckets):
+            of_it = [target for target in targets if target.bucket == name and target.name]
+            there = client.bucket(name).exists_many([target.name for target in of_it])
+            missing += [target for target, found in zip(of_it, there, strict=True) if not found]
+    if not quiet:
+        for target in missing:
+            note(f"{printable(str(target))} does not exist")
+    if missing:
+        raise click.exceptions.Exit(3)
+
+
+@click.command(name="set-metadata")
+@click.argument("target", metavar="BUCKET/NAME", callback=parsed_by(parse_object))
+@click.argument("metadata", metavar="[KEY=VALUE]...", nargs=-1, callback=parse_metadata)
+@click.option("--clear", is_flag=True, help="Take away what is not named here; else it stays as it is.")
+@click.option("--json", "as_json", is_flag=True, help="The object as it is now, as one JSON object.")
+@takes_store
+def set_metadata(target: Target, metadata: dict[str, str], clear: bool, as_json: bool, store: StoreChoice) -> None:
+    """Change what is kept with an object, such as source=studio. Its bytes stay, its version changes.
+
+    KEY= gives a key an empty value.
+    """
+    if not metadata and not clear:
+        raise click.UsageError("nothing to change: need KEY=VALUE, or --clear")
+    with store.writing(create=False) as client:
+        bucket = client.bucket(target.bucket)
+        before = bucket.head(target.name)
+        kept = {} if clear else {key: value for key, value in before.metadata.items() if key not in RESERVED}
+        # Only if nobody else has changed it meanwhile: what they set would be lost.
+        info = bucket.set_metadata(target.name, kept | metadata, if_version=before.version)
+    if as_json:
+        click.echo(json.dumps(info_fields(info)))

@@ -1,0 +1,69 @@
+"""Buckets that a command makes by the way: --create-bucket and --copies, and what they say of it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ais_loader.cli.show import count_text, note
+from ais_loader.errors import BucketExists, BucketNotFound, LoaderError
+
+if TYPE_CHECKING:
+    from ais_loader.bucket import Bucket
+    from ais_loader.client import Client
+
+copies_option = click.option(
+    "--copies",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="With --create-bucket: how many copies of each object, on different hosts of a cluster.  [default: 1]",
+)
+
+
+def require_creation(copies: int | None, *, create_bucket: bool) -> None:
+    """Raises click.UsageError for copies of a bucket that is not made here."""
+    if copies is not None and not create_bucket:
+        raise click.UsageError(
+            "--copies goes with --create-bucket; `bucket set BUCKET copies=N` is for one that exists"
+        )
+
+
+def put_bucket(client: Client, name: str, *, create: bool, copies: int | None) -> Bucket:
+    """The bucket that objects go to. Raises click.ClickException where it is not there, or has other copies."""
+    bucket = client.bucket(name)
+    if create:
+        try:
+            client.create_bucket(name, copies=copies or 1)
+        except BucketExists:
+            there = bucket.info().copies
+            if copies is not None and there != copies:
+                raise click.ClickException(
+                    f"bucket {name!r} exists, with {count_text(there, 'copy')} of each object; "
+                    f"`ais-loader bucket set {name} copies={copies}` changes that"
+                ) from None
+        else:
+            note_copies(client, name, copies or 1, by="--copies")
+        return bucket
+    try:
+        bucket.info()
+    except BucketNotFound as error:
+        raise type(error)(f"bucket {name!r} does not exist; --create-bucket makes it") from None
+    return bucket
+
+
+def note_copies(client: Client, name: str, copies: int, *, by: str) -> None:
+    """On several nodes, one line that says how many copies a new bucket makes."""
+    nodes = _nodes(client)
+    if nodes < 2:
+        return
+    risk = "" if copies > 1 else f": what a lost node had is lost; {by} {min(nodes, 2)} keeps two"
+    note(f"made bucket {name} on {nodes} nodes, with {count_text(copies, 'copy')} of each object{risk}")
+
+
+def _nodes(client: Client) -> int:
+    with contextlib.suppress(LoaderError):
+        nodes: Any = client.describe().get("nodes", ())
+        return len(nodes)
+    return 0
