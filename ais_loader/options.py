@@ -46,7 +46,7 @@ class ClusterOptions:
     tenant: str = ""
     """For whom batches are fetched, at most 128 characters. Nodes that have not enough for all serve tenants by weight,
     however many clients and batches each has."""
-    lane: LaneChoice = "grpc"
+    lane: LaneChoice = "auto"
     """By what batches and small objects come: "auto" takes a plain socket beside gRPC where the node can be reached by
     one, which moves bytes faster; "grpc" never does."""
     hedge_budget: float = 0.05
