@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Client, connect, errors
+from ais_loader import Client, ClusterOptions, connect, errors
+from ais_loader.options import LaneChoice
 from ais_loader.testing import NodeProcess, throwaway_folder
 
 
@@ -30,20 +31,28 @@ def embedded_path() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def kept_clients(embedded_path: Path) -> Iterator[dict[str, Client]]:
-    kept: dict[str, Client] = {}
+def kept_clients(embedded_path: Path) -> Iterator[dict[tuple[str, LaneChoice], Client]]:
+    kept: dict[tuple[str, LaneChoice], Client] = {}
     yield kept
     for client in kept.values():
         client.close()
 
 
 @pytest.fixture
-def client(url: str, kept_clients: dict[str, Client]) -> Client:
-    if url in kept_clients:
+def lane(url: str) -> LaneChoice:
+    """A cluster is reached by lanes and a single node by gRPC alone, so that both are held to everything."""
+    return "auto" if "," in url else "grpc"
+
+
+@pytest.fixture
+def client(url: str, lane: LaneChoice, kept_clients: dict[tuple[str, LaneChoice], Client]) -> Client:
+    key = url, lane
+    if key in kept_clients:
         try:
-            kept_clients[url].buckets()
+            kept_clients[key].buckets()
         except errors.Closed:
-            del kept_clients[url]
-    if url not in kept_clients:
-        kept_clients[url] = connect(url)
-    return kept_clients[url]
+            del kept_clients[key]
+    if key not in kept_clients:
+        options = ClusterOptions(lane=lane) if url.startswith("grpc:") else None
+        kept_clients[key] = connect(url, options=options)
+    return kept_clients[key]

@@ -1,5 +1,6 @@
-"""Batch readers under test, native and Python, in this process, in a node, and from three nodes at once: all must
-agree. The Python reader is quick in this process, and slow in a node, which is quick with the native one.
+"""Batch readers under test, native and Python, in this process, in a node by gRPC and by a lane, and from three nodes
+at once: all must agree. The Python reader is quick in this process, and slow in a node, which is quick with the native
+one.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from ais_loader.options import LaneChoice
+
 _PYTHON_IN_A_NODE = pytest.param("grpc, Python reader", marks=pytest.mark.slow)
 
 
-@pytest.fixture(params=["embedded", "grpc", "cluster", "embedded, Python reader", _PYTHON_IN_A_NODE])
+@pytest.fixture(params=["embedded", "grpc", "lane", "cluster", "embedded, Python reader", _PYTHON_IN_A_NODE])
 def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "grpc":
+    if request.param in ("grpc", "lane"):
         return str(request.getfixturevalue("node").url)
     if request.param == "cluster":
         return str(request.getfixturevalue("shared_cluster").url)
@@ -28,3 +31,8 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(frame_reader, "read_list", batch_read.read_list_python)
     path: Path = request.getfixturevalue("embedded_path")
     return f"file://{path}"
+
+
+@pytest.fixture
+def lane(request: pytest.FixtureRequest) -> LaneChoice:
+    return "auto" if request.node.callspec.params["url"] in ("lane", "cluster") else "grpc"
