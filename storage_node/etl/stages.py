@@ -17,7 +17,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.stage_context import StageContext, StageCounts, StageLog, told
 from storage_node.etl.values import Content, Origin, Stage
-from storage_node.etl.worker_stage import CommandStage, PythonStage, workers_of
+from storage_node.etl.worker_stage import CommandStage, PythonStage, WorkerStage, workers_of
 from storage_node.tasks import retrieve
 from storage_node.turns import ASKING, TimedTurns
 
@@ -126,6 +126,41 @@ class NodeTransforms:
         finally:
             content.close()
 
+    def burst(self, call: batch_pb.TransformCall) -> int:
+        """Of the slowest of its stages; 1 where one of them has not begun, or is no worker's."""
+        found = []
+        for stage in call.stage:
+            opened = self._opened.get(stage.name)
+            found.append(opened.stage.burst if opened and isinstance(opened.stage, WorkerStage) else 1)
+        return min(found, default=1)
+
+    async def run_many(
+        self,
+        call: batch_pb.TransformCall,
+        inputs: Sequence[tuple[Origin, Content]],
+        versions: Sequence[bytes] = (),
+    ) -> list[Content | LoaderError]:
+        origins = [origin for origin, _ in inputs]
+        made: list[Content | LoaderError] = [content for _, content in inputs]
+        admitted = Admitted((), self._let_go)
+        try:
+            admitted = self.admit(call, versions)
+            for opened, stage in zip(admitted.stages, call.stage, strict=True):
+                whole = {at: one for at, one in enumerate(made) if isinstance(one, Content)}
+                outcomes = await self._counted_many(opened, stage, [(origins[at], one) for at, one in whole.items()])
+                for (at, before), outcome in zip(whole.items(), outcomes, strict=True):
+                    before.close()
+                    made[at] = outcome
+            done, made = made, []
+            return done
+        except LoaderError as error:  # none is begun
+            return [error] * len(inputs)
+        finally:
+            admitted.release()
+            for one in made:
+                if isinstance(one, Content):
+                    one.close()
+
     def kept_result(self, call: batch_pb.TransformCall, size_bytes: int, results: int = 1) -> None:
         """Somebody was given what had been made before."""
         counts = self.counts(call.stage[-1].name)
@@ -164,6 +199,42 @@ class NodeTransforms:
         opened.users -= 1
         if opened.retired and not opened.users:
             self._close(opened)
+
+    async def _counted_many(
+        self, opened: Stage, stage: batch_pb.TransformStage, inputs: Sequence[tuple[Origin, Content]]
+    ) -> Sequence[Content | LoaderError]:
+        if not isinstance(opened, WorkerStage) or len(inputs) == 1:
+            return await asyncio.gather(*(self._outcome(opened, stage, *one) for one in inputs))
+        counts = self.counts(stage.name)
+        async with self._turns.turn(ASKING.get()):
+            began_s = time.monotonic()
+            counts.running += len(inputs)
+            outcomes: Sequence[Content | LoaderError]
+            try:
+                outcomes = await opened.run_many(inputs, stage.args)
+            except LoaderError as error:
+                outcomes = [error] * len(inputs)
+            except Exception as error:  # a defect of ours: of these objects, not of their neighbours
+                raise TransformFailed(f"{stage.name}: {type(error).__name__}: {error}") from error
+            finally:
+                counts.running -= len(inputs)
+                counts.busy_s += time.monotonic() - began_s
+        for (_, content), outcome in zip(inputs, outcomes, strict=True):
+            if isinstance(outcome, LoaderError):
+                counts.failure(outcome)
+                continue
+            counts.objects += 1
+            counts.input_bytes += content.size_bytes
+            counts.output_bytes += outcome.size_bytes
+        return outcomes
+
+    async def _outcome(
+        self, opened: Stage, stage: batch_pb.TransformStage, origin: Origin, content: Content
+    ) -> Content | LoaderError:
+        try:
+            return await self._counted(opened, stage, origin, content)
+        except LoaderError as error:
+            return error
 
     # -- versions
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.checksum import crc32c
 
@@ -117,3 +118,11 @@ class Transforms(Protocol):
 
         Raises TransformNotFound, TransformRefused, TransformFailed, TransformTimeout, TransformGone.
         """
+
+    def burst(self, call: pb.TransformCall) -> int:
+        """How many small inputs it is worth to pass through together now, by `run_many`."""
+
+    async def run_many(
+        self, call: pb.TransformCall, inputs: Sequence[tuple[Origin, Content]], versions: Sequence[bytes] = ()
+    ) -> list[Content | LoaderError]:
+        """As `run` of each, in one turn: what goes wrong with one is its alone."""

@@ -17,9 +17,13 @@ One that has a parameter `origin` is given "bucket/name" there. What is returned
 
 On the wire, over a socket pair: heads of fixed size, JSON behind them, then bytes. Small inputs and outputs travel
 there; larger inputs lie in a memory file that both have mapped, or are a file whose descriptor comes along; larger
-outputs go into a file of the spool that the node has sent. The node takes nothing of what a worker says on trust: it
-counts and sums what is there, and never unpickles anything. An answer bears the number of its request, so that one that
-comes twice, or from a process that the transform has forked, is never taken for another object's.
+outputs go into a file of the spool that the node has sent, which the worker waits for the node to have taken. The node
+takes nothing of what a worker says on trust: it counts and sums what is there, and never unpickles anything. An answer
+bears the number of its request, so that one that comes twice, or from a process that the transform has forked, is never
+taken for another object's.
+
+Requests of small objects may come several at once; each is answered as soon as it is done, so that the node knows at
+any time which one is being worked on.
 """
 
 from __future__ import annotations
@@ -35,15 +39,17 @@ import struct
 import subprocess
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 REQUEST = struct.Struct("<QIQB")
 """Its number, bytes of JSON, bytes of data, where the data is. As many descriptors come along as the JSON says."""
 REPLY = struct.Struct("<QBQI")
 """Number of the request, what it is, bytes of data, bytes of JSON; JSON and then data, if it is inline, follow."""
-INLINE, SHARED, FILE = 0, 1, 2
-"""Where an input is: behind the request, in the memory file, in a file of its own."""
+INLINE, SHARED, FILE, TAKEN = 0, 1, 2, 3
+"""Where an input is: behind the request, in the memory file, in a file of its own. TAKEN is no request: the node has
+what lay in the output file."""
 READY, IS_INLINE, IS_FILE, RAISED = 0, 1, 2, 3
 SET_UP_NUMBER = 1
 """Of the first request; the others count on from it."""
@@ -51,7 +57,7 @@ INLINE_BYTES = 64 << 10
 CHUNK_BYTES = 1 << 20
 MAX_JSON_BYTES = 1 << 20
 _MAX_FDS = 4
-_RECEIVED_AS = socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
+_READ_BYTES = 256 << 10
 _TOLD = 2000
 """Characters of what an error says."""
 
@@ -104,9 +110,23 @@ class Input:
             self.fd = -1
 
 
+class _Message(NamedTuple):
+    number: int
+    place: int
+    size_bytes: int
+    said: dict[str, Any]
+    data: bytes
+    fds: dict[str, int]
+
+
 class Worker:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._received, self._at = b"", 0
+        """What has come, and how much of it has been read."""
+        self._fds: list[int] = []
+        """Descriptors that have come, in order, for messages that have not been read."""
+        self._ahead: deque[_Message] = deque()
         self._shared, self._output, self._number = -1, -1, 0
         self._run: Callable[[Input, dict[str, Any]], Any] = _nothing
 
@@ -138,32 +158,58 @@ class Worker:
     # -- the wire
 
     def _receive(self) -> tuple[dict[str, Any], Input] | None:
-        head, fds, _, _ = socket.recv_fds(self._socket, REQUEST.size, _MAX_FDS, _RECEIVED_AS)
-        if len(head) < REQUEST.size:
+        message = self._ahead.popleft() if self._ahead else self._read()
+        if message is None:
             return None
-        self._number, json_bytes, size_bytes, place = REQUEST.unpack(head)
-        said = json.loads(self._exactly(json_bytes))
-        came = dict(zip(said.pop("fds", ()), fds, strict=True))
+        self._number, place, size_bytes, said, data, came = message
         self._shared = came.get("shared", self._shared)
-        if "output" in came:
-            if self._output >= 0:
-                os.close(self._output)
-            self._output = came["output"]
+        self._use_output(came)
         if place == FILE:
             return said, Input(None, came["input"], said["offset"], size_bytes)
         if place == SHARED:
             return said, Input(memoryview(mmap.mmap(self._shared, size_bytes, prot=mmap.PROT_READ)), -1, 0, size_bytes)
-        return said, Input(memoryview(self._exactly(size_bytes)), -1, 0, size_bytes)
+        return said, Input(memoryview(data), -1, 0, size_bytes)
+
+    def _use_output(self, came: dict[str, int]) -> None:
+        if "output" in came:
+            if self._output >= 0:
+                os.close(self._output)
+            self._output = came["output"]
+
+    def _read(self) -> _Message | None:
+        """The next thing that the node says; None when it has gone."""
+        if self._at == len(self._received) and not self._more():
+            return None
+        number, json_bytes, size_bytes, place = REQUEST.unpack(self._exactly(REQUEST.size))
+        said = json.loads(self._exactly(json_bytes))
+        names = said.pop("fds", ())
+        fds, self._fds = self._fds[: len(names)], self._fds[len(names) :]
+        data = self._exactly(size_bytes) if place == INLINE else b""
+        return _Message(number, place, size_bytes, said, data, dict(zip(names, fds, strict=True)))
 
     def _exactly(self, size_bytes: int) -> bytes:
-        data = bytearray(size_bytes)
-        view, at = memoryview(data), 0
-        while at < size_bytes:
-            got = self._socket.recv_into(view[at:])
-            if not got:
+        while len(self._received) - self._at < size_bytes:
+            if not self._more():
                 sys.exit(0)
-            at += got
-        return bytes(data)
+        at, self._at = self._at, self._at + size_bytes
+        return self._received[at : self._at]
+
+    def _more(self) -> bool:
+        """Descriptors come with the first byte of their message, and end what is received with it."""
+        left = self._received[self._at :]
+        data, fds, _, _ = socket.recv_fds(self._socket, _READ_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        self._fds += fds
+        self._received, self._at = left + data if left else data, 0
+        return bool(data)
+
+    def _wait_until_taken(self) -> None:
+        """The output file is the next object's then. Requests that had been sent before are kept."""
+        while (message := self._read()) is not None:
+            if message.place == TAKEN:
+                self._use_output(message.fds)
+                return
+            self._ahead.append(message)
+        sys.exit(0)
 
     def _reply(self, kind: int, data: bytes | memoryview = b"", size_bytes: int = 0, **said: object) -> None:
         text = json.dumps(said).encode() if said else b""
@@ -175,6 +221,7 @@ class Worker:
             raise Failed(f"it returned {type(made).__name__}: need bytes, or with streaming=True an iterator of bytes")
         if isinstance(made, _Written):
             self._reply(IS_FILE, size_bytes=made.size_bytes)
+            self._wait_until_taken()
             return
         try:
             view = memoryview(made).cast("B")
@@ -184,6 +231,7 @@ class Worker:
             self._reply(IS_INLINE, view)
         else:
             self._reply(IS_FILE, size_bytes=self._write([view]))
+            self._wait_until_taken()
 
     def _write(self, parts: Iterable[Any]) -> int:
         os.ftruncate(self._output, 0)

@@ -1,8 +1,9 @@
-"""Worker process, as the node has it: started, asked one thing at a time, watched, and ended.
+"""Worker process, as the node has it: started, asked, watched, and ended.
 
-Whatever a worker does - raise, hang, grow, lie, close its socket, die - ends in an error of the object that it had,
-typed, and at worst in the end of the worker. The node reads heads of fixed size and bounded JSON from it, and counts
-and sums the output itself.
+Small objects are sent several at once, and worked on one after another: each has an answer and a time limit of its own.
+Whatever a worker does - raise, hang, grow, lie, close its socket, die - ends in an error of the object that it was at,
+typed, and at worst in the end of the worker; those behind it have not been begun, and go to another one. The node reads
+heads of fixed size and bounded JSON from it, and counts and sums the output itself.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ais_loader.errors import TransformFailed, TransformRefused, TransformTimeout
+from ais_loader.errors import TransformError, TransformFailed, TransformRefused, TransformTimeout
 from storage_node.etl.fences import Fences, group_of, kill_group, resident_bytes, start
 from storage_node.etl.spool import Spool, taken
 from storage_node.etl.values import Content
@@ -37,6 +39,7 @@ from storage_node.etl.worker import (
     REQUEST,
     SET_UP_NUMBER,
     SHARED,
+    TAKEN,
 )
 from storage_node.tasks import settled
 
@@ -46,7 +49,9 @@ _LOOK_S = 0.25
 """How often a worker that is at work is looked at."""
 _SURE_S = 0.5
 """It has answered no longer ago, and so is alive."""
-_READ_BYTES = 64 << 10
+_READ_BYTES = 256 << 10
+_BUFFER_BYTES = 208 << 10
+"""Of the socket, in each direction, if the system allows it: so much is sent without waiting."""
 _TOLD = 500
 """Characters of what it wrote last, in an error."""
 _END_S = 0.5
@@ -57,8 +62,29 @@ class WorkerDied(TransformFailed):
     """It ended in the middle of an object, by itself or by something outside: another one may do better."""
 
 
+class WorkerInput(NamedTuple):
+    """One object for a worker."""
+
+    said: dict[str, Any]
+    content: Content
+    max_bytes: int
+    """Of what is made of it."""
+
+
+class _Asked:
+    """A request, and what has come of it."""
+
+    __slots__ = ("max_bytes", "number", "outcome", "set_up", "written_bytes")
+
+    def __init__(self, number: int, max_bytes: int, *, set_up: bool = False) -> None:
+        self.number, self.max_bytes, self.set_up = number, max_bytes, set_up
+        self.outcome: Content | TransformError | TransformRefused | None = None
+        self.written_bytes: int | None = None
+        """In the output file, where they wait to be taken."""
+
+
 class WorkerProcess:
-    """Belongs to one event loop; has one thing to do at a time.
+    """Belongs to one event loop; one call at a time.
 
     Args:
         memory_bytes: of it in memory, beyond which it is ended.
@@ -87,12 +113,18 @@ class WorkerProcess:
         self._look: asyncio.TimerHandle | None = None
         self._received = bytearray()
         self._number = SET_UP_NUMBER - 1
+        self._asked: deque[_Asked] = deque()
+        """Not answered yet; the worker is at the first one."""
+        self._timeout_s = 0.0
+        self._wake: asyncio.Future[None] | None = None
+        self._silent = False
+        """Nothing comes from it any more."""
         self.idle_since_s = 0.0
 
     @property
     def alive(self) -> bool:
         process = self._process
-        if process is None or self._ending or process.returncode is not None:
+        if process is None or self._ending or self._silent or process.returncode is not None:
             return False
         # To ask the system costs as much as a small object. One that dies in this moment is found out when it is asked.
         return time.monotonic() - self.idle_since_s < _SURE_S or process.poll() is None
@@ -119,12 +151,18 @@ class WorkerProcess:
             there.close()
             os.close(writing)
         here.setblocking(False)
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         self._socket = here
         self._loop.add_reader(reading, self._heard)
+        self._loop.add_reader(here, self._readable)
         self._shared, self._output = os.memfd_create("inputs"), self._spool.new_file()
         try:
+            asked = _Asked(self._number + 1, 0, set_up=True)
             fds = {"shared": self._shared, "output": self._output}
-            await self._exchange({"setup": setup}, fds, code, INLINE, len(code), START_TIMEOUT_S, READY)
+            request = _request(asked, {"setup": setup, "fds": list(fds)}, INLINE, len(code), code)
+            await self._exchange([asked], request, [*fds.values()], START_TIMEOUT_S)
+            if isinstance(asked.outcome, Exception):
+                raise asked.outcome
         except WorkerDied as error:
             self._heard()
             said = self._heard_last.decode(errors="replace").strip().rpartition("\n")[2][:_TOLD]
@@ -134,108 +172,200 @@ class WorkerProcess:
             await self.close()
             raise
 
-    async def run(self, said: dict[str, Any], content: Content, timeout_s: float, max_bytes: int) -> Content:
-        """What it makes of an input. Cancelled, it is ended.
+    async def run(self, inputs: Sequence[WorkerInput], timeout_s: float) -> list[Content | TransformError | None]:
+        """What it makes of each, one after another; None for those that were not begun. Cancelled, it is ended.
 
-        Raises TransformFailed, TransformTimeout, WorkerDied.
+        Args:
+            inputs: one, or several that are in memory, of INLINE_BYTES at most each.
+            timeout_s: for each of them.
         """
-        fds: dict[str, int] = {}
-        data: bytes | memoryview = b""
-        place = INLINE
-        if content.data is None:
-            fds["input"], said["offset"], place = content.fd, content.offset, FILE
-        elif content.size_bytes > INLINE_BYTES:
-            place = SHARED
-            os.ftruncate(self._shared, content.size_bytes)
-            os.pwrite(self._shared, content.data, 0)
+        asked = [_Asked(self._number + at, each.max_bytes) for at, each in enumerate(inputs, 1)]
+        fds: list[int] = []
+        if len(inputs) == 1:
+            data = self._single(asked[0], inputs[0], fds)
         else:
-            data = content.data
-        if self._output < 0:
-            self._output = fds["output"] = await self._on_thread(self._spool.new_file)
-        try:
-            kind, size_bytes, made = await self._exchange(
-                said, fds, data, place, content.size_bytes, timeout_s, IS_INLINE, IS_FILE
+            data = b"".join(
+                _request(one, each.said, INLINE, each.content.size_bytes, each.content.data or b"")
+                for one, each in zip(asked, inputs, strict=True)
             )
+        try:
+            await self._exchange(asked, data, fds, timeout_s)
         except asyncio.CancelledError:
             self.kill()
             raise
-        if size_bytes > max_bytes:
-            raise TransformFailed(f"it made {size_bytes:,} bytes, at most {max_bytes:,} are allowed")
-        if kind == IS_INLINE:
-            return Content.of(made)
-        if (there := os.fstat(self._output).st_size) != size_bytes:
-            self.kill()
-            raise TransformFailed(f"it said {size_bytes:,} bytes, and wrote {there:,}")
-        output, with_file = await self._on_thread(taken, self._output, size_bytes)
-        if with_file:
-            self._output = -1
-        return output  # type: ignore[no-any-return]
+        return [one.outcome for one in asked]  # type: ignore[misc]
+
+    def _single(self, asked: _Asked, each: WorkerInput, fds: list[int]) -> bytes:
+        content = each.content
+        if content.data is None:
+            fds.append(content.fd)
+            said = {**each.said, "fds": ["input"], "offset": content.offset}
+            return _request(asked, said, FILE, content.size_bytes)
+        if content.size_bytes > INLINE_BYTES:
+            os.ftruncate(self._shared, content.size_bytes)
+            os.pwrite(self._shared, content.data, 0)
+            return _request(asked, each.said, SHARED, content.size_bytes)
+        return _request(asked, each.said, INLINE, content.size_bytes, content.data)
 
     # -- the wire
 
-    async def _exchange(
-        self,
-        said: dict[str, Any],
-        fds: dict[str, int],
-        data: bytes | memoryview,
-        place: int,
-        size_bytes: int,
-        timeout_s: float,
-        *wanted: int,
-    ) -> tuple[int, int, bytes]:
-        assert self._socket is not None
-        if fds:
-            said = {**said, "fds": list(fds)}
-        text = json.dumps(said).encode()
-        self._number += 1
-        head = REQUEST.pack(self._number, len(text), size_bytes, place)
+    async def _exchange(self, asked: list[_Asked], data: bytes, fds: list[int], timeout_s: float) -> None:
+        """Until each has its outcome, or the worker has ended. Raises OSError of this node's."""
+        self._number += len(asked)
+        self._asked.extend(asked)
+        self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
         self._watch()
         try:
-            if fds:
-                socket.send_fds(self._socket, [head], list(fds.values()))
-                head = b""
-            await self._loop.sock_sendall(self._socket, b"".join((head, text, data)))
-            number, kind, of_data, of_json = REPLY.unpack(await self._exactly(REPLY.size))
-            if SET_UP_NUMBER <= number < self._number:
-                self.kill()
-                raise WorkerDied("its worker answered an earlier object twice, and was ended")
-            if (
-                number != self._number
-                or of_json > MAX_JSON_BYTES
-                or kind not in (*wanted, RAISED)
-                or (kind == IS_INLINE and of_data > INLINE_BYTES)
-            ):
-                raise self._nonsense()
-            told = json.loads(await self._exactly(of_json)) if of_json else {}
-            if kind == RAISED:
-                raise (TransformRefused if told.get("refused") else TransformFailed)(str(told.get("error")))
-            return kind, of_data, await self._exactly(of_data) if kind == IS_INLINE else b""
-        except (OSError, EOFError) as error:
-            raise await self._ended() from error
-        except (ValueError, AttributeError) as error:  # JSON that is none, or another thing than it should be
-            raise self._nonsense() from error
+            try:
+                await self._send(data, fds)
+            except OSError:  # it may have said why, before it went
+                while self._receive():
+                    pass
+                self._hear_no_more()
+            while self._asked:
+                first = self._asked[0]
+                if first.written_bytes is not None:
+                    await self._take_written(first)
+                elif self._silent:
+                    self._give_up(await self._ended())
+                else:
+                    self._wake = self._loop.create_future()
+                    await self._wake
         finally:
+            self._wake = None
+            self._asked.clear()
             self._deadline_s = float("inf")
             if self._look is not None:
                 self._look.cancel()
                 self._look = None
             self.idle_since_s = time.monotonic()
 
-    async def _exactly(self, size_bytes: int) -> bytes:
+    async def _send(self, data: bytes, fds: list[int]) -> None:
         assert self._socket is not None
-        while len(self._received) < size_bytes:
-            part = await self._loop.sock_recv(self._socket, max(_READ_BYTES, size_bytes - len(self._received)))
-            if not part:
-                raise EOFError
-            self._received += part
-        data = bytes(self._received[:size_bytes])
-        del self._received[:size_bytes]
-        return data
+        while fds:
+            try:
+                sent = socket.send_fds(self._socket, [data[: REQUEST.size]], fds)
+                data, fds = data[sent:], []
+            except BlockingIOError:  # until it has read what was sent before
+                await self._writable()
+        if data:
+            await self._loop.sock_sendall(self._socket, data)
 
-    def _nonsense(self) -> TransformFailed:
-        self.kill()
-        return TransformFailed("its worker said what makes no sense: it wrote to the socket of the node itself")
+    async def _writable(self) -> None:
+        assert self._socket is not None
+        room = asyncio.Event()
+        self._loop.add_writer(self._socket, room.set)
+        try:
+            await room.wait()
+        finally:
+            self._loop.remove_writer(self._socket)
+
+    async def _take_written(self, first: _Asked) -> None:
+        """What lies in the output file; the worker waits for it to be taken."""
+        size_bytes, first.written_bytes = first.written_bytes or 0, None
+        if size_bytes > first.max_bytes:
+            first.outcome = _too_much(size_bytes, first.max_bytes)
+        elif (there := os.fstat(self._output).st_size) != size_bytes:
+            self.kill()
+            self._give_up(TransformFailed(f"it said {size_bytes:,} bytes, and wrote {there:,}"))
+            return
+        else:
+            first.outcome, with_file = await self._on_thread(taken, self._output, size_bytes)
+            if with_file:
+                self._output = -1
+        self._answered()
+        fds: list[int] = []
+        try:
+            if self._output < 0:
+                self._output = await self._on_thread(self._spool.new_file)
+                fds = [self._output]
+            text = json.dumps({"fds": ["output"] if fds else []}).encode()
+            await self._send(REQUEST.pack(0, len(text), 0, TAKEN) + text, fds)
+        except OSError:  # of the drive or of the socket: what it has made is good all the same
+            self.kill()
+        self._parse()
+
+    def _readable(self) -> None:
+        self._receive()
+        if self._silent or not self._asked or self._asked[0].written_bytes is not None:
+            wake, self._wake = self._wake, None
+            if wake is not None and not wake.done():
+                wake.set_result(None)
+
+    def _receive(self) -> bool:
+        """Whether anything came."""
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data = b""
+        if data:
+            self._received += data
+            self._parse()
+        else:
+            self._hear_no_more()
+        return bool(data)
+
+    def _hear_no_more(self) -> None:
+        assert self._socket is not None
+        self._loop.remove_reader(self._socket)
+        self._silent = True
+
+    def _parse(self) -> None:
+        """What has come, as far as it is whole."""
+        received, at = self._received, 0
+        while len(received) - at >= REPLY.size and not (self._asked and self._asked[0].written_bytes is not None):
+            number, kind, of_data, of_json = REPLY.unpack_from(received, at)
+            first = self._asked[0] if self._asked else None
+            if first is None or not _makes_sense(first, number, kind, of_data, of_json):
+                twice = SET_UP_NUMBER <= number < (self._number + 1 if first is None else first.number)
+                received.clear()
+                self.kill()
+                self._give_up(
+                    WorkerDied("its worker answered an earlier object twice, and was ended") if twice else _nonsense()
+                )
+                return
+            json_at = at + REPLY.size
+            data_at = json_at + of_json
+            stop = data_at + (of_data if kind == IS_INLINE else 0)
+            if len(received) < stop:
+                break
+            try:
+                if kind == RAISED:
+                    told = json.loads(received[json_at:data_at])
+                    error = TransformRefused if told.get("refused") else TransformFailed
+                    first.outcome = error(str(told.get("error")))
+                elif kind == IS_FILE:
+                    first.written_bytes = of_data
+                elif kind == IS_INLINE:
+                    too_much = of_data > first.max_bytes
+                    made = (
+                        _too_much(of_data, first.max_bytes) if too_much else Content.of(bytes(received[data_at:stop]))
+                    )
+                    first.outcome = made
+            except (ValueError, AttributeError):  # JSON that is none, or another thing than it should be
+                received.clear()
+                self.kill()
+                self._give_up(_nonsense())
+                return
+            at = stop
+            if first.written_bytes is None:
+                self._answered()
+        del received[:at]
+
+    def _answered(self) -> None:
+        """By the first; the time of the next one begins."""
+        self._asked.popleft()
+        self._deadline_s = time.monotonic() + self._timeout_s
+
+    def _give_up(self, error: TransformError) -> None:
+        """The first has failed with its worker; the others have not been begun."""
+        if self._asked:
+            self._asked[0].outcome = error
+            self._asked.clear()
 
     async def _ended(self) -> TransformFailed | TransformTimeout:
         """Why nothing comes from it any more."""
@@ -300,7 +430,8 @@ class WorkerProcess:
             self._look.cancel()
         self.kill()
         # First what needs no waiting: who waits may be cancelled.
-        if self._socket is not None:
+        if self._socket is not None and self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
             self._socket.close()
         if self._stderr >= 0:
             self._loop.remove_reader(self._stderr)
@@ -313,3 +444,26 @@ class WorkerProcess:
             await settled(asyncio.ensure_future(self._on_thread(process.wait)))
         if folder is not None:
             await self._on_thread(shutil.rmtree, folder, True)
+
+
+def _request(asked: _Asked, said: dict[str, Any], place: int, size_bytes: int, data: bytes | memoryview = b"") -> bytes:
+    text = json.dumps(said).encode()
+    return b"".join((REQUEST.pack(asked.number, len(text), size_bytes, place), text, data))
+
+
+def _makes_sense(asked: _Asked, number: int, kind: int, of_data: int, of_json: int) -> bool:
+    wanted = (READY, RAISED) if asked.set_up else (IS_INLINE, IS_FILE, RAISED)
+    return (
+        number == asked.number
+        and kind in wanted
+        and of_json <= MAX_JSON_BYTES
+        and (kind != IS_INLINE or of_data <= INLINE_BYTES)
+    )
+
+
+def _too_much(size_bytes: int, max_bytes: int) -> TransformFailed:
+    return TransformFailed(f"it made {size_bytes:,} bytes, at most {max_bytes:,} are allowed")
+
+
+def _nonsense() -> TransformFailed:
+    return TransformFailed("its worker said what makes no sense: it wrote to the socket of the node itself")

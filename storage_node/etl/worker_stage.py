@@ -12,20 +12,27 @@ import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from ais_loader.errors import TransformError, TransformFailed, TransformGone, TransformRefused
+from ais_loader.errors import LoaderError, TransformError, TransformFailed, TransformGone, TransformRefused
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.config import ServerConfig
 from storage_node.etl.fences import Fences
 from storage_node.etl.stage_context import StageContext
 from storage_node.etl.values import Content, Origin
-from storage_node.etl.worker_process import WorkerDied, WorkerProcess
+from storage_node.etl.worker import INLINE_BYTES
+from storage_node.etl.worker_process import WorkerDied, WorkerInput, WorkerProcess
 from storage_node.tasks import settled
 
 IDLE_S = 60.0
 DEFAULT_RETRIES = 1
+_BURST, _BURST_BYTES = 64, 384 << 10
+"""Small objects that are sent to a worker together, at most."""
+_BURST_S = 0.03
+"""For which they keep it busy, about: others wait for their turn meanwhile."""
 _PAUSES = Backoff(0.5, 30.0, jitter=0.2)
 ANY_PROGRAM = "*"
 """In `etl_commands`: whatever there is."""
@@ -50,6 +57,8 @@ class WorkerStage(ABC):
         self._failures = 0
         self._not_before_s = 0.0
         self._last_failure: TransformError | TransformRefused | None = None
+        self._retries = limits.retries or DEFAULT_RETRIES
+        self._burst = 1
 
     @abstractmethod
     def _setup(self) -> tuple[dict[str, Any], bytes]:
@@ -57,28 +66,88 @@ class WorkerStage(ABC):
 
     async def run(self, origin: Origin, content: Content, args: str) -> Content:
         """See Stage."""
-        limits = self._transform.limits
-        said = {"args": args, "origin": str(origin)}
-        most_bytes = self._max_bytes
-        if limits.inflation:
-            most_bytes = min(most_bytes, int(limits.inflation * content.size_bytes))
-        for tried in range((limits.retries or DEFAULT_RETRIES) + 1):
-            async with self._free:
-                worker = await self._worker()
-                self._busy.add(worker)
+        (made,) = await self.run_many([(origin, content)], args)
+        if isinstance(made, LoaderError):
+            raise made
+        return made
+
+    @property
+    def burst(self) -> int:
+        """How many small objects it is worth to pass through at once: as many as a worker is soon done with."""
+        return self._burst
+
+    async def run_many(self, inputs: Sequence[tuple[Origin, Content]], args: str) -> list[Content | LoaderError]:
+        """As `run` of each, by one worker. Cancelled, nothing is left of what was made."""
+        made: list[Content | LoaderError | None] = [None] * len(inputs)
+        tries: Counter[int] = Counter()
+        left = list(range(len(inputs)))
+        try:
+            while left:
+                some = self._together(inputs, left)
                 try:
-                    output = await worker.run(said, content, self._timeout_s, most_bytes)
-                except WorkerDied as error:
-                    if tried >= (limits.retries or DEFAULT_RETRIES):
-                        raise type(error)(f"{self._transform.name}: {origin}: {error}") from error
-                    continue
-                except TransformError as error:
-                    raise type(error)(f"{self._transform.name}: {origin}: {error}") from error
-                finally:
-                    self._busy.discard(worker)
-                    self._give_back(worker)
-                return output
-        raise AssertionError("unreachable")
+                    outcomes = await self._by_one_worker([inputs[at] for at in some], args)
+                except LoaderError as error:
+                    outcomes = [error] * len(some)
+                for at, outcome in zip(some, outcomes, strict=True):
+                    if isinstance(outcome, WorkerDied):
+                        tries[at] += 1
+                        if tries[at] <= self._retries:
+                            continue
+                    made[at] = outcome
+                left = [at for at in left if made[at] is None]
+            done, made = [one for one in made if one is not None], []
+            return done
+        finally:
+            for one in made:
+                if isinstance(one, Content):
+                    one.close()
+
+    def _together(self, inputs: Sequence[tuple[Origin, Content]], left: Sequence[int]) -> list[int]:
+        """Which of those that are left go to a worker at once."""
+        some: list[int] = []
+        size_bytes = 0
+        for at in left[: self._burst]:
+            content = inputs[at][1]
+            if content.data is None or content.size_bytes > INLINE_BYTES:
+                return some or [at]
+            size_bytes += content.size_bytes
+            if some and size_bytes > _BURST_BYTES:
+                break
+            some.append(at)
+        return some
+
+    async def _by_one_worker(
+        self, inputs: Sequence[tuple[Origin, Content]], args: str
+    ) -> list[Content | LoaderError | None]:
+        """None for those that were not begun. Raises TransformError, TransformRefused."""
+        inflation = self._transform.limits.inflation
+        given = []
+        for origin, content in inputs:
+            most_bytes = min(self._max_bytes, int(inflation * content.size_bytes)) if inflation else self._max_bytes
+            given.append(WorkerInput({"args": args, "origin": str(origin)}, content, most_bytes))
+        async with self._free:
+            worker = await self._worker()
+            self._busy.add(worker)
+            try:
+                began_s = time.monotonic()
+                outcomes = await worker.run(given, self._timeout_s)
+                self._adapt(len(given), time.monotonic() - began_s)
+            finally:
+                self._busy.discard(worker)
+                self._give_back(worker)
+        named: list[Content | LoaderError | None] = []
+        for (origin, _), outcome in zip(inputs, outcomes, strict=True):
+            if isinstance(outcome, TransformError):
+                outcome = type(outcome)(f"{self._transform.name}: {origin}: {outcome}")
+            named.append(outcome)
+        return named
+
+    def _adapt(self, count: int, seconds: float) -> None:
+        """To how long so many have taken: what a busy machine adds to each burst is no reason for smaller ones."""
+        if seconds > 4 * _BURST_S:
+            self._burst = max(1, int(count * _BURST_S / seconds))
+        elif seconds < _BURST_S and count == self._burst:
+            self._burst = min(_BURST, 2 * count)
 
     async def try_out(self) -> None:
         """Start a worker. Raises what that raises."""

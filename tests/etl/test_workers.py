@@ -27,7 +27,7 @@ from ais_loader.errors import (
     TransformTimeout,
 )
 from ais_loader.testing import eventually, seeded_bytes
-from storage_node.etl.values import Content
+from storage_node.etl.values import Content, Origin
 from tests.etl.worker_kit import ORIGIN, call, of_command, of_function, run_one, transforms_of
 
 MiB = 1 << 20
@@ -637,3 +637,108 @@ asyncio.run(run())
     assert list((tmp_path / "spool").glob("worker-*"))  # of the dead
     assert run_one(tmp_path, of_function(upper), b"a") == b"A"
     assert not list((tmp_path / "spool").glob(f"worker-{process.pid}-*"))
+
+
+# -- several small objects with one message
+
+
+def burst_of(folder: Path, function: Any, inputs: list[bytes], **fields: Any) -> tuple[list[Any], Any]:
+    """Of each its output, or its error; and the transform's counts."""
+
+    async def run() -> tuple[list[Any], Any]:
+        async with transforms_of(folder, of_function(function, **fields), etl_workers=1) as transforms:
+            transform = transforms.admit(call())
+            (stage,) = transform.stages
+            stage._burst = len(inputs)  # type: ignore[attr-defined]
+            transform.release()
+            origins = [Origin("b", f"{at}", "1.1.0") for at in range(len(inputs))]
+            contents = [Content.of(data) for data in inputs]
+            made = await transforms.run_many(call(), list(zip(origins, contents, strict=True)))
+            assert all(content.data is None for content in contents)  # closed
+            found = [one if isinstance(one, Exception) else bytes(one.read(0, one.size_bytes)) for one in made]
+            return found, transforms.counts("f")
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_small_objects_go_together_and_each_has_its_own_output(tmp_path: Path) -> None:
+    inputs = [b"x" * size for size in (0, 1, 10 << 10, 64 << 10, 0, 7)] * 5
+    made, counts = burst_of(tmp_path, upper, inputs)
+    assert made == [data.upper() for data in inputs]
+    assert (counts.objects, counts.failed, counts.restarts) == (30, 0, 0)
+
+
+def test_outputs_that_are_files_wait_for_each_other(tmp_path: Path) -> None:
+    """One file is for the outputs of all of them: it is the next one's when the node has taken what is in it."""
+
+    def grows(data: memoryview) -> bytes:
+        return bytes(data) * (1 << 20 if data[0] in b"CD" else 100_000 if data[0] in b"EF" else 1)
+
+    inputs = [bytes([letter]) * 6 for letter in b"ACECDBFEDA"]
+    made, _ = burst_of(tmp_path, grows, inputs)
+    assert made == [grows(memoryview(data)) for data in inputs]
+
+
+@pytest.mark.parametrize(
+    ("then", "limits", "error", "what", "restarts"),
+    [
+        ("raises", {}, TransformFailed, "ValueError: not this one", 0),
+        ("hangs", {"timeout_s": 1.0}, TransformTimeout, "took too long", 1),
+        ("dies", {"retries": 1}, TransformFailed, "ended by signal 9", 2),
+    ],
+)
+def test_one_that_fails_fails_alone_among_those_that_went_with_it(
+    tmp_path: Path, then: str, limits: dict[str, Any], error: type[TransformError], what: str, restarts: int
+) -> None:
+    def only_bad(data: memoryview) -> bytes:
+        if bytes(data) == b"bad":
+            if then == "raises":
+                raise ValueError("not this one")
+            if then == "hangs":
+                time.sleep(600)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return bytes(data).upper()
+
+    inputs = [b"a", b"b", b"bad", b"c", b"d"]
+    made, counts = burst_of(tmp_path, only_bad, inputs, **limits)
+    assert made[:2] + made[3:] == [b"A", b"B", b"C", b"D"]
+    assert isinstance(made[2], error) and str(made[2]).startswith("f: b/2: ")
+    assert what in str(made[2])
+    assert (counts.objects, counts.failed, counts.restarts) == (4, 1, restarts)
+
+
+def test_each_has_the_whole_time_limit_for_itself(tmp_path: Path) -> None:
+    def waits(data: memoryview) -> bytes:
+        time.sleep(0.3)
+        return b"done"
+
+    made, counts = burst_of(tmp_path, waits, [b"x"] * 4, timeout_s=1.0)
+    assert made == [b"done"] * 4 and counts.restarts == 0
+
+
+def test_more_are_sent_together_while_a_worker_is_soon_done_and_one_where_it_is_not(tmp_path: Path) -> None:
+    def waits(data: memoryview) -> bytes:
+        time.sleep(0.2 if data == b"slow" else 0)
+        return b""
+
+    async def run() -> None:
+        async with transforms_of(tmp_path, of_function(waits), etl_workers=1) as transforms:
+            assert transforms.burst(call()) == 1
+
+            async def several(data: bytes) -> int:
+                count = transforms.burst(call())
+                await transforms.run_many(call(), [(ORIGIN, Content.of(data)) for _ in range(count)])
+                return transforms.burst(call())
+
+            while await several(b"") < 4:  # a machine that is busy with other things takes longer about it
+                pass
+            while await several(b"slow") > 1:
+                pass
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_more_than_a_socket_holds_goes_both_ways_at_once(tmp_path: Path) -> None:
+    inputs = [seeded_bytes(60 << 10, seed=at) for at in range(12)]
+    made, _ = burst_of(tmp_path, lambda data: bytes(data)[::-1], inputs)
+    assert made == [data[::-1] for data in inputs]

@@ -9,7 +9,8 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ais_loader.errors import DriveFull, LoaderError, NotFound, VersionConflict
+from ais_loader.errors import DriveFull, LoaderError, NotFound, ObjectNotFound, VersionConflict, from_node
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.etl.jobs.shares import Division
@@ -17,6 +18,8 @@ from storage_node.etl.spool import Spool
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import parse_condition
+from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.frame_plan import FrameSpan
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
@@ -148,25 +151,73 @@ class OwnStore:
 def local_heads(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | LoaderError]:
     """Raises BucketNotFound, Closed."""
     store.bucket(bucket)
-    found: list[Stored | LoaderError] = []
-    for name in names:
-        try:
-            found.append(stored_of(store.head(bucket, name)))
-        except LoaderError as error:
-            found.append(error)
-    return found
+    batch = StoreBatch(store, batch_pb.BatchRequest(bucket=[bucket], name=names))
+    try:
+        return [_local_head(store, bucket, name, batch, position) for position, name in enumerate(names)]
+    finally:
+        batch.close()
+
+
+def _local_head(store: Store, bucket: str, name: str, batch: StoreBatch, position: int) -> Stored | LoaderError:
+    status, record = batch.status[position], batch.record(position)
+    if status == batch_pb.OK and record is not None:
+        return stored_of(record)
+    if status == batch_pb.NOT_FOUND and (fault := batch.fault(position)) is not None:
+        return from_node(fault.kind or ObjectNotFound.kind, fault.message)
+    try:
+        return stored_of(store.head(bucket, name))
+    except LoaderError as error:
+        return error
 
 
 def local_inputs(store: Store, spool: Spool, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
-    found: list[Input | LoaderError] = []
-    for name in names:
-        try:
-            reader = open_object(store, bucket, name, verify=True)
-            version, size_bytes, checksum = str(reader.record.version), reader.length, reader.record.checksum
-            found.append(Input(version, whole_content(reader, size_bytes, checksum, spool)))
-        except LoaderError as error:
-            found.append(error)
-    return found
+    """Those that fit into memory as a batch reads them; what that does not deliver, and larger ones, one by one."""
+    batch = StoreBatch(store, batch_pb.BatchRequest(bucket=[bucket], name=names))
+    found: list[Input | LoaderError | None] = [None] * len(names)
+    try:
+        for span in _spans(batch):
+            _read_span(batch, span, found)
+    finally:
+        batch.close()
+    return [
+        _local_input(store, spool, bucket, name) if one is None else one for name, one in zip(names, found, strict=True)
+    ]
+
+
+def _spans(batch: StoreBatch) -> Iterator[FrameSpan]:
+    """Entries that are there and fit into memory, several together."""
+    first, payload_bytes = 0, 0
+    for position, (size_bytes, status) in enumerate(zip(batch.sizes.tolist(), batch.status.tolist(), strict=True)):
+        fits = not status and size_bytes <= MAX_IN_MEMORY_BYTES
+        if first < position and (not fits or payload_bytes + size_bytes > MAX_IN_MEMORY_BYTES):
+            yield FrameSpan(first, position, payload_bytes)
+            first, payload_bytes = position, 0
+        if fits:
+            payload_bytes += size_bytes
+        else:
+            first = position + 1
+    if first < batch.n:
+        yield FrameSpan(first, batch.n, payload_bytes)
+
+
+def _read_span(batch: StoreBatch, span: FrameSpan, found: list[Input | LoaderError | None]) -> None:
+    frame = batch.read(span)
+    at = 0
+    columns = zip(frame.size.tolist(), frame.checksum.tolist(), frame.status.tolist(), strict=True)
+    for position, (size_bytes, checksum, status) in enumerate(columns, span.first):
+        if not status:
+            data = frame.payload[at : at + size_bytes]
+            found[position] = Input(batch.version(position), Content(size_bytes, checksum, data))
+        at += size_bytes
+
+
+def _local_input(store: Store, spool: Spool, bucket: str, name: str) -> Input | LoaderError:
+    try:
+        reader = open_object(store, bucket, name, verify=True)
+        version, size_bytes, checksum = str(reader.record.version), reader.length, reader.record.checksum
+        return Input(version, whole_content(reader, size_bytes, checksum, spool))
+    except LoaderError as error:
+        return error
 
 
 def whole_content(chunks: Iterator[bytes], size_bytes: int, checksum: int, spool: Spool) -> Content:

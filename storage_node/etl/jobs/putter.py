@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored
+from storage_node.tasks import retrieve
 
 SMALL_BYTES = 1 << 20
 """A larger result is stored by itself."""
@@ -19,39 +21,73 @@ _WAIT_S = 0.05
 PutGroup: TypeAlias = Callable[[Sequence[pb.SmallObject]], Awaitable[list[Stored | LoaderError]]]
 
 
+class _Waiting:
+    """Results that somebody waits for together. They may come to be stored in several groups."""
+
+    def __init__(self, count: int) -> None:
+        self.outcomes: dict[int, Stored | LoaderError] = {}
+        self._count = count
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def take(self, position: int, outcome: Stored | LoaderError) -> None:
+        self.outcomes[position] = outcome
+        if len(self.outcomes) == self._count and not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+        retrieve(self.done)
+
+
+_Item: TypeAlias = tuple[pb.SmallObject, _Waiting, int]
+"""An object, who waits for it, and its position among theirs."""
+
+
 class Putter:
     """Belongs to the event loop."""
 
     def __init__(self, put_group: PutGroup) -> None:
         self._put_group = put_group
-        self._waiting: list[tuple[pb.SmallObject, asyncio.Future[Stored]]] = []
+        self._waiting: deque[_Item] = deque()
         self._waiting_bytes = 0
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     async def put(self, small: pb.SmallObject) -> Stored:
         """Raises LoaderError. Cancelled, it may be stored all the same."""
-        answer: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
-        self._waiting.append((small, answer))
-        self._waiting_bytes += len(small.data)
+        (outcome,) = await self.put_many([small])
+        if isinstance(outcome, LoaderError):
+            raise outcome
+        return outcome
+
+    async def put_many(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
+        """Of each what has come of it. Cancelled, they may be stored all the same. Raises what is no LoaderError."""
+        if not objects:
+            return []
+        waiting = _Waiting(len(objects))
+        for position, small in enumerate(objects):
+            self._waiting.append((small, waiting, position))
+            self._waiting_bytes += len(small.data)
         if len(self._waiting) >= _GROUP_OBJECTS or self._waiting_bytes >= _GROUP_BYTES:
             self._flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_WAIT_S, self._flush)
-        return await answer
+        await waiting.done
+        return [waiting.outcomes[position] for position in range(len(objects))]
 
     def _flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         while self._waiting and len(self._running) < _GROUPS:
-            group, size_bytes = 0, 0
-            while group < min(_GROUP_OBJECTS, len(self._waiting)) and size_bytes < _GROUP_BYTES:
-                size_bytes += len(self._waiting[group][0].data)
-                group += 1
-            taken, self._waiting = self._waiting[:group], self._waiting[group:]
+            group: list[_Item] = []
+            size_bytes = 0
+            while self._waiting and len(group) < _GROUP_OBJECTS and size_bytes < _GROUP_BYTES:
+                group.append(self._waiting.popleft())
+                size_bytes += len(group[-1][0].data)
             self._waiting_bytes -= size_bytes
-            task = asyncio.ensure_future(self._store(taken))
+            task = asyncio.ensure_future(self._store(group))
             self._running.add(task)
             task.add_done_callback(self._done)
 
@@ -59,24 +95,18 @@ class Putter:
         self._running.discard(task)
         self._flush()
 
-    async def _store(self, group: list[tuple[pb.SmallObject, asyncio.Future[Stored]]]) -> None:
-        results: Sequence[Stored | LoaderError | BaseException]
+    async def _store(self, group: list[_Item]) -> None:
+        results: Sequence[Stored | LoaderError]
         try:
-            results = await self._put_group([small for small, _ in group])
+            results = await self._put_group([small for small, _, _ in group])
         except LoaderError as error:
             results = [error] * len(group)
         except BaseException as error:
-            for _, answer in group:
-                if not answer.done():
-                    answer.set_exception(error if isinstance(error, Exception) else LoaderError("the node is stopping"))
+            for _, waiting, _ in group:
+                waiting.fail(error if isinstance(error, Exception) else LoaderError("the node is stopping"))
             raise
-        for (_, answer), result in zip(group, results, strict=True):
-            if answer.done():
-                continue
-            if isinstance(result, BaseException):
-                answer.set_exception(result)
-            else:
-                answer.set_result(result)
+        for (_, waiting, position), result in zip(group, results, strict=True):
+            waiting.take(position, result)
 
     async def close(self) -> None:
         """Let what has begun end."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ais_loader.errors import (
     BucketNotFound,
@@ -35,6 +36,7 @@ from storage_node.etl.jobs.putter import SMALL_BYTES, Putter
 from storage_node.etl.jobs.shares import Division
 from storage_node.etl.jobs.stamp import JOB_KEY, SOURCE_KEY, is_result, stages_text, stamp
 from storage_node.etl.values import Content, Origin, Transforms
+from storage_node.etl.worker import INLINE_BYTES
 from storage_node.memory_budget import MemoryBudget
 
 GROUP_OBJECTS, GROUP_BYTES = 128, 8 << 20
@@ -48,6 +50,13 @@ TRIES = 6
 """Of an object that cannot be had, transformed or stored for now: some 15 s. Then it has failed."""
 ENDS_THE_JOB = (BucketNotFound, SnapshotReadOnly, TransformNotFound)
 log = logging.getLogger(__name__)
+
+
+class _Read(NamedTuple):
+    name: str
+    result: str
+    """Its name."""
+    input: Input
 
 
 class OnFatal(Protocol):
@@ -238,9 +247,21 @@ class JobRun:
             raise
         except LoaderError as error:
             inputs = [error] * len(left)
+        small: deque[_Read] = deque()
         async with asyncio.TaskGroup() as several:
             for name, one in zip(left, inputs, strict=True):
-                several.create_task(self._object(name, results[name], one))
+                if isinstance(one, LoaderError):
+                    self._not_done(name, "", one)
+                elif one.content.data is not None and one.content.size_bytes <= INLINE_BYTES:
+                    small.append(_Read(name, results[name], one))
+                else:
+                    several.create_task(self._object(_Read(name, results[name], one)))
+            while small:
+                some = [small.popleft() for _ in range(min(len(small), self._transforms.burst(self._call)))]
+                expected = round(sum(one.input.content.size_bytes for one in some) * max(1.0, self._inflation))
+                await self._held.acquire(expected)
+                await self._turns.acquire()
+                several.create_task(self._burst(some, expected))
 
     async def _unrivalled(self, group: Sequence[Listed]) -> list[Listed]:
         """Without those whose results have the names of others'."""
@@ -293,64 +314,126 @@ class JobRun:
 
     # -- one object
 
-    async def _object(self, name: str, result: str, one: Input | LoaderError) -> None:
-        if isinstance(one, LoaderError):
-            self._not_done(name, "", one)
-            return
-        expected = round(one.content.size_bytes * max(1.0, self._inflation))
+    async def _object(self, one: _Read) -> None:
+        expected = round(one.input.content.size_bytes * max(1.0, self._inflation))
         try:
             await self._held.acquire(expected)
             try:
                 async with self._turns:
                     if self._stopping:
                         return
-                    made = await self._transform(name, one)
+                    made = await self._transform(one)
                 try:
-                    await self._keep(name, result, one, made)
+                    await self._keep(one, made)
                 finally:
                     made.close()
             finally:
                 self._held.release(expected)
-        except ENDS_THE_JOB as error:
-            if isinstance(error, TransformNotFound):
-                self._not_done(name, one.version, TransformGone(str(error)))
-            else:
-                self._on_fatal(error)
         except LoaderError as error:
-            self._not_done(name, one.version, error)
+            self._went_wrong(one, error)
         finally:
-            one.content.close()
+            one.input.content.close()
 
-    async def _transform(self, name: str, one: Input) -> Content:
+    def _went_wrong(self, one: _Read, error: LoaderError) -> None:
+        if isinstance(error, TransformNotFound):
+            self._not_done(one.name, one.input.version, TransformGone(str(error)))
+        elif isinstance(error, ENDS_THE_JOB):
+            self._on_fatal(error)
+        else:
+            self._not_done(one.name, one.input.version, error)
+
+    async def _transform(self, one: _Read) -> Content:
         began_s = asyncio.get_running_loop().time()
-        origin = Origin(self.job.bucket, name, one.version)
         try:
-            return await self._transforms.run(self._call, origin, one.content, self._versions)
+            return await self._transforms.run(self._call, self._origin(one), one.input.content, self._versions)
         finally:
             self.part.counts.busy_s += asyncio.get_running_loop().time() - began_s
 
-    async def _keep(self, name: str, result: str, one: Input, made: Content) -> None:
+    def _origin(self, one: _Read) -> Origin:
+        return Origin(self.job.bucket, one.name, one.input.version)
+
+    async def _keep(self, one: _Read, made: Content) -> None:
         """Raises LoaderError."""
-        size_bytes, input_bytes = made.size_bytes, one.content.size_bytes
-        self._inflation = 0.9 * self._inflation + 0.1 * (size_bytes / max(1, input_bytes))
         if not self.job.inspect:
-            metadata = stamp(self._label(name), one.version, self._stages, self.job.uuid)
-            if made.data is not None and size_bytes <= SMALL_BYTES:
-                await self._putter.put(
-                    objects_pb.SmallObject(
-                        bucket=self.job.to_bucket,
-                        name=result,
-                        data=bytes(made.data),
-                        checksum=made.checksum,
-                        metadata=metadata,
-                    )
-                )
+            if made.data is not None and made.size_bytes <= SMALL_BYTES:
+                await self._putter.put(self._small(one, made))
             else:
-                await self._store.put_large(self.job.to_bucket, result, metadata, made)
+                await self._store.put_large(self.job.to_bucket, one.result, self._stamp(one), made)
+        self._count(one, made)
+
+    def _stamp(self, one: _Read) -> dict[str, str]:
+        return stamp(self._label(one.name), one.input.version, self._stages, self.job.uuid)
+
+    def _small(self, one: _Read, made: Content) -> objects_pb.SmallObject:
+        assert made.data is not None
+        return objects_pb.SmallObject(
+            bucket=self.job.to_bucket,
+            name=one.result,
+            data=bytes(made.data),
+            checksum=made.checksum,
+            metadata=self._stamp(one),
+        )
+
+    def _count(self, one: _Read, made: Content) -> None:
+        size_bytes, input_bytes = made.size_bytes, one.input.content.size_bytes
+        self._inflation = 0.9 * self._inflation + 0.1 * (size_bytes / max(1, input_bytes))
         counts = self.part.counts
         counts.transformed += 1
         counts.input_bytes += input_bytes
         counts.output_bytes += size_bytes
+
+    # -- several small ones together
+
+    async def _burst(self, some: Sequence[_Read], expected: int) -> None:
+        """Holds `expected` bytes, and a turn, which it gives back."""
+        try:
+            try:
+                if self._stopping:
+                    return
+                made = await self._transform_many(some)
+            finally:
+                self._turns.release()
+            try:
+                await self._keep_many(some, made)
+            finally:
+                for content in made:
+                    if isinstance(content, Content):
+                        content.close()
+        finally:
+            self._held.release(expected)
+            for one in some:
+                one.input.content.close()
+
+    async def _transform_many(self, some: Sequence[_Read]) -> list[Content | LoaderError]:
+        began_s = asyncio.get_running_loop().time()
+        inputs = [(self._origin(one), one.input.content) for one in some]
+        try:
+            return await self._transforms.run_many(self._call, inputs, self._versions)
+        finally:
+            self.part.counts.busy_s += asyncio.get_running_loop().time() - began_s
+
+    async def _keep_many(self, some: Sequence[_Read], made: Sequence[Content | LoaderError]) -> None:
+        together: list[tuple[_Read, Content]] = []
+        for one, content in zip(some, made, strict=True):
+            if isinstance(content, LoaderError):
+                self._went_wrong(one, content)
+            elif self.job.inspect:
+                self._count(one, content)
+            elif content.data is not None and content.size_bytes <= SMALL_BYTES:
+                together.append((one, content))
+            else:
+                try:
+                    await self._keep(one, content)
+                except LoaderError as error:
+                    self._went_wrong(one, error)
+        stored = await self._putter.put_many([self._small(one, content) for one, content in together])
+        for (one, content), outcome in zip(together, stored, strict=True):
+            if isinstance(outcome, LoaderError):
+                self._went_wrong(one, outcome)
+            else:
+                self._count(one, content)
+
+    # -- what was not done
 
     def _not_done(self, name: str, version: str, error: LoaderError) -> None:
         if isinstance(error, NotFound) and not self.job.object and not isinstance(error, BucketNotFound):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FrameSpan, plan_frames
@@ -63,6 +64,10 @@ class StoreBatch:
         """Of the object that an entry is, or is of; "" of one that was not found."""
         record = self._table.records[position]
         return "" if record is None else str(record.version)
+
+    def record(self, position: int) -> CatalogEntry | None:
+        """What the catalog says of the object that an entry is, or is of; None where nothing was found."""
+        return self._table.records[position]
 
     # -- planning
 

@@ -49,6 +49,20 @@ class Upper:
         finally:
             content.close()
 
+    def burst(self, call: batch_pb.TransformCall) -> int:
+        return 7
+
+    async def run_many(
+        self, call: batch_pb.TransformCall, inputs: Sequence[tuple[Origin, Content]], versions: Sequence[bytes] = ()
+    ) -> list[Content | LoaderError]:
+        made: list[Content | LoaderError] = []
+        for origin, content in inputs:
+            try:
+                made.append(await self.run(call, origin, content, versions))
+            except LoaderError as error:
+                made.append(error)
+        return made
+
 
 class Records:
     """Outlives the managers that use it, as drives do."""
