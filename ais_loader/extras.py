@@ -38,15 +38,19 @@ class MissingExtra(ModuleNotFoundError):
 
 
 @contextmanager
-def needs(package: str, purpose: str, raising: type[Exception] = MissingExtra) -> Iterator[None]:
+def needs(
+    package: str, purpose: str, raising: type[Exception] = MissingExtra, *, extra: str | None = None
+) -> Iterator[None]:
     """Around the import of an optional package, where it is used for `purpose`, a noun.
+
+    `extra` is the one that brings it for this purpose, where that is not the one in `EXTRAS`.
 
     Raises `raising` with the command that installs the package, when it cannot be imported.
     """
     try:
         yield
     except ImportError as error:
-        install = f"pip install 'ais-loader[{EXTRAS[package]}]'"
+        install = f"pip install 'ais-loader[{extra or EXTRAS[package]}]'"
         missing = raising(f"{package} is needed for {purpose} and cannot be imported: {install} ({error})")
         if isinstance(missing, ImportError):
             missing.name = package

@@ -40,6 +40,7 @@ ais_loader.transport.embedded
 ais_loader.objects ais_loader.transform_job
 ais_loader
 ais_loader.testing
+ais_loader.ui
 ais_loader.cli
 ais_loader.integrations
 """

@@ -36,6 +36,7 @@ _COMMANDS = {
     "set-metadata": "ais_loader.cli.metadata",
     "batch": "ais_loader.cli.batch",
     "etl": "ais_loader.cli.etl",
+    "ui": "ais_loader.cli.ui",
 }
 OPERATORS_COMMANDS = "ais_loader.commands"
 """Entry points of the commands that come with storage_node, where it is installed."""

@@ -370,6 +370,7 @@ class NodeService:
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         store = self._node.store
         states = await self._node.read(store.pool.states)
+        counts = self._node.metrics
         return pb.DescribeResponse(
             version=self._version,
             store_uuid=store.store_uuid,
@@ -391,6 +392,9 @@ class NodeService:
             reserved_bytes=self._batches.resources.reserved_bytes,
             limits=self._node.limits(),
             feature=FEATURES,
+            batches=sum(sum(ended.values()) for ended in counts.batches.values()),
+            entries=sum(sum(good.values()) for good in counts.entries.values()),
+            entry_bytes=sum(sum(good.values()) for good in counts.entry_bytes.values()),
         )
 
 

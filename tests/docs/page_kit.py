@@ -5,7 +5,7 @@ What a fence's language means here:
 - `python`: run in the namespace of the blocks before it. A whole program (with `if __name__ == "__main__":`) is written
   to a file and run by itself, and so is one whose first line is a file's name (`# train.py`).
 - `console`: lines that begin with `$ ` are run by bash; lines below them, if any, are the answer, in which `...`
-  stands for anything. `ais-loader serve` runs until the page is over.
+  stands for anything. `ais-loader serve` and `ui` run until the page is over.
 - `text` right below one of these is what it printed.
 - `toml` must be settings that a node takes.
 

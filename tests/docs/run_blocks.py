@@ -17,6 +17,8 @@ from typing import Any
 from tests.docs.page_kit import commands
 
 COMMAND_TIMEOUT_S = 100
+SERVERS = ("ais-loader serve", "ais-loader ui")
+"""Commands that do not end by themselves: the first line that they say is their answer."""
 FILE_NAME = re.compile(r"# ([\w-]+\.\w+)\n")
 
 
@@ -69,7 +71,7 @@ class Page:
     def console(self, text: str, port: str) -> str:
         printed = ""
         for command, shown in commands(text):
-            came = self.serve(command, port) if command.startswith("ais-loader serve") else self.command(command)
+            came = self.serve(command, port) if command.startswith(SERVERS) else self.command(command)
             if shown:
                 compare(shown, came)
             printed += came
@@ -90,9 +92,9 @@ class Page:
 
     def serve(self, command: str, port: str) -> str:
         """Start a node; what it says when it is ready."""
-        while self.nodes:  # the port is the next one's
-            self.nodes.pop().terminate()
-        words = ["bash", "-c", f"exec {command} --port {port}"]
+        if command.startswith("ais-loader serve"):
+            command += f" --port {port}"
+        words = ["bash", "-c", f"exec {command}"]
         node = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=sys.stderr, text=True)
         self.nodes.append(node)
         assert node.stdout is not None

@@ -85,7 +85,9 @@ def test_a_wheel_has_two_names_and_all_their_modules(wheel: Path) -> None:
         f"{installed}/{path.relative_to(ROOT / folder)}"
         for folder, installed in folders.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".pyi", ".typed") or path.name == "FORMAT.md" or path.parent.name == "dashboards"
+        if path.suffix in (".py", ".pyi", ".typed")
+        or path.name == "FORMAT.md"
+        or path.parent.name in ("dashboards", "page")
     }
     assert wanted - names == set()
     assert {name for name in names if name.endswith(".py")} - wanted == set()

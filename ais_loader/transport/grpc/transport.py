@@ -455,6 +455,9 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
             "open_sessions": answer.open_sessions,
             "active_batches": answer.active_batches,
             "reserved_bytes": answer.reserved_bytes,
+            "batches": answer.batches,
+            "entries": answer.entries,
+            "entry_bytes": answer.entry_bytes,
             "limits": dict(answer.limits),
             "drives": [
                 {

@@ -334,7 +334,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("version", "store_uuid", "drive", "batch_reader", "pid", "open_sessions", "active_batches", "reserved_bytes", "limits", "feature")
+    __slots__ = ("version", "store_uuid", "drive", "batch_reader", "pid", "open_sessions", "active_batches", "reserved_bytes", "limits", "feature", "batches", "entries", "entry_bytes")
     class LimitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +352,9 @@ class DescribeResponse(_message.Message):
     RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     FEATURE_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_BYTES_FIELD_NUMBER: _ClassVar[int]
     version: str
     store_uuid: str
     drive: _containers.RepeatedCompositeFieldContainer[Drive]
@@ -362,7 +365,10 @@ class DescribeResponse(_message.Message):
     reserved_bytes: int
     limits: _containers.ScalarMap[str, str]
     feature: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., batch_reader: _Optional[str] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., feature: _Optional[_Iterable[str]] = ...) -> None: ...
+    batches: int
+    entries: int
+    entry_bytes: int
+    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., batch_reader: _Optional[str] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., feature: _Optional[_Iterable[str]] = ..., batches: _Optional[int] = ..., entries: _Optional[int] = ..., entry_bytes: _Optional[int] = ...) -> None: ...
 
 class Drive(_message.Message):
     __slots__ = ("uuid", "path", "state", "objects_estimate", "free_bytes", "size_bytes")

@@ -1,0 +1,47 @@
+"""`ais-loader ui`: a page in the browser that shows a store."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import webbrowser
+
+import click
+
+from ais_loader.cli.show import note
+from ais_loader.cli.stores import StoreChoice, takes_store
+
+
+@click.command()
+@click.option(
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port of 127.0.0.1 to listen on.  [default: a free one]",
+)
+@click.option("--open", "in_browser", is_flag=True, help="Open the page in the browser of this machine.")
+@takes_store
+def ui(port: int, in_browser: bool, store: StoreChoice) -> None:
+    """Show a store in the browser, until interrupted.
+
+    The page has buckets, folders and objects with a preview, members of archives, the nodes with their drives, and
+    batches per second as they run. It only reads. It listens on this machine alone, and its address, which is printed,
+    has a part that nobody can guess: whoever has the address can read the store.
+    """
+    from ais_loader.ui.server import serve
+
+    async def run() -> None:
+        until = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, until.set)
+        await serve(client, port, ready, until)
+
+    def ready(address: str) -> None:
+        click.echo(address)
+        note("Ctrl-C ends it")
+        if in_browser:
+            webbrowser.open(address)
+
+    with store.reading() as client:
+        asyncio.run(run())

@@ -1,0 +1,155 @@
+"""What the page shows of a store, as values for JSON. Reads only; every call blocks until the store has answered."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ais_loader.client import Client
+from ais_loader.entry import ObjectInfo
+from ais_loader.errors import ArchiveError, MemberNotFound
+from ais_loader.ui.preview import TEXT_BYTES, kind_of, table_of, text_of
+
+MAX_OBJECTS = 500
+"""Of a folder, and members of an archive: more than anybody looks through. A longer prefix finds the others."""
+_MAX_LISTED = 50_000
+"""Names that are gone through in search of a folder's own objects, among those of the folders inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Something with bytes: an object, or a member of one, in one version."""
+
+    bucket: str
+    name: str
+    member: str | None
+    version: str
+    size_bytes: int
+
+    @property
+    def shown_name(self) -> str:
+        return self.name if self.member is None else self.member
+
+
+def buckets(client: Client) -> dict[str, Any]:
+    return {"buckets": [{"name": one.name, "copies": one.copies} for one in client.buckets()]}
+
+
+def folder(client: Client, bucket: str, prefix: str) -> dict[str, Any]:
+    """One level: folders below `prefix` with what they hold, and the first objects that are in none of them."""
+    summary = client.bucket(bucket).summary(prefix, depth=1)
+    above = prefix[: prefix.rfind("/") + 1]
+    folders = {name: one for name, one in summary.by_prefix.items() if name not in ("", above)}
+    own = summary.objects - sum(one.objects for one in folders.values())
+    found: list[ObjectInfo] = []
+    if own > 0:
+        listed = itertools.islice(client.bucket(bucket).objects(prefix), _MAX_LISTED)
+        here = (info for info in listed if "/" not in info.name[len(above) :])
+        found = list(itertools.islice(here, MAX_OBJECTS))
+    return {
+        "bucket": bucket,
+        "prefix": prefix,
+        "objects": summary.objects,
+        "size_bytes": summary.size_bytes,
+        "complete": summary.complete,
+        "folders": [
+            {"name": name, "objects": one.objects, "size_bytes": one.size_bytes} for name, one in folders.items()
+        ],
+        "own": own,
+        "listed": [_object(info) for info in found],
+    }
+
+
+def _object(info: ObjectInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "size_bytes": info.size_bytes,
+        "modified_s": info.modified_ns / 1e9,
+        "kind": kind_of(info.name),
+    }
+
+
+def content(client: Client, bucket: str, name: str, member: str | None) -> Content:
+    """Raises ObjectNotFound, MemberNotFound, BucketNotFound."""
+    if member is None:
+        info = client.bucket(bucket).head(name)
+        return Content(bucket, name, None, info.version, info.size_bytes)
+    for one in client.bucket(bucket).members(name, member):
+        if one.name == member:
+            return Content(bucket, name, member, one.version, one.size_bytes)
+    raise MemberNotFound(f"{bucket}/{name} has no member {member!r}")
+
+
+def read(client: Client, what: Content, start: int, length: int) -> bytes:
+    """Bytes of the version that was found. Raises ObjectNotFound when it was replaced meanwhile."""
+    if length == 0:
+        return b""
+    return client.bucket(what.bucket).get(
+        what.name, member=what.member, version=what.version, start=start, length=length
+    )
+
+
+def described(client: Client, bucket: str, name: str, member: str | None) -> dict[str, Any]:
+    """An object, or a member, with a preview where it is of a kind that text can show."""
+    what = content(client, bucket, name, member)
+    kind = kind_of(what.shown_name)
+    told: dict[str, Any] = {
+        "bucket": bucket,
+        "name": name,
+        "member": member,
+        "version": what.version,
+        "size_bytes": what.size_bytes,
+        "kind": kind,
+    }
+    if member is None:
+        info = client.bucket(bucket).head(name)
+        told |= {
+            "modified_s": info.modified_ns / 1e9,
+            "checksum": f"{info.checksum:08x}",
+            "metadata": dict(info.metadata),
+        }
+        if kind == "archive":
+            told |= members(client, bucket, name)
+    if kind in ("text", "table"):
+        head = read(client, what, 0, min(what.size_bytes, TEXT_BYTES))
+        whole = what.size_bytes <= TEXT_BYTES
+        table = table_of(what.shown_name, head, whole=whole) if kind == "table" else None
+        told |= {"text": text_of(head), "more": not whole} if table is None else {"table": asdict(table)}
+    return told
+
+
+def members(client: Client, bucket: str, name: str) -> dict[str, Any]:
+    """The first members of an archive. What is none is told as text: it is an object like any other."""
+    try:
+        found = list(itertools.islice(client.bucket(bucket).members(name), MAX_OBJECTS + 1))
+    except ArchiveError as error:
+        return {"problem": str(error)}
+    listed = [
+        {"name": one.name, "size_bytes": one.size_bytes, "kind": kind_of(one.name)} for one in found[:MAX_OBJECTS]
+    ]
+    return {"members": listed, "more_members": len(found) > MAX_OBJECTS}
+
+
+def activity(client: Client) -> dict[str, Any]:
+    """Nodes and drives, and what each node has counted since its process began."""
+    found = client.describe()
+    nodes = found.get("nodes")
+    listed: list[Any] = nodes if isinstance(nodes, list) else [found]
+    return {
+        "url": client.url,
+        "at_s": time.monotonic(),
+        "embedded": "mode" in found,
+        "map_version": found.get("map_version"),
+        "nodes": [_node(one) for one in listed],
+    }
+
+
+def _node(found: dict[str, Any]) -> dict[str, Any]:
+    names = ("host", "version", "error", "batches", "entries", "entry_bytes", "active_batches", "open_sessions")
+    return {
+        "name": found.get("endpoint") or found.get("url"),
+        **{name: found[name] for name in names if name in found},
+        "drives": found.get("drives", []),
+    }

@@ -1,0 +1,240 @@
+"""The page of `ais-loader ui`, as an HTTP client and as a browser see it."""
+
+from __future__ import annotations
+
+import io
+import math
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tarfile
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+
+import PIL.Image
+import pytest
+
+from ais_loader import connect
+from ais_loader.testing import NodeProcess
+from tests.packaging.packaging_kit import run_without
+from tests.ui.ui_kit import Served, served
+
+NASTY = "notes/<img src=x onerror=alert(1)>&\"'.txt"
+BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+
+
+def tone() -> bytes:
+    made = io.BytesIO()
+    with wave.open(made, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes(b"".join(struct.pack("<h", int(20_000 * math.sin(at / 20))) for at in range(8_000)))
+    return made.getvalue()
+
+
+def picture() -> bytes:
+    made = io.BytesIO()
+    PIL.Image.new("RGB", (64, 48), "teal").save(made, "PNG")
+    return made.getvalue()
+
+
+def shard(members: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return made.getvalue()
+
+
+OBJECTS = {
+    "en/a.wav": tone(),
+    "en/deep/b.wav": tone(),
+    "english.txt": "größer".encode(),
+    NASTY: b"<script>alert(1)</script>",
+    "rows.csv": b"name,seconds\na.wav,1.5\n",
+    "shard.tar": shard({"x/pic.png": picture(), "x/pic.png.txt": b"a picture"}),
+    "broken.tar": b"no tar",
+    "pic.png": picture(),
+    "zeros.bin": bytes(1000),
+    "empty.txt": b"",
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("ui") / "store"
+    with connect(folder) as client:
+        bucket = client.create_bucket("speech")
+        bucket.put_many(OBJECTS.items())
+        bucket.set_metadata("pic.png", {"<b>": "<i>"})
+    yield folder
+
+
+@pytest.fixture(scope="module")
+def page(store: Path) -> Iterator[Served]:
+    with connect(store, mode="r") as client, served(client) as it:
+        yield it
+
+
+def test_buckets_folders_and_objects_one_level_at_a_time(page: Served) -> None:
+    assert page.ask("api/buckets").json == {"buckets": [{"name": "speech", "copies": 1}]}
+    top = page.ask("api/folder", bucket="speech").json
+    assert [(one["name"], one["objects"]) for one in top["folders"]] == [("en/", 2), ("notes/", 1)]
+    names = sorted(name for name in OBJECTS if "/" not in name)
+    assert [one["name"] for one in top["listed"]] == names
+    assert (top["objects"], top["own"]) == (len(OBJECTS), len(names))
+    english = page.ask("api/folder", bucket="speech", prefix="en/").json
+    assert [one["name"] for one in english["folders"]] == ["en/deep/"]
+    assert [(one["name"], one["kind"]) for one in english["listed"]] == [("en/a.wav", "audio")]
+    begins = page.ask("api/folder", bucket="speech", prefix="eng").json
+    assert [one["name"] for one in begins["listed"]] == ["english.txt"] and begins["folders"] == []
+
+
+def test_previews_of_text_tables_members_and_metadata(page: Served) -> None:
+    def shown(name: str, **more: str) -> dict[str, object]:
+        answer = page.ask("api/object", bucket="speech", name=name, **more)
+        assert answer.status == 200, answer.body
+        told: dict[str, object] = answer.json
+        return told
+
+    assert shown("english.txt")["text"] == "größer"
+    assert shown("empty.txt")["text"] == ""
+    assert shown("rows.csv")["table"] == {"columns": ["name", "seconds"], "rows": [["a.wav", "1.5"]], "more": False}
+    assert [one["name"] for one in shown("shard.tar")["members"]] == ["x/pic.png", "x/pic.png.txt"]  # type: ignore[attr-defined]
+    assert shown("shard.tar", member="x/pic.png")["size_bytes"] == len(picture())
+    assert shown("shard.tar", member="x/pic.png.txt")["text"] == "a picture"
+    assert "problem" in shown("broken.tar")
+    assert shown("pic.png")["metadata"] == {"<b>": "<i>"}
+    assert shown(NASTY)["text"] == "<script>alert(1)</script>"
+
+
+def test_bytes_come_whole_or_in_ranges_as_what_they_are(page: Served) -> None:
+    whole = page.ask("content", bucket="speech", name="en/a.wav")
+    assert (whole.status, whole.headers["Content-Type"], whole.body) == (200, "audio/wav", tone())
+    for asked, start, stop in (("bytes=10-19", 10, 20), ("bytes=-4", 996, 1000), ("bytes=990-", 990, 1000)):
+        part = page.ask("content", bucket="speech", name="zeros.bin", headers={"Range": asked})
+        assert (part.status, len(part.body)) == (206, stop - start)
+        assert part.headers["Content-Range"] == f"bytes {start}-{stop - 1}/1000"
+    member = page.ask("content", bucket="speech", name="shard.tar", member="x/pic.png")
+    assert (member.headers["Content-Type"], member.body) == ("image/png", picture())
+    assert page.ask("content", bucket="speech", name="empty.txt").body == b""
+    head = page.ask("content", method="HEAD", bucket="speech", name="zeros.bin")
+    assert (head.status, head.headers["Content-Length"], head.body) == (200, "1000", b"")
+
+
+def test_what_a_browser_might_run_is_bytes_in_a_sandbox(page: Served) -> None:
+    answer = page.ask("content", bucket="speech", name=NASTY)
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    assert answer.headers["Content-Disposition"] == "attachment"
+    assert answer.headers["Content-Security-Policy"].startswith("sandbox")
+    for path in ("", "app.js", "api/buckets", "content?bucket=speech&name=pic.png"):
+        headers = page.ask(path).headers
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert "unsafe" not in page.ask("").headers["Content-Security-Policy"]
+
+
+def test_errors_say_what_was_wrong(page: Served) -> None:
+    for path, query, status, said in (
+        ("api/object", {"bucket": "speech", "name": "gone"}, 404, "no object 'gone'"),
+        ("api/object", {"bucket": "speech", "name": "shard.tar", "member": "x/pic"}, 404, "no member 'x/pic'"),
+        ("api/folder", {"bucket": "gone"}, 404, "gone"),
+        ("api/folder", {}, 400, "which bucket?"),
+        ("api/object", {"bucket": "speech", "name": "../x"}, 404, "nor can there be"),
+        ("api/gone", {}, 404, "Not Found"),
+    ):
+        answer = page.ask(path, **query)
+        assert answer.status == status and said in answer.json["error"], (path, query, answer, answer.body)
+    out = page.ask("content", bucket="speech", name="zeros.bin", headers={"Range": "bytes=1000-"})
+    assert out.status == 416
+
+
+def test_only_this_machine_by_its_own_name_and_address_reads_and_nothing_is_written(page: Served) -> None:
+    port = page.address.split(":")[2].split("/")[0]
+    for host in (
+        "evil.example",
+        f"evil.example:{port}",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        f"127.0.0.1.evil.example:{port}",
+        "",
+    ):
+        answer = page.ask("api/buckets", headers={"Host": host})
+        assert answer.status == 421 and b"speech" not in answer.body, host
+    assert page.ask("api/buckets", headers={"Host": f"localhost:{port}"}).status == 200
+    for path in ("/", "/api/buckets", "/app.js", "/guess/api/buckets"):
+        assert page.ask(path).status == 404  # without the random part of the address
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert page.ask("api/buckets", method=method).status == 405
+
+
+def test_drives_of_an_embedded_store_are_told(page: Served, store: Path) -> None:
+    told = page.ask("api/activity").json
+    assert told["embedded"] and [drive["path"] for drive in told["nodes"][0]["drives"]] == [str(store)]
+
+
+@pytest.mark.slow
+def test_a_node_tells_how_many_batches_it_has_served(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path / "drive") as node, connect(node.url) as client:
+        bucket = client.create_bucket("b")
+        bucket.put_many([(str(at), b"12345") for at in range(8)])
+        with connect(node.url, mode="r") as reader, served(reader) as page:
+            (before,) = page.ask("api/activity").json["nodes"]
+            for _ in range(3):
+                assert len(list(bucket.get_batch([str(at) for at in range(8)]))) == 8
+            (after,) = page.ask("api/activity").json["nodes"]
+            assert after["batches"] - before["batches"] == 3
+            assert after["entries"] - before["entries"] == 24
+            assert after["entry_bytes"] - before["entry_bytes"] == 120
+            node.kill()
+            lost = page.ask("api/activity")
+            assert lost.status == 503 and lost.json["kind"] == "node-unavailable"
+
+
+@pytest.mark.slow
+def test_the_command_prints_its_address_and_ends_when_it_is_interrupted(store: Path) -> None:
+    command = [sys.executable, "-m", "ais_loader.cli", "ui", "--store", str(store)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert Served(address).ask("api/buckets").status == 200
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        assert (process.returncode, said) == (0, "Ctrl-C ends it\n")
+
+
+@pytest.mark.slow
+def test_without_its_framework_the_command_names_its_extra(store: Path) -> None:
+    words = ["ui", "--store", str(store)]
+    told = run_without(["aiohttp"], "from ais_loader.cli import main; main()", words)
+    assert told.returncode == 1 and "pip install 'ais-loader[ui]'" in told.stderr, told
+
+
+def in_browser(page: Served, **place: str) -> str:
+    """The page's elements as a browser has them some virtual seconds later."""
+    from urllib.parse import urlencode
+
+    assert BROWSER is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
+    done = subprocess.run(
+        [BROWSER, *flags, f"{page.address}#{urlencode(place)}"], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium-headless-shell")
+def test_a_browser_shows_names_as_text_pictures_as_pictures_and_sounds_as_waves(page: Served) -> None:
+    text = in_browser(page, bucket="speech", prefix="notes/", name=NASTY)
+    assert "&lt;img src=x onerror=alert(1)&gt;" in text and "<img" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert '<img src="content?' in in_browser(page, bucket="speech", name="shard.tar", member="x/pic.png")
+    assert 'data-drawn="0.50 s"' in in_browser(page, bucket="speech", prefix="en/", name="en/a.wav")
+    assert "no object" in in_browser(page, bucket="speech", name="gone.txt")
