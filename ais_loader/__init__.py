@@ -116,8 +116,12 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'ais_loader' has no attribute {name!r}")
+    if name == "decoders":
+        import importlib
+
+        return importlib.import_module("ais_loader.decoders")
+    raise AttributeError(f"module 'ais_loader' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, "decoders"})

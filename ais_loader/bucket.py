@@ -39,7 +39,7 @@ from ais_loader.objects.put_spec import ToPut, check_version, put_spec
 from ais_loader.objects.transformed_file import spooled
 from ais_loader.pipeline import Etl
 from ais_loader.promote import Overwrite, PromoteResult, Shared, promote_all, promote_spec
-from ais_loader.requests import BatchOptions, checked_timeout_s, request_for_transformed, requests_for_names
+from ais_loader.requests import batch_options, checked_timeout_s, request_for_transformed, requests_for_names
 from ais_loader.snapshots import SnapshotInfo
 from ais_loader.summary import BucketSummary
 from ais_loader.transport.base import BucketChange, BucketInfo, Transport
@@ -654,7 +654,7 @@ class Bucket(BucketComposing, BucketTransforming):
             entries = [Entry(self.name, name, etl=etl, args=args) for name in names]
             batch: Batch = self.client.get_batch(entries, **options)
             return batch
-        chosen = BatchOptions(**options)
+        chosen = batch_options("get_batch", options)
         if not isinstance(names, (str, Sequence)):
             names = list(names)  # an array, a generator, a set
         return self.client._batch(names, requests_for_names(self.name, names, chosen), chosen, self.name)

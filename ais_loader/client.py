@@ -18,7 +18,7 @@ from ais_loader.etl import Transforms
 from ais_loader.joined_ranges import JoinedRanges, of_one_version
 from ais_loader.object_file import ObjectFile
 from ais_loader.options import ClusterOptions, EmbeddedOptions
-from ais_loader.requests import BatchOptions, requests_for_entries, to_entries
+from ais_loader.requests import BatchOptions, batch_options, requests_for_entries, to_entries
 from ais_loader.snapshots import pinned_name
 from ais_loader.transport.base import BucketInfo, Transport
 from ais_loader.transport.fork_safety import GATE
@@ -216,7 +216,7 @@ class Client:
             RangeError, CorruptObject, NodeUnavailable, EntryFailed; always NodeUnavailable, SilenceTimeout, Overloaded
             when the batch itself cannot go on.
         """
-        chosen = BatchOptions(**options)
+        chosen = batch_options("get_batch", options)
         if archive is not None:
             check_options(archive, archive_names)
         parsed = to_entries(entries, bucket)

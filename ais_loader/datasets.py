@@ -23,7 +23,7 @@ from ais_loader.entry_table import EntryTable
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.plan import Plan, Position, WorkerShare, parse_state, position_state, split_steps, worker_state
-from ais_loader.requests import BatchOptions, OnError
+from ais_loader.requests import OnError, batch_options
 from ais_loader.timing import BatchTiming
 from ais_loader.urls import SCHEME
 
@@ -37,6 +37,13 @@ Decode: TypeAlias = Callable[[Item], Any]
 Collate: TypeAlias = Callable[[list[Any]], Any]
 OnBatch: TypeAlias = Callable[[BatchTiming], object]
 
+_ELSEWHERE = dict.fromkeys(
+    ("num_workers", "prefetch_factor", "sampler", "batch_sampler", "pin_memory", "worker_init_fn"),
+    "the DataLoader takes it",
+) | dict.fromkeys(
+    ("batch_size", "shuffle", "drop_last"), "with MapDataset the DataLoader takes it, otherwise the plan, ShufflePlan"
+)
+
 
 class ProcessClient:
     """The client that datasets use in this process: the caller's own, or one opened from a URL at the first read.
@@ -46,7 +53,9 @@ class ProcessClient:
 
     def __init__(self, client_or_url: ClientOrUrl) -> None:
         if not isinstance(client_or_url, (Client, str, os.PathLike)):
-            raise TypeError(f"need a Client, a URL or a path, got {type(client_or_url).__name__}")
+            raise TypeError(
+                f"need a Client, or a store's URL or path, before what is read, got {type(client_or_url).__name__}"
+            )
         self._given = client_or_url if isinstance(client_or_url, Client) else os.fspath(client_or_url)
         self._opened: Client | None = None
 
@@ -60,7 +69,8 @@ class ProcessClient:
         """Entries of the objects below the prefix `ais://bucket/prefix`. Raises InvalidRequest if there are none."""
         bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
         if not url.startswith(SCHEME) or not bucket:
-            raise InvalidRequest(f"{url!r}: need a list of entries, or the URL of a prefix, ais://bucket/prefix")
+            hint = f"; did you mean 'ais://{url}/'?" if "/" not in url else ""
+            raise InvalidRequest(f"{url!r}: need a list of entries, or the URL of a prefix, ais://bucket/prefix{hint}")
         with ExitStack() as opened:  # closed again, lest what is forked afterwards inherit it
             given = self._given
             client = given if isinstance(given, Client) else opened.enter_context(connect(given, mode="r"))
@@ -172,7 +182,7 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         self._bucket = bucket
         self._entries = _sequence(self._client, entries, bucket, pinned)
         self._on_batch = on_batch
-        self._options = _checked_options(options, on_error, timeout_s)
+        self._options = _checked_options("MapDataset", options, on_error, timeout_s)
 
     def __repr__(self) -> str:
         return f"<MapDataset of {len(self._entries):,} entries, {self._client!r}>"
@@ -261,7 +271,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         self._place = None if rank is None or world_size is None else (rank, world_size)
         self._in_flight = in_flight
         self._even_ranks = even_ranks
-        self._options = _checked_options(options, on_error, timeout_s)
+        self._options = _checked_options("BatchIterableDataset", options, on_error, timeout_s)
         self._start = Position()
         self._share: WorkerShare | None = None
         self._run: Run | None = None
@@ -428,9 +438,9 @@ def _distributed() -> bool:
     return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
-def _checked_options(options: dict[str, Any], on_error: OnError, timeout_s: float) -> dict[str, Any]:
+def _checked_options(dataset: str, options: dict[str, Any], on_error: OnError, timeout_s: float) -> dict[str, Any]:
     chosen = {"on_error": on_error, "timeout_s": timeout_s, **options}
-    if not BatchOptions(**chosen).ordered:
+    if not batch_options(dataset, chosen, _ELSEWHERE).ordered:
         raise InvalidRequest("ordered=False: a dataset's samples come in the order of their indices")
     return chosen
 
@@ -474,7 +484,10 @@ def _as_integers(indices: Iterable[int]) -> Iterable[int]:
 
 
 def _position(index: Any, count: int) -> int:
-    at = operator.index(index)
+    try:
+        at = operator.index(index)
+    except TypeError:
+        raise TypeError(f"a dataset's index is an int or a slice, not {index!r}; get_batch fetches by name") from None
     if not -count <= at < count:
         raise IndexError(f"index {at} of a dataset of {count:,} entries")
     return at + count if at < 0 else at

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -78,9 +79,11 @@ class ShufflePlan:
         if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__"):
             raise TypeError(f"ShufflePlan: batch_size is a {type(batch_size).__name__}; need an int")
         if batch_size < 1:
-            raise InvalidRequest(f"batch_size={batch_size}: need at least 1")
+            raise InvalidRequest(f"ShufflePlan: batch_size={batch_size}: need at least 1")
+        if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+            raise TypeError(f"ShufflePlan: seed is a {type(seed).__name__}; need an int")
         if not 0 <= seed < 2**64:
-            raise InvalidRequest(f"seed={seed}: need 0 to 2**64 - 1")
+            raise InvalidRequest(f"ShufflePlan: seed={seed}: need 0 to 2**64 - 1")
         self.entries = entries
         self.batch_size = batch_size
         self.seed = seed
@@ -89,6 +92,8 @@ class ShufflePlan:
         self._bucket = bucket
         self._order: tuple[int, npt.NDArray[np.unsignedinteger[Any]]] | None = None
         for entry in self._some():
+            if isinstance(entry, (bytes, os.PathLike)):
+                raise TypeError(f"ShufflePlan: an entry is a {type(entry).__name__}; need an Entry, a URL or a name")
             if isinstance(entry, str):  # a plan of other things may be asked by what knows them
                 try:
                     to_entry(entry, bucket)

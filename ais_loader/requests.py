@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -61,6 +62,25 @@ class BatchOptions:
                 raise InvalidRequest(f"{name}={getattr(self, name)!r}: one of {', '.join(map(repr, allowed))}")
         # A plain float: numpy's own kinds are none to gRPC.
         object.__setattr__(self, "timeout_s", checked_timeout_s(self.timeout_s))
+
+
+def batch_options(
+    function: str, options: Mapping[str, Any], elsewhere: Mapping[str, str] | None = None
+) -> BatchOptions:
+    """What `function` was called with. `elsewhere`: names that are no options, and where they belong.
+
+    Raises TypeError for what is none, in the words of `function`; InvalidRequest for what an option cannot be.
+    """
+    try:
+        return BatchOptions(**options)
+    except TypeError:
+        known = [field.name for field in fields(BatchOptions)]
+        unknown = next((name for name in options if name not in known), None)
+        if unknown is None:
+            raise
+    near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else (elsewhere or {}).get(unknown, f"there are {', '.join(known)}")
+    raise TypeError(f"{function}: no option {unknown!r}; {hint}")
 
 
 def to_entries(entries: Iterable[EntryLike], bucket: str | None = None) -> list[Entry]:

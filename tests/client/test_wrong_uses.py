@@ -1,0 +1,286 @@
+"""Wrong uses as somebody new types them: each says what was wrong and what to do, word for word, and leaves nothing.
+
+The lines below are run as they stand, one after the other, against a store of pictures in the working folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ais_loader
+from ais_loader import ShufflePlan, connect
+from ais_loader.integrations.fsspec import AISFileSystem
+from ais_loader.testing import throwaway_folder
+from tests.tar_kit import packed_tar
+
+IMPORTS = """
+from pathlib import Path
+from torch.utils.data import DataLoader
+import ais_loader
+from ais_loader import *
+from ais_loader import decoders
+"""
+NAMES = [f"cat/{number}.png" for number in range(6)]
+
+WRONG: list[tuple[str, str]] = [
+    # -- where the store is
+    (
+        'connect("localhost:7480")',
+        "InvalidRequest: 'localhost:7480' has no scheme: need grpc://localhost:7480; a folder of that name is "
+        "{here}/localhost:7480",
+    ),
+    (
+        'connect("localhost")',
+        "InvalidRequest: 'localhost' is a machine's address: need grpc://localhost:PORT, 7480 if nothing else was said "
+        "when the node was started; a folder of that name is {here}/localhost",
+    ),
+    (
+        'connect("http://node-1:7480")',
+        "InvalidRequest: 'http://node-1:7480': a storage node's URL is grpc://node-1:7480",
+    ),
+    (
+        'connect("s3://pictures")',
+        "InvalidRequest: 's3://pictures': unknown scheme 's3'; need file:///path, a path, or grpc://host:port",
+    ),
+    (
+        'connect("ais://pictures")',
+        "InvalidRequest: 'ais://pictures' is in a store, and which one is not said: connect to that, file:///path, a "
+        "path, or grpc://host:port, and then client.bucket('pictures')",
+    ),
+    ("connect()", "InvalidRequest: no store named: pass a URL or a path, or set AIS_LOADER_URL"),
+    (
+        'connect("stoer", mode="r")',
+        'StoreNotFound: no store at {here}/stoer; look at the path, or mode="a" creates one',
+    ),
+    ('connect("note.txt")', "StoreFormatError: {here}/note.txt is not a folder: a store is one, or several"),
+    (
+        'connect("papers")',
+        "StoreFormatError: {here}/papers is not a store, and not empty either (thesis.tex); look at the path, or give "
+        "an empty or new folder",
+    ),
+    ('connect("store", mode="w")', 'InvalidRequest: mode=\'w\': need "a", to read and write, or "r", to read'),
+    (
+        'connect("store")',
+        "StoreLocked: {here}/store is open for writing by this process; one writer at a time, any number of readers: "
+        'connect(..., mode="r")',
+    ),
+    # -- which bucket, and which object
+    (
+        'client.bucket("picture").get("cat/1.png")',
+        "BucketNotFound: bucket 'picture' does not exist; create_bucket makes it; did you mean 'pictures'?",
+    ),
+    (
+        'client.bucket("ais://pictures").head("cat/1.png")',
+        "BucketNotFound: bucket 'ais://pictures' does not exist; create_bucket makes it; did you mean 'pictures'?",
+    ),
+    (
+        'client.create_bucket("pictures")',
+        "BucketExists: bucket 'pictures' exists; pass exist_ok=True to use it",
+    ),
+    (
+        'client.create_bucket("my pictures")',
+        "InvalidName: bucket name 'my pictures': need 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot",
+    ),
+    (
+        'client.delete_bucket("pictures")',
+        "BucketNotEmpty: bucket 'pictures' holds objects; pass force=True to delete them with it",
+    ),
+    (
+        'bucket.get("ais://pictures/cat/1.png")',
+        "ObjectNotFound: no object 'ais://pictures/cat/1.png' in bucket 'pictures'; did you mean 'cat/1.png', without "
+        "the bucket?",
+    ),
+    (
+        'bucket.get("/cat/1.png")',
+        "ObjectNotFound: no object '/cat/1.png' in bucket 'pictures' (nor can there be: it begins or ends with '/')",
+    ),
+    ('client.open("cat/1.png")', "InvalidRequest: 'cat/1.png': need a URL like ais://bucket/name"),
+    (
+        'Entry.from_url("ais://pictures")',
+        "InvalidRequest: 'ais://pictures': need both a bucket and a name, as in ais://bucket/name",
+    ),
+    # -- writing
+    (
+        'bucket.put("a", "text")',
+        "TypeError: data is a str: pass bytes, or pathlib.Path(...) to store a file's contents",
+    ),
+    ('bucket.put("a", Path("none.png"))', "InvalidRequest: none.png: no such file"),
+    ('bucket.put("../a", b"")', "InvalidName: object name '../a': it has the component '..'"),
+    ('bucket.put_many({"a": b"1"})', "TypeError: objects is a dict: pass its items()"),
+    ('bucket.put_folder("pictures")', "InvalidRequest: pictures: no such folder"),
+    (
+        'reader.bucket("pictures").put("a", b"1")',
+        'StoreReadOnly: the store is open for reading only; connect with mode="a" to write',
+    ),
+    # -- batches
+    ('client.get_batch("ais://pictures/cat/1.png")', "TypeError: entries is one str; pass a list of entries"),
+    (
+        "client.get_batch(NAMES)",
+        "InvalidRequest: 'cat/0.png': need an Entry, or a URL like ais://bucket/name; of a name also say the bucket, "
+        "bucket=...",
+    ),
+    ("bucket.get_batch(NAMES, timeout=3)", "TypeError: get_batch: no option 'timeout'; did you mean 'timeout_s'?"),
+    (
+        'bucket.get_batch(NAMES, on_error="skip")',
+        "InvalidRequest: on_error='skip': one of 'raise', 'placeholder'",
+    ),
+    (
+        "batch = bucket.get_batch(NAMES); list(batch); list(batch)",
+        "InvalidRequest: this batch has been read: its items come once; keep list(batch), or ask again",
+    ),
+    (
+        'list(client.get_batch([Entry("pictures", "cat/1.png", start=2, length=100)]))',
+        "RangeError: entry 0: 'cat/1.png': start=2, length=100 reaches past the end of 3 bytes",
+    ),
+    (
+        'list(client.get_batch([Entry("pictures", "shard.tar", "2.png")]))',
+        "MemberNotFound: entry 0: 'shard.tar' has no member '2.png'",
+    ),
+    # -- datasets and plans
+    (
+        "ShufflePlan(NAMES, 2)",
+        "InvalidRequest: ShufflePlan: 'cat/0.png': need an Entry, or a URL like ais://bucket/name; of a name also say "
+        "the bucket, bucket=...",
+    ),
+    (
+        "ShufflePlan(bucket, 2)",
+        "TypeError: ShufflePlan: entries is a Bucket; need a list of Entry values or ais:// URLs, or what "
+        "Bucket.entries(prefix) returns",
+    ),
+    (
+        "ShufflePlan([Path('cat/1.png')], 2)",
+        "TypeError: ShufflePlan: an entry is a PosixPath; need an Entry, a URL or a name",
+    ),
+    ("ShufflePlan(bucket.entries(), 0)", "InvalidRequest: ShufflePlan: batch_size=0: need at least 1"),
+    ("ShufflePlan(bucket.entries(), 2, seed=0.5)", "TypeError: ShufflePlan: seed is a float; need an int"),
+    (
+        "BatchIterableDataset(client, bucket.entries())",
+        "TypeError: a plan has batch(epoch, step) and steps(epoch), got EntryTable; a sampler goes with MapDataset and "
+        "a DataLoader, entries with MapDataset or in a ShufflePlan",
+    ),
+    (
+        "next(iter(DataLoader(BatchIterableDataset(client, plan), batch_size=8)))",
+        "InvalidRequest: BatchIterableDataset yields whole batches, and this DataLoader would make batches of them: "
+        "give the plan the batch_size, and use BatchLoader(dataset), or DataLoader(dataset, batch_size=None)",
+    ),
+    (
+        "BatchLoader(MapDataset(client, bucket))",
+        "TypeError: need a BatchIterableDataset, got MapDataset; others go with a DataLoader",
+    ),
+    (
+        "MapDataset(bucket.entries(), client)",
+        "TypeError: need a Client, or a store's URL or path, before what is read, got EntryTable",
+    ),
+    (
+        'MapDataset(client, "pictures")',
+        "InvalidRequest: 'pictures': need a list of entries, or the URL of a prefix, ais://bucket/prefix; did you mean "
+        "'ais://pictures/'?",
+    ),
+    (
+        'MapDataset(client, "ais://pictures/dog/")',
+        "InvalidRequest: 'ais://pictures/dog/': no object of bucket 'pictures' has a name that begins with 'dog/'",
+    ),
+    (
+        "MapDataset(client, bucket, batch_size=8)",
+        "TypeError: MapDataset: no option 'batch_size'; with MapDataset the DataLoader takes it, otherwise the plan, "
+        "ShufflePlan",
+    ),
+    (
+        'MapDataset(client, bucket)["cat/1.png"]',
+        "TypeError: a dataset's index is an int or a slice, not 'cat/1.png'; get_batch fetches by name",
+    ),
+    ('MapDataset(client, bucket, "image")', "TypeError: decode is a str: need a function"),
+    # -- fsspec, and the module itself
+    (
+        'files.open("pictures/cat/9.png")',
+        "FileNotFoundError: pictures/cat/9.png: no object 'cat/9.png' in bucket 'pictures'",
+    ),
+    ('files.open("pictures")', "IsADirectoryError: pictures is a bucket"),
+    ("ais_loader.conect", "AttributeError: module 'ais_loader' has no attribute 'conect'"),
+]
+
+
+@pytest.fixture(scope="module")
+def typed() -> Iterator[dict[str, Any]]:
+    """What the lines see: a store in `here`, open for writing and for reading."""
+    AISFileSystem.clear_instance_cache()
+    with throwaway_folder() as here:
+        (here / "note.txt").write_text("buy milk")
+        (here / "papers").mkdir()
+        (here / "papers" / "thesis.tex").write_text("")
+        with connect(here / "store") as client, connect(here / "store", mode="r") as reader:
+            bucket = client.create_bucket("pictures")
+            bucket.put_many((name, b"png") for name in NAMES)
+            bucket.put("shard.tar", packed_tar({"1.png": b"png"}))
+            imported: dict[str, Any] = {}
+            exec(IMPORTS, imported)
+            yield imported | {
+                "NAMES": NAMES,
+                "here": here,
+                "client": client,
+                "reader": reader,
+                "bucket": bucket,
+                "plan": ShufflePlan(bucket.entries("cat/"), 2),
+                "files": AISFileSystem(here / "store"),
+            }
+    AISFileSystem.clear_instance_cache()
+
+
+def said(line: str, typed: dict[str, Any]) -> str:
+    try:
+        exec(line, dict(typed))
+    except Exception as error:  # noqa: BLE001 - whatever it says is looked at
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@pytest.mark.parametrize(("line", "told"), WRONG, ids=[line for line, _ in WRONG])
+def test_a_wrong_use_says_what_was_wrong_and_what_to_do(
+    typed: dict[str, Any], line: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(typed["here"])
+    monkeypatch.delenv("AIS_LOADER_URL", raising=False)
+    assert said(line, typed) == told.format(here=typed["here"])
+    assert sorted(os.listdir(".")) == ["note.txt", "papers", "store"]
+    assert sorted(typed["bucket"]) == [*NAMES, "shard.tar"]
+
+
+@pytest.mark.parametrize(
+    ("package", "line", "told"),
+    [
+        (
+            "PIL",
+            "MapDataset(client, bucket, decoders.image)[0]",
+            "MissingExtra: PIL is needed for pictures and cannot be imported: pip install 'ais-loader[images]' (",
+        ),
+        (
+            "soundfile",
+            "MapDataset(client, bucket, decoders.audio)[0]",
+            "MissingExtra: soundfile is needed for sounds and cannot be imported: pip install 'ais-loader[audio]' (",
+        ),
+        (
+            "cloudpickle",
+            'client.etl.init("t", lambda data: data)',
+            "MissingExtra: cloudpickle is needed for a transform of Python code and cannot be imported: pip install "
+            "'ais-loader[etl]' (",
+        ),
+    ],
+)
+def test_a_package_that_is_not_installed_is_told_with_the_extra_that_brings_it(
+    typed: dict[str, Any], package: str, line: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert said(line, typed).startswith(told)
+
+
+def test_a_module_has_what_it_lists_and_what_is_near_can_be_found() -> None:
+    assert {"MapDataset", "BatchLoader", "ShufflePlan", "decoders", "connect"} <= set(dir(ais_loader))
+    assert all(hasattr(ais_loader, name) for name in dir(ais_loader))
+    with pytest.raises(AttributeError) as told:
+        _ = ais_loader.conect
+    assert (told.value.name, told.value.obj) == ("conect", ais_loader)  # Python then says which one may be meant
