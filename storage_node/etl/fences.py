@@ -40,6 +40,9 @@ class Fences:
     file_bytes: int
     """Of a file that it writes, and so of an output (RLIMIT_FSIZE)."""
     network: bool
+    processes: int
+    """That the worker's user may have, threads among them (RLIMIT_NPROC); 0: any. The kernel counts those of a user,
+    whoever started them: it holds where workers have one of their own, and does nothing to root."""
     parent: int
     """The process whose death it must not outlive."""
 
@@ -111,6 +114,8 @@ def enter(fences: Fences) -> None:
     _limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
     _limit(resource.RLIMIT_FSIZE, fences.file_bytes)
     _limit(resource.RLIMIT_DATA, fences.memory_bytes)
+    if fences.processes:
+        _limit(resource.RLIMIT_NPROC, fences.processes)
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
 

@@ -34,6 +34,8 @@ _BURST, _BURST_BYTES = 64, 384 << 10
 _BURST_S = 0.03
 """For which they keep it busy, about: others wait for their turn meanwhile."""
 _PAUSES = Backoff(0.5, 30.0, jitter=0.2)
+PROCESSES_PER_WORKER = 64
+"""Threads among them, where workers have a user of their own: all that there may be share as many."""
 ANY_PROGRAM = "*"
 """In `etl_commands`: whatever there is."""
 
@@ -167,7 +169,8 @@ class WorkerStage(ABC):
         worker = WorkerProcess(self._context.spool, self._memory_bytes, self._context.on_thread, self._context.log.add)
         self._context.counts.workers += 1
         config = self._context.config
-        fences = Fences(self._memory_bytes, self._max_bytes, config.etl_network, os.getpid())
+        processes = PROCESSES_PER_WORKER * workers_of(config) if config.etl_user else 0
+        fences = Fences(self._memory_bytes, self._max_bytes, config.etl_network, processes, os.getpid())
         setup, code = self._setup()
         self._busy.add(worker)
         try:

@@ -533,7 +533,15 @@ def test_another_user_reads_what_it_is_given_by_path_and_gains_no_rights(monkeyp
             made = await transforms.run(call(), ORIGIN, content)
             return bytes(made.read(0, 999))
 
+    async def forked() -> str:
+        most = of_command("sh", "-c", "for i in $(seq 200); do sleep 30 & done; wait")
+        async with transforms_of(folder, most, etl_workers=1, **config) as transforms:
+            with pytest.raises(TransformFailed) as raised:
+                await asyncio.wait_for(transforms.run(call(), ORIGIN, Content.of(b"")), 60)
+            return str(raised.value) + transforms._own("f")[0].text()
+
     try:
+        assert "fork" in asyncio.run(forked())  # Cannot fork: the system has said so to the shell
         assert asyncio.run(run(True)).split() == [b"nobody", b"NoNewPrivs:", b"1", b"5242880"]
         try:
             assert asyncio.run(run(False)).split()[1:] == [b"NoNewPrivs:", b"1", b"5242880"]
