@@ -395,7 +395,13 @@ METRICS = (
         "seconds",
         "Time that objects spent in it, of all workers or connections together, without the wait for a turn.",
     ),
-    Metric("ais_loader_etl_running", "gauge", ("transform",), "objects", "Objects in it now: busy workers."),
+    Metric(
+        "ais_loader_etl_running",
+        "gauge",
+        ("transform",),
+        "workers",
+        "Its workers, or connections to its server, that are busy now.",
+    ),
     Metric("ais_loader_etl_workers", "gauge", ("transform",), "processes", "Its workers, idle ones too."),
     Metric(
         "ais_loader_etl_worker_restarts_total",

@@ -28,7 +28,7 @@ class StageCounts:
     output_bytes: int = 0
     busy_s: float = 0.0
     running: int = 0
-    """Objects that pass through it now."""
+    """Workers, or connections to its server, that are busy."""
     cache_hits: int = 0
     cache_misses: int = 0
     """Results that were asked for, and had to be made."""

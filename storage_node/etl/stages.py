@@ -208,16 +208,18 @@ class NodeTransforms:
         counts = self.counts(stage.name)
         async with self._turns.turn(ASKING.get()):
             began_s = time.monotonic()
-            counts.running += len(inputs)
+            counts.running += 1
             outcomes: Sequence[Content | LoaderError]
             try:
                 outcomes = await opened.run_many(inputs, stage.args)
             except LoaderError as error:
                 outcomes = [error] * len(inputs)
             except Exception as error:  # a defect of ours: of these objects, not of their neighbours
+                for _ in inputs:
+                    counts.failure(error)
                 raise TransformFailed(f"{stage.name}: {type(error).__name__}: {error}") from error
             finally:
-                counts.running -= len(inputs)
+                counts.running -= 1
                 counts.busy_s += time.monotonic() - began_s
         for (_, content), outcome in zip(inputs, outcomes, strict=True):
             if isinstance(outcome, LoaderError):
