@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
 from ais_loader import errors
@@ -22,7 +23,7 @@ from ais_loader.changes import (
     check_on_error,
 )
 from ais_loader.content import Content, Source
-from ais_loader.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.entry import Entry, EntryLike, MemberInfo, ObjectInfo, to_entry
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.objects.bucket_composing import BucketComposing
 from ais_loader.objects.bucket_transforming import BucketTransforming
@@ -643,18 +644,26 @@ class Bucket(BucketComposing, BucketTransforming):
         self._transport.snapshots("delete", self.name, name)
 
     def get_batch(
-        self, names: Sequence[str], *, etl: Etl | None = None, args: Mapping[str, Any] | None = None, **options: Any
+        self,
+        names: Iterable[EntryLike],
+        *,
+        etl: Etl | None = None,
+        args: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Batch:
         """The columnar short form of `Client.get_batch`: whole objects of this bucket, no Entry per item.
 
+        What `objects`, `entries` and `members` list is taken in place of names, and fetched as by `Client.get_batch`.
         With `etl` they are what that makes of them. `options` are those of `Client.get_batch`: on_error, timeout_s,
         ordered, streaming, assembly, colocation, verify_ranges.
         """
         if etl is not None or args is not None:
-            entries = [Entry(self.name, name, etl=etl, args=args) for name in names]
+            entries = [replace(to_entry(name, self.name), etl=etl, args=args) for name in names]
             batch: Batch = self.client.get_batch(entries, **options)
             return batch
         chosen = batch_options("get_batch", options)
-        if not isinstance(names, (str, Sequence)):
-            names = list(names)  # an array, a generator, a set
-        return self.client._batch(names, requests_for_names(self.name, names, chosen), chosen, self.name)
+        wanted: Sequence[Any] = names if isinstance(names, (str, Sequence)) else list(names)
+        if not isinstance(wanted, str) and len(wanted) and isinstance(wanted[0], (Entry, ObjectInfo, MemberInfo)):
+            listed: Batch = self.client.get_batch(wanted, bucket=self.name, **options)
+            return listed
+        return self.client._batch(wanted, requests_for_names(self.name, wanted, chosen), chosen, self.name)

@@ -25,7 +25,7 @@ from ais_loader.extras import needs
 from ais_loader.plan import Plan, Position, WorkerShare, parse_state, position_state, split_steps, worker_state
 from ais_loader.requests import OnError, batch_options
 from ais_loader.timing import BatchTiming
-from ais_loader.urls import SCHEME
+from ais_loader.urls import SCHEME, store_folders
 
 with needs("torch", "datasets"):
     import torch
@@ -56,6 +56,8 @@ class ProcessClient:
             raise TypeError(
                 f"need a Client, or a store's URL or path, before what is read, got {type(client_or_url).__name__}"
             )
+        if not isinstance(client_or_url, Client) and not os.fspath(client_or_url).startswith("grpc://"):
+            store_folders(os.fspath(client_or_url))  # an address that is none is told here, not in a worker
         self._given = client_or_url if isinstance(client_or_url, Client) else os.fspath(client_or_url)
         self._opened: Client | None = None
 

@@ -83,8 +83,6 @@ class Entry:
 
         Raises InvalidRequest without a bucket or a name, and for another scheme; TypeError for what is no str.
         """
-        if not isinstance(url, str):
-            raise TypeError(f"need an ais:// URL, got {type(url).__name__}")
         bucket, rest = split_url(url)
         name, member = split_member(rest)
         return cls(bucket, name, member)

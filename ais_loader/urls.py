@@ -20,7 +20,9 @@ _WITH_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(/.*)", re.DOTALL)
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Bucket and everything after it. Raises InvalidRequest."""
+    """Bucket and everything after it. Raises InvalidRequest, TypeError."""
+    if not isinstance(url, str):
+        raise TypeError(f"need a URL like ais://bucket/name, got {type(url).__name__}")
     if not url.startswith(SCHEME):
         raise InvalidRequest(f"{url!r}: need a URL like ais://bucket/name")
     bucket, slash, name = url[len(SCHEME) :].partition("/")

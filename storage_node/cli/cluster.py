@@ -31,6 +31,7 @@ _root = click.option(
     metavar="DIR",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
+    callback=lambda context, parameter, root: root.expanduser(),  # a shell leaves the ~ of --root=~/data alone
     help="Folder below which nodes have their drives: DIR/NODE/DRIVE. The same path on every host.",
 )
 _address = click.option(

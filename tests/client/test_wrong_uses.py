@@ -194,6 +194,12 @@ WRONG: list[tuple[str, str]] = [
         'MapDataset(client, bucket)["cat/1.png"]',
         "TypeError: a dataset's index is an int or a slice, not 'cat/1.png'; get_batch fetches by name",
     ),
+    (
+        'MapDataset("localhost:7480", NAMES, bucket="pictures")',
+        "InvalidRequest: 'localhost:7480' has no scheme: need grpc://localhost:7480; a folder of that name is "
+        "{here}/localhost:7480",
+    ),
+    ("client.open(bucket.head('cat/1.png'))", "TypeError: need a URL like ais://bucket/name, got ObjectInfo"),
     ('MapDataset(client, bucket, "image")', "TypeError: decode is a str: need a function"),
     # -- fsspec, and the module itself
     (

@@ -129,6 +129,13 @@ WRONG: list[tuple[list[str], int, str]] = [
 ]
 
 
+def test_the_tilde_of_a_root_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for command in (["status"], ["drive", "list"]):
+        result = CliRunner().invoke(main, ["cluster", *command, "--root=~/new"])
+        assert (result.exit_code, f"below {tmp_path}/new" in result.output) == (1, True)
+
+
 @pytest.mark.parametrize(("arguments", "code", "said"), WRONG, ids=[" ".join(one[0]) for one in WRONG])
 def test_what_cannot_be_done_is_said_at_once_and_leaves_nothing(
     tmp_path: Path, arguments: list[str], code: int, said: str

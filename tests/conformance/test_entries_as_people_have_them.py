@@ -23,6 +23,16 @@ def test_what_is_listed_is_fetched(client: Client, bucket: Bucket) -> None:
         list(client.get_batch([info.entry(pinned=True)]))
 
 
+def test_a_bucket_takes_what_it_lists_in_place_of_names(bucket: Bucket) -> None:
+    fill(bucket, OBJECTS)
+    bucket.put("t/s.tar", packed_tar({"m": b"member"}))
+    wanted = [b"22", b"333"]
+    for listed in (bucket.objects("t/"), bucket.entries("t/"), [bucket.head("t/b.wav"), "t/c.txt"]):
+        assert contents(bucket.get_batch(listed))[:2] == wanted
+    assert contents(bucket.get_batch(bucket.members("t/s.tar"))) == [b"member"]
+    assert contents(bucket.get_batch(bucket.objects("none"))) == []
+
+
 def test_members_that_are_listed_are_fetched_in_the_archive_that_was_listed(client: Client, bucket: Bucket) -> None:
     bucket.put("s.tar", packed_tar({"m/1": b"one", "m/2": b"two"}))
     members = list(bucket.members("s.tar"))
