@@ -246,7 +246,7 @@ class NodeServer:
             etl = self._etl_of(node)
             batches.resources.etl = etl
             transforms = etl.transforms if self._transforms is None else self._transforms(node)
-            jobs = jobs_of_node(node, self.membership, writes, transforms, etl.spool)
+            jobs = jobs_of_node(node, self.membership, writes, transforms, etl)
             calls = TransformCalls(etl, self.membership.node_uuid, PeerStates(node, writes.channels))
             ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, jobs, calls), methods)
             ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(jobs, calls), methods)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ais_loader.errors import LoaderError, NodeUnavailable, VersionConflict
-from ais_loader.extras import needs
+from ais_loader.extras import MissingExtra, needs
 from storage_node.config import is_loopback
 from storage_node.etl.signed_tokens import TokenRefused, new_nonce, signed, verified
 from storage_node.etl.values import Content, Origin
@@ -42,6 +42,8 @@ SILENCE_S = 60.0
 _SHUTDOWN_S = 2.0
 _INPUTS, _RESULTS = "/inputs/", "/results/"
 _GET, _PUT, _STORED = "get", "put", "stored"
+METADATA = "metadata"
+"""Among the `extra` of a token: the object's, text by text."""
 log = logging.getLogger(__name__)
 
 
@@ -51,6 +53,17 @@ class PutTarget:
 
     url: str
     token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Which object a result becomes, and the HTTP side of the node that will own it."""
+
+    url: str
+    bucket: str
+    name: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """See PutClaims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +107,8 @@ class HttpSide:
         self._own_key = secrets.token_bytes(32)
         shared = hmac.digest(peer_secret.encode(), b"ais-loader results of transforms", hashlib.sha256)
         self._put_key = shared if peer_secret else self._own_key
+        self.is_shared = bool(peer_secret)
+        """Whether other nodes take what this one's tokens allow, and the other way round."""
         self._loans: dict[str, Content] = {}
         self._used: dict[str, float] = {}
         self._starting = asyncio.Lock()
@@ -167,6 +182,16 @@ class HttpSide:
         return response
 
     # -- results
+
+    async def results_url(self) -> str:
+        """Where servers may put what tokens of other nodes allow; "" where they may not, or nobody can listen."""
+        if self.put_result is None or not self.is_shared:
+            return ""
+        try:
+            return await self.start()
+        except (OSError, MissingExtra) as error:
+            log.warning("results of transforms cannot be put to this node: %s", error)
+            return ""
 
     def target(
         self,

@@ -48,7 +48,7 @@ class LocalEtl:
     ) -> None:
         self._store, self.registry, self._read = store, registry, read
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ais-loader-etl")
-        self.spool = Spool(drive / SPOOL)
+        self.spool, self.http_side = Spool(drive / SPOOL), http_side
         context = StageContext(config, self.spool, self._on_thread, http_side)
         self.transforms = NodeTransforms(registry.find, context)
         self.cache = ResultCache(config.etl_cache_bytes)

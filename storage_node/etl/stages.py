@@ -15,6 +15,7 @@ from dataclasses import replace
 from ais_loader.errors import LoaderError, TransformFailed, TransformGone, TransformNotFound, TransformRefused
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.etl.http_side import Destination, PutResult
 from storage_node.etl.stage_context import StageContext, StageCounts, StageLog, told
 from storage_node.etl.values import Content, Origin, Stage
 from storage_node.etl.worker_stage import CommandStage, PythonStage, WorkerStage, workers_of
@@ -126,6 +127,48 @@ class NodeTransforms:
         finally:
             content.close()
 
+    def puts(self, call: batch_pb.TransformCall) -> bool:
+        last = self._known(call.stage[-1].name)
+        return last is not None and last.server.direct_put and self._context.http_side.is_shared
+
+    async def run_to(
+        self,
+        call: batch_pb.TransformCall,
+        origin: Origin,
+        content: Content,
+        destination: Destination,
+        versions: Sequence[bytes] = (),
+    ) -> PutResult:
+        from storage_node.etl.servers.stage import ServerStage
+
+        try:
+            admitted = self.admit(call, versions)
+        except BaseException:
+            content.close()
+            raise
+        try:
+            *before, last = admitted.stages
+            assert isinstance(last, ServerStage)  # or `puts` says no
+            target = last.target(destination)
+        except ValueError:
+            admitted.release()
+            raise
+        try:
+            for opened, stage in zip(before, call.stage, strict=False):
+                made = await self._counted(opened, stage, origin, content)
+                content.close()
+                content = made
+            stage = call.stage[-1]
+            async with self._counting(stage, origin) as counts:
+                put = await last.run_to(origin, content, stage.args, target)
+            counts.objects += 1
+            counts.input_bytes += content.size_bytes
+            counts.output_bytes += put.size_bytes
+            return put
+        finally:
+            content.close()
+            admitted.release()
+
     def burst(self, call: batch_pb.TransformCall) -> int:
         """Of the slowest of its stages; 1 where one of them has not begun, or is no worker's."""
         found = []
@@ -173,27 +216,33 @@ class NodeTransforms:
     async def _counted(
         self, opened: Stage, stage: batch_pb.TransformStage, origin: Origin, content: Content
     ) -> Content:
+        async with self._counting(stage, origin) as counts:
+            made = await opened.run(origin, content, stage.args)
+        counts.objects += 1
+        counts.input_bytes += content.size_bytes
+        counts.output_bytes += made.size_bytes
+        return made
+
+    @contextlib.asynccontextmanager
+    async def _counting(self, stage: batch_pb.TransformStage, origin: Origin) -> AsyncIterator[StageCounts]:
+        """Around one object's run, in its turn. Raises what that raises, a defect of ours as TransformFailed."""
         counts = self.counts(stage.name)
         async with self._turns.turn(ASKING.get()):
             began_s = time.monotonic()
             counts.running += 1
             try:
-                made = await opened.run(origin, content, stage.args)
+                yield counts
             except LoaderError as error:
                 counts.failure(error)
                 raise
             except asyncio.CancelledError:
                 raise
-            except Exception as error:  # a defect of ours: of this object, not of its neighbours
+            except Exception as error:  # of this object, not of its neighbours
                 counts.failure(error)
                 raise TransformFailed(f"{stage.name}: {origin}: {type(error).__name__}: {error}") from error
             finally:
                 counts.running -= 1
                 counts.busy_s += time.monotonic() - began_s
-        counts.objects += 1
-        counts.input_bytes += content.size_bytes
-        counts.output_bytes += made.size_bytes
-        return made
 
     def _let_go(self, opened: _Opened) -> None:
         opened.users -= 1

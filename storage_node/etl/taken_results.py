@@ -10,14 +10,11 @@ from collections.abc import AsyncIterator
 
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.etl.http_side import PutClaims, PutResultCallable
+from storage_node.etl.http_side import METADATA, PutClaims, PutResultCallable
 from storage_node.etl.jobs.job_store import JobStore
 from storage_node.etl.jobs.putter import SMALL_BYTES, Putter
 from storage_node.etl.servers.receiver import Receiver
 from storage_node.etl.spool import Spool
-
-METADATA = "metadata"
-"""Among the `extra` of a token: the object's, text by text."""
 
 
 def taken_by(store: JobStore, putter: Putter, spool: Spool) -> PutResultCallable:

@@ -10,11 +10,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.checksum import crc32c
+
+if TYPE_CHECKING:
+    from storage_node.etl.http_side import Destination, PutResult
 
 MAX_IN_MEMORY_BYTES = 4 << 20
 """A larger input or output is a file."""
@@ -117,6 +120,23 @@ class Transforms(Protocol):
         Waits for its turn where all workers are busy: tenants share them by the seconds that they take.
 
         Raises TransformNotFound, TransformRefused, TransformFailed, TransformTimeout, TransformGone.
+        """
+
+    def puts(self, call: pb.TransformCall) -> bool:
+        """Whether what makes the result can put it to another node itself: a server that its author says it of."""
+
+    async def run_to(
+        self,
+        call: pb.TransformCall,
+        origin: Origin,
+        content: Content,
+        destination: Destination,
+        versions: Sequence[bytes] = (),
+    ) -> PutResult:
+        """As `run`, of a call that `puts`: the result goes from there to its destination.
+
+        Raises NodeUnavailable where it was made and not taken, or it is not known whether it was, and what `run` does;
+        ValueError where names and metadata are too long for a token: then the input is the caller's still.
         """
 
     def burst(self, call: pb.TransformCall) -> int:

@@ -16,8 +16,10 @@ from storage_node.cluster.replication.replica_stream import ReplicaLost, reporti
 from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.jobs.manager import JobManager, JobRecords
 from storage_node.etl.jobs.map_records import MapRecords
+from storage_node.etl.jobs.putter import Putter
+from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry import RecordRegistry
-from storage_node.etl.spool import Spool
+from storage_node.etl.taken_results import taken_by
 from storage_node.etl.values import Transforms
 from storage_node.node import Node
 from storage_node.services.errors import Context, abort
@@ -84,7 +86,7 @@ class EtlJobsPeerService(ais_etl_pb2_grpc.EtlPeerServicer):
         self._jobs = jobs
 
     async def Part(self, request: pb.JobPartRequest, context: Context) -> pb.JobPartResponse:
-        return self._jobs.part(request)
+        return await self._jobs.answer(request)
 
 
 class NodeJobRecords:
@@ -116,16 +118,19 @@ class NodeJobRecords:
 
 
 def jobs_of_node(
-    node: Node, membership: Membership, writes: WriteCoordinator, transforms: Transforms, spool: Spool
+    node: Node, membership: Membership, writes: WriteCoordinator, transforms: Transforms, etl: LocalEtl
 ) -> JobManager:
-    """As they are kept in the map of the node's cluster."""
+    """As they are kept in the map of the node's cluster. Results that servers put to this node are stored as theirs."""
+    store = NodeStore(node, writes, etl.spool)
+    etl.http_side.put_result = taken_by(store, Putter(store.put_small), etl.spool)
     return JobManager(
         membership.node_uuid,
-        NodeStore(node, writes, spool),
+        store,
         NodeJobRecords(node, membership),
         transforms,
         PeerParts(node, writes.channels),
         node.config.etl_workers,
+        etl.http_side.results_url,
     )
 
 

@@ -389,20 +389,24 @@ class DeleteJobResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class JobPartRequest(_message.Message):
-    __slots__ = ("job_uuid", "with_failures")
+    __slots__ = ("job_uuid", "with_failures", "with_results_url")
     JOB_UUID_FIELD_NUMBER: _ClassVar[int]
     WITH_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    WITH_RESULTS_URL_FIELD_NUMBER: _ClassVar[int]
     job_uuid: bytes
     with_failures: bool
-    def __init__(self, job_uuid: _Optional[bytes] = ..., with_failures: bool = ...) -> None: ...
+    with_results_url: bool
+    def __init__(self, job_uuid: _Optional[bytes] = ..., with_failures: bool = ..., with_results_url: bool = ...) -> None: ...
 
 class JobPartResponse(_message.Message):
-    __slots__ = ("part", "failure")
+    __slots__ = ("part", "failure", "results_url")
     PART_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_URL_FIELD_NUMBER: _ClassVar[int]
     part: NodeJob
     failure: _containers.RepeatedCompositeFieldContainer[JobFailure]
-    def __init__(self, part: _Optional[_Union[NodeJob, _Mapping]] = ..., failure: _Optional[_Iterable[_Union[JobFailure, _Mapping]]] = ...) -> None: ...
+    results_url: str
+    def __init__(self, part: _Optional[_Union[NodeJob, _Mapping]] = ..., failure: _Optional[_Iterable[_Union[JobFailure, _Mapping]]] = ..., results_url: _Optional[str] = ...) -> None: ...
 
 class CopyObjectRequest(_message.Message):
     __slots__ = ("bucket", "name", "to_bucket", "to_name", "stage")

@@ -177,6 +177,13 @@ class NodeStore:
 
     # -- storing
 
+    def owner(self, bucket: str, name: str) -> bytes:
+        replica_set = self._writes.replica_set(bucket)
+        if replica_set is None:
+            return b""
+        owners = replica_set.view.owners(replica_set.bucket, name)
+        return b"" if replica_set.position in owners else replica_set.view.nodes[owners[0]].uuid
+
     async def put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
         if self._view is None:
             return await self._own.put_small(objects)

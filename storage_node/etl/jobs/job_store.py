@@ -71,6 +71,9 @@ class JobStore(Protocol):
     async def read(self, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
         """Whole and verified; each content is the caller's."""
 
+    def owner(self, bucket: str, name: str) -> bytes:
+        """Uuid of the node that will own an object of this name first; empty where this one is among its owners."""
+
     async def put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]: ...
     async def put_large(self, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Stored:
         """Raises LoaderError. The content stays the caller's."""
@@ -107,6 +110,9 @@ class OwnStore:
 
     async def read(self, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
         return await self._work(local_inputs, self._store, self._spool, bucket, names)
+
+    def owner(self, bucket: str, name: str) -> bytes:
+        return b""
 
     async def put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
         return await self._work(self._put_small, objects)

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from ais_loader.errors import InvalidRequest, JobNotFound, LoaderError
@@ -79,6 +79,21 @@ class NoPeers:
         return {}
 
 
+class _ResultsUrls:
+    def __init__(self, peers: JobPeers, others: Callable[[], Sequence[bytes]]) -> None:
+        self._peers, self._others = peers, others
+        self._found: dict[bytes, str] = {}
+
+    async def learn(self) -> None:
+        self.take(await self._peers.parts(self._others(), pb.JobPartRequest(with_results_url=True)))
+
+    def take(self, answers: Mapping[bytes, pb.JobPartResponse | None]) -> None:
+        self._found = {node: "" if answer is None else answer.results_url for node, answer in answers.items()}
+
+    def of(self, node: bytes) -> str:
+        return self._found.get(node, "")
+
+
 class _Running:
     def __init__(self, run: JobRun, task: asyncio.Task[None], part: Part) -> None:
         self.run, self.task, self.part = run, task, part
@@ -99,8 +114,13 @@ class JobManager:
         transforms: Transforms,
         peers: JobPeers | None = None,
         workers: int = 0,
+        results_url: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """`workers`: that transforms have on this node; 0: as many as there are cores."""
+        """
+        Args:
+            workers: that transforms have on this node; 0: as many as there are cores.
+            results_url: see `HttpSide.results_url`; of this node.
+        """
         self._node_uuid = node_uuid
         self._store, self._records, self._transforms = store, records, transforms
         self._peers: JobPeers = peers or NoPeers()
@@ -108,6 +128,8 @@ class JobManager:
         self._running: dict[bytes, _Running] = {}
         self._ended: dict[bytes, Part] = {}
         self._silent_since_s: dict[bytes, float] = {}
+        self._results_url = results_url
+        self._results_urls = _ResultsUrls(self._peers, self._others)
 
     # -- what goes on by itself
 
@@ -147,7 +169,14 @@ class JobManager:
                 run.stop()
 
         run = JobRun(
-            known, self._store, self._transforms, part, lambda: self._division(known), fatal, self._concurrency
+            known,
+            self._store,
+            self._transforms,
+            part,
+            lambda: self._division(known),
+            fatal,
+            self._concurrency,
+            self._results_urls,
         )
         task = asyncio.create_task(run.run(), name=f"job {job.name}")
         running = self._running[job.uuid] = _Running(run, task, part)
@@ -222,7 +251,10 @@ class JobManager:
 
     async def _ask(self, running: _Running) -> None:
         nodes = self._others()
-        answers = await self._peers.parts(nodes, pb.JobPartRequest(job_uuid=running.run.job.uuid))
+        request = pb.JobPartRequest(job_uuid=running.run.job.uuid, with_results_url=running.run.puts)
+        answers = await self._peers.parts(nodes, request)
+        if request.with_results_url:
+            self._results_urls.take(answers)
         now_s = time.monotonic()
         running.others = {}
         for node, answer in answers.items():
@@ -245,6 +277,13 @@ class JobManager:
             log.warning("job %s has ended, which cannot be recorded now: %s", running.run.job.name, error)
 
     # -- what others ask
+
+    async def answer(self, request: pb.JobPartRequest) -> pb.JobPartResponse:
+        """See `part`; and where this node takes results, if that is asked."""
+        answer = self.part(request)
+        if request.with_results_url and self._results_url is not None:
+            answer.results_url = await self._results_url()
+        return answer
 
     def part(self, request: pb.JobPartRequest) -> pb.JobPartResponse:
         """This node's part; one that it knows nothing of is not finished."""

@@ -17,6 +17,7 @@ from ais_loader.errors import (
     BucketNotFound,
     InvalidRequest,
     LoaderError,
+    NodeUnavailable,
     NotFound,
     OutcomeUnknown,
     SnapshotReadOnly,
@@ -30,6 +31,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.job_names import JobNames
 from ais_loader.wire.object_info import Stored
+from storage_node.etl.http_side import METADATA, Destination
 from storage_node.etl.jobs.job_store import Input, JobStore, Listed, is_gone, is_superseded
 from storage_node.etl.jobs.part import Part
 from storage_node.etl.jobs.putter import SMALL_BYTES, Putter
@@ -64,12 +66,23 @@ class OnFatal(Protocol):
         """The job cannot go on as a whole."""
 
 
+class ResultsUrls(Protocol):
+    """HTTP sides of the other nodes."""
+
+    async def learn(self) -> None:
+        """Ask those that answer. Never raises."""
+
+    def of(self, node: bytes) -> str:
+        """By its uuid; "" where it takes no results, or has not been heard."""
+
+
 class JobRun:
     """Belongs to the event loop.
 
     Args:
         division: how the sources are shared out now.
         concurrency: objects in transformation at once, where the job does not say.
+        results_urls: where servers put results to other nodes.
     """
 
     def __init__(
@@ -81,6 +94,7 @@ class JobRun:
         division: Callable[[], Division],
         on_fatal: OnFatal,
         concurrency: int,
+        results_urls: ResultsUrls | None = None,
     ) -> None:
         self.job, self.part = job, part
         self._store, self._transforms = store, transforms
@@ -95,6 +109,9 @@ class JobRun:
         self._held = MemoryBudget(_HELD_BYTES)
         self._inflation = 1.0
         self._putter = Putter(store.put_small)
+        self._results_urls = results_urls
+        self._not_directly: set[str] = set()
+        """Sources whose results could not be put by who has made them: they come through here then."""
         self._again: list[tuple[str, LoaderError]] = []
         self._stopping = False
         self.changed = asyncio.Event()
@@ -106,6 +123,11 @@ class JobRun:
         self.changed.set()
 
     @property
+    def puts(self) -> bool:
+        """Whether results may go from who makes them to the nodes that will own them."""
+        return not self.job.inspect and self._transforms.puts(self._call)
+
+    @property
     def stopped(self) -> bool:
         return self._stopping
 
@@ -113,6 +135,8 @@ class JobRun:
         """Until it is stopped. Cancelled, it lets go of what runs first."""
         failures = 0
         try:
+            if self.puts and self._results_urls is not None:
+                await self._results_urls.learn()
             while not self._stopping:
                 self.changed.clear()
                 division = self._division()
@@ -248,14 +272,15 @@ class JobRun:
         except LoaderError as error:
             inputs = [error] * len(left)
         small: deque[_Read] = deque()
+        puts = self.puts
         async with asyncio.TaskGroup() as several:
             for name, one in zip(left, inputs, strict=True):
                 if isinstance(one, LoaderError):
                     self._not_done(name, "", one)
-                elif one.content.data is not None and one.content.size_bytes <= INLINE_BYTES:
+                elif not puts and one.content.data is not None and one.content.size_bytes <= INLINE_BYTES:
                     small.append(_Read(name, results[name], one))
                 else:
-                    several.create_task(self._object(_Read(name, results[name], one)))
+                    several.create_task(self._object(_Read(name, results[name], one), puts=puts))
             while small:
                 some = [small.popleft() for _ in range(min(len(small), self._transforms.burst(self._call)))]
                 expected = round(sum(one.input.content.size_bytes for one in some) * max(1.0, self._inflation))
@@ -314,13 +339,13 @@ class JobRun:
 
     # -- one object
 
-    async def _object(self, one: _Read) -> None:
+    async def _object(self, one: _Read, *, puts: bool) -> None:
         expected = round(one.input.content.size_bytes * max(1.0, self._inflation))
         try:
             await self._held.acquire(expected)
             try:
                 async with self._turns:
-                    if self._stopping:
+                    if self._stopping or (puts and await self._put_directly(one)):
                         return
                     made = await self._transform(one)
                 try:
@@ -349,6 +374,32 @@ class JobRun:
         finally:
             self.part.counts.busy_s += asyncio.get_running_loop().time() - began_s
 
+    async def _put_directly(self, one: _Read) -> bool:
+        """Have the server put its output to the node that will own it; False where it has to come through here.
+
+        Raises LoaderError. What may have been stored is looked up before it is tried again.
+        """
+        if self._results_urls is None or one.name in self._not_directly:
+            return False
+        url = self._results_urls.of(self._store.owner(self.job.to_bucket, one.result))
+        if not url:
+            return False
+        destination = Destination(url, self.job.to_bucket, one.result, {METADATA: self._stamp(one)})
+        began_s = asyncio.get_running_loop().time()
+        try:
+            put = await self._transforms.run_to(
+                self._call, self._origin(one), one.input.content, destination, self._versions
+            )
+        except NodeUnavailable:
+            self._not_directly.add(one.name)
+            raise
+        except ValueError:  # names and metadata that are too long for a token
+            return False
+        finally:
+            self.part.counts.busy_s += asyncio.get_running_loop().time() - began_s
+        self._count(one, put.size_bytes)
+        return True
+
     def _origin(self, one: _Read) -> Origin:
         return Origin(self.job.bucket, one.name, one.input.version)
 
@@ -359,7 +410,7 @@ class JobRun:
                 await self._putter.put(self._small(one, made))
             else:
                 await self._store.put_large(self.job.to_bucket, one.result, self._stamp(one), made)
-        self._count(one, made)
+        self._count(one, made.size_bytes)
 
     def _stamp(self, one: _Read) -> dict[str, str]:
         return stamp(self._label(one.name), one.input.version, self._stages, self.job.uuid)
@@ -374,8 +425,8 @@ class JobRun:
             metadata=self._stamp(one),
         )
 
-    def _count(self, one: _Read, made: Content) -> None:
-        size_bytes, input_bytes = made.size_bytes, one.input.content.size_bytes
+    def _count(self, one: _Read, size_bytes: int) -> None:
+        input_bytes = one.input.content.size_bytes
         self._inflation = 0.9 * self._inflation + 0.1 * (size_bytes / max(1, input_bytes))
         counts = self.part.counts
         counts.transformed += 1
@@ -418,7 +469,7 @@ class JobRun:
             if isinstance(content, LoaderError):
                 self._went_wrong(one, content)
             elif self.job.inspect:
-                self._count(one, content)
+                self._count(one, content.size_bytes)
             elif content.data is not None and content.size_bytes <= SMALL_BYTES:
                 together.append((one, content))
             else:
@@ -431,7 +482,7 @@ class JobRun:
             if isinstance(outcome, LoaderError):
                 self._went_wrong(one, outcome)
             else:
-                self._count(one, content)
+                self._count(one, content.size_bytes)
 
     # -- what was not done
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ais_loader.errors import NodeUnavailable, TransformError, TransformFailed, TransformGone, TransformTimeout
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl.http_side import PutResult, PutTarget
+from storage_node.etl.http_side import Destination, PutResult, PutTarget
 from storage_node.etl.servers.addresses import require_allowed
 from storage_node.etl.servers.channel import CONNECT_S, Channel, PutFailed, ServerFailed, Unanswered
 from storage_node.etl.servers.grpc_stream import grpc_channel
@@ -83,6 +83,17 @@ class ServerStage:
             raise NodeUnavailable(f"{self._transform.name}: {origin}: was not put: {error}") from error
         except TokenRefused as error:
             raise TransformFailed(f"{self._transform.name}: {origin}: the server's receipt: {error}") from error
+
+    def target(self, destination: Destination) -> PutTarget:
+        """For `run_to`. Raises ValueError where it does not fit into a token."""
+        return self._context.http_side.target(
+            destination.url,
+            destination.bucket,
+            destination.name,
+            max_bytes=self._max_bytes,
+            lifetime_s=(self._retries + 1) * self._timeout_s + self._gone_after_s,
+            extra=destination.extra,
+        )
 
     async def close(self) -> None:
         """What runs has some seconds to end; then it is broken off, which fails it as gone."""

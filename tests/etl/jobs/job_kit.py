@@ -14,6 +14,7 @@ from ais_loader.errors import LoaderError, TransformExists, TransformNotFound
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.etl.http_side import Destination, PutResult
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.spool import Spool
@@ -48,6 +49,19 @@ class Upper:
             return Content.of(self.answer(origin, b"".join(content.chunks())))
         finally:
             content.close()
+
+    def puts(self, call: batch_pb.TransformCall) -> bool:
+        return False
+
+    async def run_to(
+        self,
+        call: batch_pb.TransformCall,
+        origin: Origin,
+        content: Content,
+        destination: Destination,
+        versions: Sequence[bytes] = (),
+    ) -> PutResult:
+        raise NotImplementedError
 
     def burst(self, call: batch_pb.TransformCall) -> int:
         return 7
