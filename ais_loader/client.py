@@ -44,7 +44,7 @@ def connect(
         mode: "a" reads and writes: an embedded store is held alone. "r" only reads, beside any writer, locks nothing
             and makes nothing; whatever would change the store raises StoreReadOnly. It sees at once what this process
             writes, and what another process has replaced or deleted one second later at the latest, or at once after
-            `Client.refresh()`; names that are new are found, and lists are whole, at once.
+            `Client.refresh()`; names that are new are found at once.
         options: EmbeddedOptions or ClusterOptions, whichever `url` asks for.
 
     Raises:
