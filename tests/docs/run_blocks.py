@@ -62,7 +62,7 @@ class Page:
         if named or 'if __name__ == "__main__":' in text:
             path = Path(named[1] if named else "program.py")
             path.write_text(text)
-            return "" if named else self.command(f"{sys.executable} {path}")
+            return "" if named else self.command(f"{sys.executable} {path}", notes=False)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile("\n" * (line - 1) + text, self.name, "exec", dont_inherit=True), self.namespace)
@@ -77,17 +77,18 @@ class Page:
             printed += came
         return printed
 
-    def command(self, command: str) -> str:
+    def command(self, command: str, *, notes: bool = True) -> str:
+        """What it prints; with `notes` on standard error, too, as a terminal shows it."""
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.STDOUT if notes else subprocess.PIPE,
             text=True,
             timeout=COMMAND_TIMEOUT_S,
         )
         if done.returncode != 0:
-            raise Wrong(f"$ {command}\nended with code {done.returncode}:\n{done.stdout}")
+            raise Wrong(f"$ {command}\nended with code {done.returncode}:\n{done.stdout}{done.stderr or ''}")
         return done.stdout
 
     def serve(self, command: str, port: str) -> str:
