@@ -19,6 +19,7 @@ from typing import Any
 
 from ais_loader import ClusterOptions, connect, errors
 from ais_loader.testing import NodeProcess, eventually
+from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from benchmarks.soak.checker import Rules
 from benchmarks.soak.clients import READS, WRITES, SoakClient, item_of, kind_of, run_all
@@ -266,6 +267,7 @@ class ClusterSoak:
             endpoint=member.endpoint,
             peer_endpoint=member.peer_endpoint,
             weight=1.0,
+            feature=FEATURES,
         )
 
     def _new_member(self) -> Member:

@@ -373,6 +373,7 @@ def join(cluster: ClusterProcesses, node: NodeProcess, host: str) -> None:
         endpoint=answer.endpoint,
         peer_endpoint=node.peer_endpoint,
         weight=1.0,
+        feature=answer.features,
     )
     change_map(endpoints(cluster.nodes), add_node(member), timeout_s=TIMEOUT_S)
 

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from ais_loader.testing import NodeProcess, eventually
+from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
@@ -50,6 +51,7 @@ class Cluster:
                 host=f"h{at}",
                 endpoint=endpoint_of(node),
                 peer_endpoint=node.peer_endpoint,
+                feature=FEATURES,
             )
             for at, node in enumerate(nodes)
         ]
