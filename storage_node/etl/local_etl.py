@@ -54,10 +54,13 @@ class LocalEtl:
         self.cache = ResultCache(config.etl_cache_bytes)
         self.memory = MemoryBudget(config.etl_memory_bytes)
         """Of inputs and outputs on their way."""
+        self.spooled = MemoryBudget(config.etl_spool_bytes)
+        """Of those that are files."""
         self._settings = RunSettings(
             self.transforms,
             self.cache,
             self.memory,
+            self.spooled,
             self.spool,
             read,
             _AHEAD_PER_WORKER * workers_of(config),

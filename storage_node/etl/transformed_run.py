@@ -46,11 +46,14 @@ class RunSettings:
         transforms: NodeTransforms,
         cache: ResultCache,
         memory: MemoryBudget,
+        spooled: MemoryBudget,
         spool: Spool,
         on_thread: Callable[..., Awaitable[Any]],
         ahead: int,
     ) -> None:
-        self.transforms, self.cache, self.memory, self.spool = transforms, cache, memory, spool
+        """`memory`, `spooled`: of inputs and outputs, those that are files apart."""
+        self.transforms, self.cache, self.memory, self.spooled = transforms, cache, memory, spooled
+        self.spool = spool
         self.on_thread, self.ahead = on_thread, ahead
 
 
@@ -87,14 +90,49 @@ class _Work:
         self.admitted.release()
 
 
-class _Due:
-    """An entry that is under way: it holds memory of its input, then of what was made of that."""
+class _Room:
+    """What an entry that is under way has of memory and of the spool: for its input, then for what is made of it."""
 
-    def __init__(
-        self, position: int, held_bytes: int, task: asyncio.Future[Shared | _Failed], kind: int, memory: MemoryBudget
-    ) -> None:
-        self.position, self.task, self.kind = position, task, kind
-        self._held_bytes, self._memory = held_bytes, memory
+    def __init__(self, settings: RunSettings) -> None:
+        self._memory, self._spooled = settings.memory, settings.spooled
+        self._memory_bytes = self._spooled_bytes = 0
+
+    def take(self, size_bytes: int, *, anyway: bool) -> bool:
+        """For an input; whether there was room. `anyway`: nothing could go on without it."""
+        memory_bytes = min(size_bytes, MAX_IN_MEMORY_BYTES)
+        spooled_bytes = size_bytes if size_bytes > MAX_IN_MEMORY_BYTES else 0
+        if anyway:
+            self._memory.acquire_anyway(memory_bytes)
+            self._spooled.acquire_anyway(spooled_bytes)
+        elif not self._memory.acquire_now(memory_bytes):
+            return False
+        elif not self._spooled.acquire_now(spooled_bytes):
+            self._memory.release(memory_bytes)
+            return False
+        self._memory_bytes, self._spooled_bytes = memory_bytes, spooled_bytes
+        return True
+
+    def becomes(self, made: Content | None) -> None:
+        """It holds this in place of the input: it has happened already."""
+        in_memory = made is not None and made.data is not None
+        size_bytes = made.size_bytes if made is not None else 0
+        before = self._memory_bytes, self._spooled_bytes
+        self._memory_bytes, self._spooled_bytes = (size_bytes, 0) if in_memory else (0, size_bytes)
+        self._memory.acquire_anyway(self._memory_bytes)
+        self._spooled.acquire_anyway(self._spooled_bytes)
+        self._memory.release(before[0])
+        self._spooled.release(before[1])
+
+    def release(self) -> None:
+        """May be called again."""
+        self.becomes(None)
+
+
+class _Due:
+    """An entry that is under way."""
+
+    def __init__(self, position: int, room: _Room, task: asyncio.Future[Shared | _Failed], kind: int) -> None:
+        self.position, self.room, self.task, self.kind = position, room, task, kind
         self._released = False
         task.add_done_callback(self._made)
 
@@ -102,16 +140,12 @@ class _Due:
         if self._released or task.cancelled() or task.exception() is not None:
             return
         result = task.result()
-        data = result.content.data if isinstance(result, Shared) else None
-        output_bytes = len(data) if data is not None else 0  # of a file otherwise
-        self._memory.acquire_anyway(output_bytes)
-        self._memory.release(self._held_bytes)
-        self._held_bytes = output_bytes
+        self.room.becomes(result.content if isinstance(result, Shared) else None)
 
     def release(self) -> None:
-        """Of its memory. Once."""
+        """Of its room."""
         self._released = True
-        self._memory.release(self._held_bytes)
+        self.room.release()
 
 
 def check_calls(request: pb.BatchRequest) -> None:
@@ -411,19 +445,16 @@ class TransformedRun:
         """Begin as many entries as there is room for; the one that is due in any case."""
         settings = self._settings
         while self._next < self._n and len(self._due) < settings.ahead:
-            size_bytes = int(self._batch.sizes[self._next])
-            held_bytes = min(size_bytes, MAX_IN_MEMORY_BYTES)
-            if not settings.memory.acquire_now(held_bytes):
-                if self._due:
-                    return
-                settings.memory.acquire_anyway(held_bytes)
+            room = _Room(settings)
+            if not room.take(int(self._batch.sizes[self._next]), anyway=not self._due):
+                return
             position, self._next = self._next, self._next + 1
             try:
                 started = await self._started(position)
             except BaseException:
-                settings.memory.release(held_bytes)
+                room.release()
                 raise
-            self._due.append(_Due(position, held_bytes, started, self._kind(position), settings.memory))
+            self._due.append(_Due(position, room, started, self._kind(position)))
 
     async def _started(self, position: int) -> asyncio.Future[Shared | _Failed]:
         if self._batch.status[position]:
@@ -500,6 +531,7 @@ class TransformedRun:
                     content.close()
                     return self._failed(position)
                 content.append(frame.payload)
+                content.checksum = crc32c(frame.payload, content.checksum)
         except BaseException:
             content.close()
             raise

@@ -1,0 +1,50 @@
+"""Room of entries that pass through transforms: in memory or in the spool, for inputs and then for what is made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ais_loader import Command, Entry
+from ais_loader.testing import eventually, seeded_bytes
+from storage_node.etl.transformed_run import _Room
+from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
+from storage_node.memory_budget import MemoryBudget
+from tests.node.node_kit import bucket_of, serving
+
+LARGE = MAX_IN_MEMORY_BYTES + 1
+
+
+def test_what_is_in_memory_and_what_is_a_file_are_counted_apart() -> None:
+    settings: Any = SimpleNamespace(memory=MemoryBudget(2 * MAX_IN_MEMORY_BYTES), spooled=MemoryBudget(2 * LARGE))
+    memory, spooled = settings.memory, settings.spooled
+    first, second, third = _Room(settings), _Room(settings), _Room(settings)
+    assert first.take(LARGE, anyway=False)
+    assert (memory.held_bytes, spooled.held_bytes) == (MAX_IN_MEMORY_BYTES, LARGE)
+    first.becomes(Content.of(b"x" * 7))
+    assert (memory.held_bytes, spooled.held_bytes) == (7, 0)
+    assert second.take(100, anyway=False)
+    second.becomes(Content(3 * LARGE, 0, fd=os.open(os.devnull, os.O_RDONLY)))
+    assert (memory.held_bytes, spooled.held_bytes) == (7, 3 * LARGE)
+    assert not third.take(LARGE, anyway=False)  # of the spool, which is spent: nothing of memory is held for it
+    assert (memory.held_bytes, spooled.held_bytes) == (7, 3 * LARGE)
+    assert third.take(LARGE, anyway=True)
+    for room in (first, second, third, third):
+        room.release()
+    assert (memory.held_bytes, spooled.held_bytes) == (0, 0)
+
+
+def test_without_any_room_entries_pass_one_after_another(tmp_path: Path) -> None:
+    objects = {"large": seeded_bytes(LARGE, seed=1), "small": b"abc", "larger": seeded_bytes(2 * LARGE, seed=2)}
+    config = {"etl_commands": ("cat",), "etl_workers": 2, "etl_memory_bytes": 1, "etl_spool_bytes": 1}
+    with serving(tmp_path, **config) as node, bucket_of(node) as bucket:
+        for name, data in objects.items():
+            bucket.put(name, data)
+        bucket.client.etl.init("cat", Command(["cat"]))
+        entries = [Entry("b", name, etl=etl) for name in objects for etl in ("cat", None)]
+        made = bucket.client.get_batch(entries).tobytes()
+        assert made == [objects[name] for name in objects for _ in range(2)]
+        assert node.batches is not None and (etl := node.batches.resources.etl) is not None
+        assert eventually(lambda: (etl.memory.held_bytes, etl.spooled.held_bytes) == (0, 0))
