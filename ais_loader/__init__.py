@@ -12,38 +12,38 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ais_loader import errors
-from ais_loader.batch import Batch
-from ais_loader.bucket import Bucket
-from ais_loader.changes import (
-    CopySummary,
-    DeleteSummary,
-    DownloadSummary,
-    Failure,
-    Progress,
-    PromoteSummary,
-    PutSummary,
-    RenameSummary,
-)
-from ais_loader.client import Client, WithOpaque, connect
-from ais_loader.entry import Entry, Item, MemberInfo, ObjectInfo, Status
-from ais_loader.errors import LoaderError
-from ais_loader.etl import Command, Server, TransformInfo
-from ais_loader.object_file import ObjectFile, ObjectReader
-from ais_loader.objects.multipart import MultipartUpload, PartInfo, UploadInfo
-from ais_loader.options import ClusterOptions, EmbeddedOptions
-from ais_loader.packed import PackedBatch
-from ais_loader.pipeline import Pipeline, Stage
-from ais_loader.promote import PromoteResult
-from ais_loader.requests import BatchOptions
-from ais_loader.snapshots import SnapshotInfo
-from ais_loader.summary import BucketSummary
-from ais_loader.timing import BatchTiming
-from ais_loader.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob
 
 if TYPE_CHECKING:
+    from ais_loader.batch import Batch
+    from ais_loader.bucket import Bucket
+    from ais_loader.changes import (
+        CopySummary,
+        DeleteSummary,
+        DownloadSummary,
+        Failure,
+        Progress,
+        PromoteSummary,
+        PutSummary,
+        RenameSummary,
+    )
+    from ais_loader.client import Client, WithOpaque, connect
     from ais_loader.datasets import BatchIterableDataset, MapDataset
+    from ais_loader.entry import Entry, Item, MemberInfo, ObjectInfo, Status
+    from ais_loader.errors import LoaderError
+    from ais_loader.etl import Command, Server, TransformInfo
     from ais_loader.loader import BatchLoader
+    from ais_loader.object_file import ObjectFile, ObjectReader
+    from ais_loader.objects.multipart import MultipartUpload, PartInfo, UploadInfo
+    from ais_loader.options import ClusterOptions, EmbeddedOptions
+    from ais_loader.packed import PackedBatch
+    from ais_loader.pipeline import Pipeline, Stage
     from ais_loader.plan import ShufflePlan
+    from ais_loader.promote import PromoteResult
+    from ais_loader.requests import BatchOptions
+    from ais_loader.snapshots import SnapshotInfo
+    from ais_loader.summary import BucketSummary
+    from ais_loader.timing import BatchTiming
+    from ais_loader.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob
 
 __version__ = "0.1.0"
 
@@ -102,20 +102,67 @@ if "torch" not in sys.modules and find_spec("torch") is None:
     __all__.remove("BatchLoader")
     __all__.remove("MapDataset")
 
-_LAZY = {
+_HOMES = {
+    "Batch": "ais_loader.batch",
     "BatchIterableDataset": "ais_loader.datasets",
     "BatchLoader": "ais_loader.loader",
+    "BatchOptions": "ais_loader.requests",
+    "BatchTiming": "ais_loader.timing",
+    "Bucket": "ais_loader.bucket",
+    "BucketSummary": "ais_loader.summary",
+    "Client": "ais_loader.client",
+    "ClusterOptions": "ais_loader.options",
+    "Command": "ais_loader.etl",
+    "CopySummary": "ais_loader.changes",
+    "DeleteSummary": "ais_loader.changes",
+    "DownloadSummary": "ais_loader.changes",
+    "EmbeddedOptions": "ais_loader.options",
+    "Entry": "ais_loader.entry",
+    "Failure": "ais_loader.changes",
+    "Item": "ais_loader.entry",
+    "JobCounts": "ais_loader.transform_job",
+    "JobFailures": "ais_loader.transform_job",
+    "LoaderError": "ais_loader.errors",
     "MapDataset": "ais_loader.datasets",
+    "MemberInfo": "ais_loader.entry",
+    "MultipartUpload": "ais_loader.objects.multipart",
+    "ObjectFile": "ais_loader.object_file",
+    "ObjectInfo": "ais_loader.entry",
+    "ObjectReader": "ais_loader.object_file",
+    "PackedBatch": "ais_loader.packed",
+    "PartInfo": "ais_loader.objects.multipart",
+    "Pipeline": "ais_loader.pipeline",
+    "PlannedResult": "ais_loader.transform_job",
+    "Progress": "ais_loader.changes",
+    "PromoteResult": "ais_loader.promote",
+    "PromoteSummary": "ais_loader.changes",
+    "PutSummary": "ais_loader.changes",
+    "RenameSummary": "ais_loader.changes",
+    "Server": "ais_loader.etl",
     "ShufflePlan": "ais_loader.plan",
+    "SnapshotInfo": "ais_loader.snapshots",
+    "Stage": "ais_loader.pipeline",
+    "Status": "ais_loader.entry",
+    "TransformInfo": "ais_loader.etl",
+    "TransformJob": "ais_loader.transform_job",
+    "UploadInfo": "ais_loader.objects.multipart",
+    "WithOpaque": "ais_loader.client",
+    "connect": "ais_loader.client",
 }
+"""Of each name, the module that has it, which is imported when the name is asked for."""
 
 
 def __getattr__(name: str) -> Any:
-    # Datasets need torch, which takes seconds to import and is not everybody's.
-    if name in _LAZY:
+    # Datasets need torch, which takes seconds and is not everybody's; numpy and the messages of gRPC take half of one,
+    # which whoever asks for `ais-loader --help` would wait for.
+    if name in _HOMES:
         import importlib
 
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        from ais_loader.transport.fork_safety import GATE
+
+        with GATE.call():  # a child would wait for ever for a module that another thread was importing
+            value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+        return value
     if name == "decoders":
         import importlib
 
@@ -124,4 +171,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, "decoders"})
+    return sorted({*globals(), *_HOMES, "decoders"})

@@ -11,7 +11,7 @@ import click
 from ais_loader.cli.new_bucket import note_copies
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text, time_text
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.cli.targets import Target, named_by, parse_target
 from ais_loader.client import Client
 from ais_loader.errors import BucketExists, BucketHasSnapshots, BucketNotEmpty, InvalidRequest
 from ais_loader.transport.base import BucketInfo
@@ -30,7 +30,7 @@ def _parse_bucket(text: str) -> Target:
 
 
 @bucket.command()
-@click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
+@click.argument("name", metavar="BUCKET", **named_by(_parse_bucket))
 @click.option("--exist-ok", is_flag=True, help="Succeed if the bucket exists already.")
 @click.option(
     "--copies",
@@ -90,7 +90,7 @@ def list_buckets(client: Client, *, as_long: bool, as_json: bool) -> None:
 
 
 @bucket.command()
-@click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
+@click.argument("name", metavar="BUCKET", **named_by(_parse_bucket))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @takes_store
 def show(name: Target, as_json: bool, store: StoreChoice) -> None:
@@ -100,7 +100,7 @@ def show(name: Target, as_json: bool, store: StoreChoice) -> None:
 
 
 @bucket.command(name="set")
-@click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
+@click.argument("name", metavar="BUCKET", **named_by(_parse_bucket))
 @click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
 @takes_store
 def set_(name: Target, assignments: tuple[str, ...], store: StoreChoice) -> None:
@@ -144,7 +144,7 @@ def _show(found: BucketInfo, *, as_json: bool) -> None:
 
 
 @bucket.command()
-@click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
+@click.argument("name", metavar="BUCKET", **named_by(_parse_bucket))
 @click.option("--force", is_flag=True, help="Delete the objects in it, too, without asking.")
 @takes_store
 def rm(name: Target, force: bool, store: StoreChoice) -> None:
@@ -164,7 +164,7 @@ _DAY_S = 24 * 3600
 
 
 @bucket.command()
-@click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
+@click.argument("name", metavar="BUCKET", **named_by(_parse_bucket))
 @click.option(
     "--abort-older-than",
     "days",

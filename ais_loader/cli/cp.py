@@ -12,7 +12,7 @@ import click
 
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.cli.targets import Target, named_by, parse_target
 from ais_loader.client import Client
 from ais_loader.entry import ObjectInfo
 from ais_loader.errors import LoaderError
@@ -30,13 +30,15 @@ class _Done:
 
 
 @click.command()
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, callback=parsed_by(parse_target))
-@click.argument("dest", metavar="DEST", callback=parsed_by(parse_target))
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, **named_by(parse_target))
+@click.argument("dest", metavar="DEST", **named_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True, help="SOURCE is BUCKET or BUCKET/FOLDER: copy the objects below it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per object copied.")
 @takes_store
 def cp(sources: tuple[Target, ...], dest: Target, recursive: bool, as_json: bool, store: StoreChoice) -> None:
-    """Copy objects of a store to other names or buckets of it.
+    """Copy objects within a store, to other names or buckets of it.
+
+    SOURCE and DEST are both in the store that --store names: `put` and `get` carry files into a store and out of it.
 
     \b
     cp speech/a.wav speech/b.wav       one object
@@ -50,8 +52,8 @@ def cp(sources: tuple[Target, ...], dest: Target, recursive: bool, as_json: bool
 
 
 @click.command()
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, callback=parsed_by(parse_target))
-@click.argument("dest", metavar="DEST", callback=parsed_by(parse_target))
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, **named_by(parse_target))
+@click.argument("dest", metavar="DEST", **named_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True, help="SOURCE is BUCKET or BUCKET/FOLDER: rename the objects below it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per object renamed.")
 @takes_store

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from ais_loader.cli.show import Lines, count_text, note, printable, size_text
+from ais_loader.cli.show import Lines, count_text, note, printable, size_text, waiting
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.cli.targets import Target, named_by, parse_target
 from ais_loader.summary import BucketSummary
 
 
 @click.command()
-@click.argument("target", metavar="[BUCKET[/FOLDER]]", required=False, callback=parsed_by(parse_target))
+@click.argument("target", metavar="[BUCKET[/FOLDER]]", required=False, **named_by(parse_target))
 @click.option(
     "--depth",
     metavar="N",
@@ -27,7 +27,9 @@ from ais_loader.summary import BucketSummary
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each bucket, with sizes in bytes.")
 @takes_store
 def du(target: Target | None, depth: int | None, begins: bool, as_json: bool, store: StoreChoice) -> None:
-    """Count objects and their bytes, without copies: of a folder, of a bucket, or of each bucket.
+    """Count objects and their bytes, without copies.
+
+    Of a folder, of a bucket, or of each bucket.
 
     FOLDER means what it does in `ls`. An object counts for the deepest folder shown that it is in, so the lines add up
     to the last one. Exit code 1 when so many nodes are silent that objects may be missing.
@@ -36,7 +38,7 @@ def du(target: Target | None, depth: int | None, begins: bool, as_json: bool, st
         raise click.UsageError("--prefix is about names: name a bucket")
     if depth is None:
         depth = 0 if target is None else 1
-    with store.reading() as client:
+    with store.reading() as client, waiting("objects to be counted"):
         if target is None:
             sums = [client.bucket(info.name).summary("", depth=depth) for info in client.buckets()]
         else:

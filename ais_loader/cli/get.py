@@ -16,7 +16,7 @@ from ais_loader.cli.files import STDOUT, Writable, written_to_stdout, written_wh
 from ais_loader.cli.get_folder import get_folder
 from ais_loader.cli.show import info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import parse_entry, parse_target
+from ais_loader.cli.targets import Target, complete_name, parse_entry, parse_target
 from ais_loader.cli.wanted import wanted_options
 from ais_loader.client import Client
 from ais_loader.entry import Entry, ObjectInfo
@@ -28,7 +28,7 @@ _PIECE_BYTES = 16 << 20
 
 
 @click.command()
-@click.argument("name", metavar="OBJECT")
+@click.argument("name", metavar="OBJECT", shell_complete=complete_name)
 @click.argument("file", metavar="[FILE]", default=STDOUT, type=click.Path(allow_dash=True))
 @click.option(
     "-r", "--recursive", is_flag=True, help="OBJECT is BUCKET or BUCKET/FOLDER: its objects become files below FILE."
@@ -66,7 +66,7 @@ def get(
     force: bool,
     store: StoreChoice,
 ) -> None:
-    """Write an object's bytes to FILE, or to standard output; or a folder's objects to files.
+    """Write an object to a file or to standard output, or a folder of objects to files.
 
     \b
     get speech/a.wav                 to standard output
@@ -98,14 +98,14 @@ def get(
     if head_only:
         if entry.member is not None or file != STDOUT or start or length is not None:
             raise click.UsageError("--head shows an object: give neither a member, a FILE nor a range")
-        with store.reading() as client:
+        with store.naming(Target(entry.bucket, entry.name)).reading() as client:
             click.echo(json.dumps(info_fields(client.bucket(entry.bucket).head(entry.name))))
         return
     if arguments is not None and etl is None:
         raise click.UsageError("--args are those of a transform: give --etl, too")
     if file != STDOUT and (os.path.isdir(file) or file.endswith("/")):
         file = os.path.join(file, (entry.member or entry.name).rpartition("/")[2])
-    with store.reading() as client:
+    with store.naming(Target(entry.bucket, entry.name)).reading() as client:
         if etl is None:
             pieces = read_pieces(client, entry, start, length, verify=verify)
         else:

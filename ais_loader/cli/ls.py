@@ -6,38 +6,24 @@ import contextlib
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import click
 
 from ais_loader.bucket import Bucket
 from ais_loader.cli.bucket import list_buckets
+from ais_loader.cli.names import Listed, one_level
 from ais_loader.cli.show import Lines, count_text, info_fields, printable, size_text, time_text
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.cli.targets import Target, named_by, parse_target
 from ais_loader.entry import MemberInfo, ObjectInfo
-from ais_loader.errors import InvalidRequest, ObjectNotFound
-from ais_loader.summary import PrefixSummary
+from ais_loader.errors import ObjectNotFound
 from ais_loader.urls import SCHEME
 
 _PAGE_SIZE = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """Names that begin alike, up to a slash. `holds` is None where nobody has counted."""
-
-    bucket: str
-    name: str
-    holds: PrefixSummary | None
-
-
-Listed: TypeAlias = ObjectInfo | Folder
-
-
 @click.command()
-@click.argument("target", metavar="[BUCKET[/FOLDER]]", required=False, callback=parsed_by(parse_target))
+@click.argument("target", metavar="[BUCKET[/FOLDER]]", required=False, **named_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True, help="List all objects below FOLDER, not one level of it.")
 @click.option("--prefix", "begins", is_flag=True, help="FOLDER is the beginning of names: list all that begin with it.")
 @click.option(
@@ -97,7 +83,7 @@ def ls(
         if begins:
             found = bucket.objects(target.name, page_size=page_size)
         else:
-            below = bucket.objects(target.folder, page_size=page_size) if recursive else _one_level(bucket, target)
+            below = bucket.objects(target.folder, page_size=page_size) if recursive else one_level(bucket, target)
             found = itertools.chain(_object_itself(bucket, target), below)
         empty = True
         with Lines() as lines:
@@ -117,30 +103,6 @@ def _object_itself(bucket: Bucket, target: Target) -> Iterator[ObjectInfo]:
     if target.name and not target.name.endswith("/"):
         with contextlib.suppress(ObjectNotFound):
             yield bucket.head(target.name)
-
-
-def _one_level(bucket: Bucket, target: Target) -> Iterator[Listed]:
-    """Objects right in a folder, and the folders in it, in the order of their names.
-
-    The nodes count the folders. Where there is nothing else, no names are fetched.
-    """
-    top = target.folder
-    try:
-        summary = bucket.summary(top, depth=1)
-    except InvalidRequest:  # more folders than one answer has
-        summary = None
-    counted = {} if summary is None else {name: one for name, one in summary.by_prefix.items() if name != top}
-    if summary is not None and summary.complete and top not in summary.by_prefix:
-        yield from (Folder(bucket.name, name, one) for name, one in counted.items())
-        return
-    last = ""
-    for info in bucket.objects(top, page_size=_PAGE_SIZE):
-        head, slash, _ = info.name[len(top) :].partition("/")
-        if not slash:
-            yield info
-        elif (folder := f"{top}{head}/") != last:
-            last = folder
-            yield Folder(bucket.name, folder, counted.get(folder))
 
 
 def _as_json(one: Listed) -> str:

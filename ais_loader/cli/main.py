@@ -5,6 +5,7 @@ Nothing is imported before it is needed: `ais-loader --help` loads neither gRPC 
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -37,6 +38,26 @@ _COMMANDS = {
     "batch": "ais_loader.cli.batch",
     "etl": "ais_loader.cli.etl",
     "ui": "ais_loader.cli.ui",
+    "completion": "ais_loader.cli.completion",
+}
+# Of these, what `ais-loader --help` says: it imports none of them.
+_SHORT_HELP = {
+    "bucket": "Make, list, change and delete buckets.",
+    "put": "Store files as objects, replacing those of the same names.",
+    "promote": "Have files on the store's own machines become objects.",
+    "get": "Write an object to a file or to standard output, or a folder of objects to files.",
+    "ls": "List buckets, a folder of a bucket, or the members of an archive.",
+    "cp": "Copy objects within a store, to other names or buckets of it.",
+    "mv": "Rename objects of a store, or move them to another bucket of it.",
+    "rm": "Delete objects, thousands with one request.",
+    "snapshot": "Keep a bucket as it is, whatever is put and deleted later.",
+    "du": "Count objects and their bytes, without copies.",
+    "exists": "Say by the exit code whether buckets and objects exist.",
+    "set-metadata": "Change what is kept with an object, such as source=studio.",
+    "batch": "Fetch the objects of LIST with one request, in that order.",
+    "etl": "Transforms that run beside the data: make, show, stop and delete them.",
+    "ui": "Show a store in the browser, until interrupted.",
+    "completion": "Print a script that has a shell complete commands, options, buckets and names.",
 }
 OPERATORS_COMMANDS = "ais_loader.commands"
 """Entry points of the commands that come with storage_node, where it is installed."""
@@ -58,6 +79,30 @@ class _Commands(click.Group):
             for entry_point in entry_points(group=OPERATORS_COMMANDS, name=name):
                 command = entry_point.load()
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"no command {args[0]!r}{hint}")
+        name, command, rest = super().resolve_command(ctx, args)
+        if ctx.params.get("store") and name not in _COMMANDS:
+            ctx.fail(f"`{name}` takes no --store: `ais-loader {name} --help` says what it is about")
+        return name, command, rest
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        limit = formatter.width - 6 - max(map(len, names))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._short_help(ctx, name, limit)) for name in names])
+
+    def _short_help(self, ctx: click.Context, name: str, limit: int) -> str:
+        if name in _SHORT_HELP:
+            return click.Command(name, help=_SHORT_HELP[name]).get_short_help_str(limit)
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(limit)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         hold_standard_streams()
@@ -124,11 +169,12 @@ Exit codes:
     show_envvar=True,
     help="Show the Python traceback of a failure, too.",
 )
+@click.option("--store", metavar="URL", help="The store of the command that follows, which takes it itself, too.")
 @click.version_option(__version__, prog_name="ais-loader")
-def main(debug: bool) -> None:
+def main(debug: bool, store: str | None) -> None:
     """A store for training data: put it in, serve it, fetch batches of it.
 
-    Commands that use a store take --store: a folder of this machine, or a node at grpc://HOST:PORT. Or say it once,
-    in the environment variable AIS_LOADER_URL. Objects are named BUCKET/NAME or ais://BUCKET/NAME. Data goes to
-    standard output, everything else to standard error.
+    Commands that use a store take --store, before their name or after it: a folder of this machine, or a node at
+    grpc://HOST:PORT. Or say it once, in the environment variable AIS_LOADER_URL. Objects are named BUCKET/NAME or
+    ais://BUCKET/NAME. Data goes to standard output, everything else to standard error.
     """

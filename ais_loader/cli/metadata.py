@@ -9,18 +9,18 @@ import click
 from ais_loader.cli.put_how import parse_metadata
 from ais_loader.cli.show import info_fields, note, printable
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_object, parse_target, parsed_by
+from ais_loader.cli.targets import Target, named_by, parse_object, parse_target
 from ais_loader.wire.reserved import RESERVED
 
 
 @click.command()
-@click.argument("targets", metavar="BUCKET[/NAME]...", nargs=-1, required=True, callback=parsed_by(parse_target))
+@click.argument("targets", metavar="BUCKET[/NAME]...", nargs=-1, required=True, **named_by(parse_target))
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing: the exit code is the answer.")
 @takes_store
 def exists(targets: tuple[Target, ...], quiet: bool, store: StoreChoice) -> None:
-    """Exit with 0 if all of these buckets and objects exist; with 3 if one does not, which is named.
+    """Say by the exit code whether buckets and objects exist.
 
-    1 means that it cannot be known.
+    0: all of them do. 3: one does not, which is named. 1: it cannot be known.
     """
     with store.reading() as client:
         buckets = {info.name for info in client.buckets()}
@@ -37,7 +37,7 @@ def exists(targets: tuple[Target, ...], quiet: bool, store: StoreChoice) -> None
 
 
 @click.command(name="set-metadata")
-@click.argument("target", metavar="BUCKET/NAME", callback=parsed_by(parse_object))
+@click.argument("target", metavar="BUCKET/NAME", **named_by(parse_object))
 @click.argument("metadata", metavar="[KEY=VALUE]...", nargs=-1, callback=parse_metadata)
 @click.option("--clear", is_flag=True, help="Take away what is not named here; else it stays as it is.")
 @click.option("--json", "as_json", is_flag=True, help="The object as it is now, as one JSON object.")

@@ -14,7 +14,7 @@ from ais_loader.changes import PromoteSummary
 from ais_loader.cli.new_bucket import copies_option, put_bucket, require_creation
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.cli.targets import Target, named_by, parse_target
 from ais_loader.promote import Overwrite, PromoteResult, promote_all
 
 _SHARED: dict[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
@@ -22,7 +22,7 @@ _SHARED: dict[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no":
 
 @click.command()
 @click.argument("path", metavar="PATH")
-@click.argument("dest", metavar="BUCKET[/PREFIX]", callback=parsed_by(parse_target))
+@click.argument("dest", metavar="BUCKET[/PREFIX]", **named_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True, help="Promote the files in a folder; names are relative to it.")
 @click.option("--move", is_flag=True, help="Delete each source file when its object is stored.")
 @click.option(

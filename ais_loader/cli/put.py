@@ -19,7 +19,7 @@ from ais_loader.cli.put_how import PutHow, parse_metadata
 from ais_loader.cli.put_plan import STDIN, plan_put
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.cli.targets import Target, named_by, parse_target
 from ais_loader.cli.wanted import wanted_options
 from ais_loader.entry import ObjectInfo
 from ais_loader.errors import LoaderError, VersionConflict
@@ -37,7 +37,7 @@ Stored: TypeAlias = tuple[FileToStore, ObjectInfo | LoaderError | OSError]
 
 @click.command()
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=click.Path(allow_dash=True))
-@click.argument("dest", metavar="BUCKET[/NAME]", callback=parsed_by(parse_target))
+@click.argument("dest", metavar="BUCKET[/NAME]", **named_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True, help="Store the files in folders; names are relative to each folder.")
 @click.option(
     "--follow-links", is_flag=True, help="With -r: store what symbolic links lead to; else they are left out."

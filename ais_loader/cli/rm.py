@@ -11,7 +11,7 @@ import click
 from ais_loader.cli.batch_list import parse_list
 from ais_loader.cli.show import confirmed, count_text, fail, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.cli.targets import Target, named_by, parse_target
 from ais_loader.client import Client
 from ais_loader.entry import ObjectInfo
 from ais_loader.errors import LoaderError
@@ -20,7 +20,7 @@ _EXAMPLES = 3
 
 
 @click.command()
-@click.argument("targets", metavar="[OBJECT...]", nargs=-1, callback=parsed_by(parse_target))
+@click.argument("targets", metavar="[OBJECT...]", nargs=-1, **named_by(parse_target))
 @click.option(
     "-r",
     "--recursive",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ais_loader.entry import ObjectInfo
-
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from ais_loader.entry import ObjectInfo
+
 _LINES_AT_ONCE = 256
+WAIT_S = 1.0
+"""Without a word."""
 # Control characters, surrogates, line separators; and the marks that reorder what is read on a screen.
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -126,6 +129,18 @@ class Lines:
         # What was found before a failure is shown; a reader that has gone gets nothing more.
         if kind is None or not issubclass(kind, BrokenPipeError):
             self.flush()
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """If the block takes longer than a second, one line that says for what."""
+    timer = threading.Timer(WAIT_S, note, [f"waiting for {printable(what)}"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

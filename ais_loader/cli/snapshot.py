@@ -9,7 +9,7 @@ import click
 
 from ais_loader.cli.show import Lines, count_text, note, size_text, time_text
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, parse_target, parsed_by
+from ais_loader.cli.targets import Target, named_by, parse_target
 from ais_loader.errors import InvalidRequest
 from ais_loader.snapshots import SNAPSHOT_MARK, SnapshotInfo
 
@@ -45,7 +45,7 @@ def _parse_pinned(text: str) -> _Pinned:
 
 
 @snapshot.command()
-@click.argument("made", metavar="BUCKET@SNAPSHOT", callback=parsed_by(_parse_pinned))
+@click.argument("made", metavar="BUCKET@SNAPSHOT", **named_by(_parse_pinned))
 @takes_store
 def create(made: _Pinned, store: StoreChoice) -> None:
     """Keep BUCKET as it is now.
@@ -60,7 +60,7 @@ def create(made: _Pinned, store: StoreChoice) -> None:
 
 
 @snapshot.command(name="ls")
-@click.argument("name", metavar="BUCKET", callback=parsed_by(_parse_bucket))
+@click.argument("name", metavar="BUCKET", **named_by(_parse_bucket))
 @click.option("-l", "--long", "as_long", is_flag=True, help="Show objects, bytes, local time of making, and name.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @takes_store
@@ -72,7 +72,7 @@ def list_(name: Target, as_long: bool, as_json: bool, store: StoreChoice) -> Non
 
 
 @snapshot.command()
-@click.argument("gone", metavar="BUCKET@SNAPSHOT", callback=parsed_by(_parse_pinned))
+@click.argument("gone", metavar="BUCKET@SNAPSHOT", **named_by(_parse_pinned))
 @takes_store
 def rm(gone: _Pinned, store: StoreChoice) -> None:
     """Let go of a snapshot, and of what it alone keeps. Objects of the bucket stay as they are."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import click
 
+from ais_loader.cli.show import printable, waiting
+from ais_loader.cli.targets import Target
 from ais_loader.client import URL_VARIABLE, Client, connect
-from ais_loader.errors import InvalidRequest, StoreLocked, StoreNotFound
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, StoreLocked, StoreNotFound
 from ais_loader.options import ClusterOptions
 from ais_loader.urls import store_folders
 
@@ -23,25 +27,59 @@ class StoreChoice:
 
     url: str
     retry_s: float
+    named: tuple[Target, ...] = ()
+    """What the command is about: told are names that are near to one of these, where that is not there."""
 
-    def reading(self) -> Client:
+    def naming(self, *targets: Target) -> StoreChoice:
+        """The same store, of which a command is about these."""
+        return replace(self, named=targets)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Client]:
         """A client that only reads: a store of this machine is not locked, and may be written to meanwhile."""
-        return self._connect("r")
+        with self._connect("r") as client, self._hinting(client):
+            yield client
 
-    def writing(self, *, create: bool) -> Client:
+    @contextlib.contextmanager
+    def writing(self, *, create: bool) -> Iterator[Client]:
         """A client that writes; a store of this machine that does not exist is made only with `create`."""
         if not create and not self.url.startswith(_GRPC):
-            self.reading().close()  # mode "a" would make a store wherever a path was mistyped
+            self._connect("r").close()  # mode "a" would make a store wherever a path was mistyped
         else:
             from ais_loader.cli.new_stores import tell_of_new_stores
 
             tell_of_new_stores()
-        return self._connect("a")
+        with self._connect("a") as client, self._hinting(client):
+            yield client
+
+    @contextlib.contextmanager
+    def _hinting(self, client: Client) -> Iterator[None]:
+        try:
+            yield
+        except ObjectNotFound as error:
+            if (near := self._nearest(client, str(error))) is None:
+                raise
+            raise type(error)(f"{error}; did you mean {near}?") from error
+
+    def _nearest(self, client: Client, reason: str) -> str | None:
+        """Of what the command is about and `reason` says is not there."""
+        from ais_loader.cli.names import nearest_name
+
+        with contextlib.suppress(LoaderError):
+            for target in self.named:
+                if target.name and repr(target.name) in reason:
+                    near = nearest_name(client.bucket(target.bucket), target.name)
+                    return None if near is None else printable(f"{target.bucket}/{near}")
+        return None
 
     def _connect(self, mode: Literal["a", "r"]) -> Client:
+        remote = self.url.startswith(_GRPC)
         try:
-            options = ClusterOptions(retry_s=self.retry_s) if self.url.startswith(_GRPC) else None
-            return connect(self.url, mode=mode, options=options)
+            with waiting(f"{self.url} to {'answer' if remote else 'open'}"):
+                client = connect(self.url, mode=mode, options=ClusterOptions(retry_s=self.retry_s) if remote else None)
+                if remote:
+                    client.buckets()  # a connection is made at the first call
+                return client
         except StoreNotFound:
             hint = "look at the path, or `ais-loader bucket create` makes one"
             raise StoreNotFound(f"no store at {self.url}; {hint}") from None
@@ -65,10 +103,20 @@ def _wrong_store(error: InvalidRequest) -> click.BadParameter:
     return click.BadParameter(str(error), param_hint="'--store'")
 
 
-def _choose(store: str | None, retry: float) -> StoreChoice:
+def chosen_url(context: click.Context, store: str | None) -> str | None:
+    """`store`, which the command was given or found in the environment; what was said before its name counts more than
+    the latter."""
+    if context.get_parameter_source("store") is click.core.ParameterSource.COMMANDLINE:
+        return store
+    return context.find_root().params.get("store") or store
+
+
+def _choose(store: str | None, retry: float, arguments: Iterable[Any]) -> StoreChoice:
+    store = chosen_url(click.get_current_context(), store)
     if not store:
         raise click.UsageError(f"no store named: give --store, or set {URL_VARIABLE}")
-    return StoreChoice(store, retry)
+    each = itertools.chain.from_iterable(one if isinstance(one, tuple) else (one,) for one in arguments)
+    return StoreChoice(store, retry, tuple(one for one in each if isinstance(one, Target)))
 
 
 def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,6 +139,6 @@ def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @functools.wraps(command)
     def with_store(*args: Any, store: str | None, retry: float, **kwargs: Any) -> Any:
-        return command(*args, store=_choose(store, retry), **kwargs)
+        return command(*args, store=_choose(store, retry, kwargs.values()), **kwargs)
 
     return with_store

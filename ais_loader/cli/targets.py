@@ -62,8 +62,8 @@ def label(entry: Entry) -> str:
     return "/".join(part for part in (entry.bucket, entry.name, entry.member) if part is not None)
 
 
-def parsed_by(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A click callback: the argument, or each of several, as `parse` understands it."""
+def named_by(parse: Callable[[str], Any]) -> dict[str, Any]:
+    """For an argument of click: it, or each of several, is as `parse` understands it; a shell completes it."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         try:
@@ -73,4 +73,11 @@ def parsed_by(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Par
         except InvalidRequest as error:
             raise click.BadParameter(str(error), ctx, param) from error
 
-    return callback
+    return {"callback": callback, "shell_complete": complete_name}
+
+
+def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    """Buckets, and one level of names, that begin so."""
+    from ais_loader.cli.completion import names_there
+
+    return names_there(ctx, incomplete)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text
-from ais_loader.client import URL_VARIABLE
 from storage_node.cli.cluster_drives import drive, drive_line, moving_texts
 from storage_node.cli.etl_options import etl_assignments, takes_etl
 from storage_node.cli.insecure import WHY, insecure_option
@@ -29,6 +28,8 @@ _JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _root = click.option(
     "--root",
     metavar="DIR",
+    envvar="AIS_LOADER_ROOT",
+    show_envvar=True,
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
     callback=lambda context, parameter, root: root.expanduser(),  # a shell leaves the ~ of --root=~/data alone
@@ -342,6 +343,7 @@ def _listening(work: Callable[[], Result]) -> Result:
 
 def _show(root: Path, result: Result, *, as_json: bool) -> None:
     """What runs; exit code 1 when not all of it does."""
+    from ais_loader.client import URL_VARIABLE
     from storage_node.ops import ray_head
 
     head = result.head

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _root = click.option(
     "--root",
     metavar="DIR",
+    envvar="AIS_LOADER_ROOT",
+    show_envvar=True,
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
     callback=lambda context, parameter, root: root.expanduser(),  # a shell leaves the ~ of --root=~/data alone

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ais_loader.cli.show import Lines, count_text, note, printable, progress, size_text
-from ais_loader.client import URL_VARIABLE, connect
 from ais_loader.errors import InvalidRequest
 from ais_loader.urls import store_folders
 
@@ -63,6 +62,8 @@ def doctor(
 
     Exit code 1 means that something is wrong and was not put right; warnings alone are exit code 0.
     """
+    from ais_loader.client import URL_VARIABLE
+
     if not paths and (variable := os.environ.get(URL_VARIABLE)):
         paths = (variable,)
     if not paths:
@@ -206,6 +207,8 @@ def _verdict(report: Report) -> str:
 
 def _ask_node(url: str, *, as_json: bool) -> bool:
     """Show what a node says of itself, or those of its cluster; whether all of them answer, and all drives work."""
+    from ais_loader.client import connect
+
     with connect(url) as client:
         described: dict[str, Any] = client.describe()
     silent = [node for node in described.get("nodes", ()) if "error" in node]

@@ -58,7 +58,7 @@ def take_over(
         wanted = for_node(settings.values, one.node.name, one.node.uuid)
         if now[at]["state"] != "serving" or now[at].get("settings", wanted) == wanted:
             continue
-        tell(f"{one.node.name}: begins anew with its new settings")
+        tell(f"{one.node.name}: restarting with its new settings")
         ray_actors.renew(one)
 
         def done(status: Mapping[str, Any], wanted: Settings = wanted) -> bool:

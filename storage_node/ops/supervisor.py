@@ -166,7 +166,7 @@ class Supervisor:
         with self._lock:
             renewing, self._renewing = self._renewing, False
         if renewing and self._server is not None:
-            log.info("node %s: serving anew, with other settings", self.uuid)
+            log.info("node %s: restarting, with other settings", self.uuid)
             self._let_go()
         here = find_nodes(self._root).node(self.uuid)
         if self._server is not None and here is not None and self._here is not None:
@@ -175,7 +175,7 @@ class Supervisor:
                 with self._lock:
                     self._here = here
             else:
-                log.warning("node %s: serving anew, with %s", self.uuid, ", ".join(map(str, appeared)))
+                log.warning("node %s: restarting, with %s", self.uuid, ", ".join(map(str, appeared)))
                 self._let_go()
         if self._server is None:
             if here is None:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ais_loader.cli import main
+from ais_loader.cli.main import _SHORT_HELP as SHORT_HELP
 from ais_loader.cli.main import one_line
 from ais_loader.cli.show import count_text, printable, size_text
 from tests.cli.kit import TIMEOUT_S, Run, environment, run_process
@@ -56,15 +57,37 @@ def test_help_fits_80_columns_and_explains_every_option(command: tuple[str, ...]
     assert [option.name for option in found.params if isinstance(option, click.Option) and not option.help] == []
 
 
+def test_help_of_the_root_imports_no_command_of_a_trainer_and_nothing_that_takes_long() -> None:
+    code = (
+        "import sys; from ais_loader.cli import main\n"
+        "main(['--help'], standalone_mode=False)\n"
+        "heavy = ('numpy', 'google.protobuf', 'ais_loader.client', 'ais_loader.cli.put')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, env=environment()
+    )
+    assert result.stdout.splitlines()[-1] == "[]", result.stderr
+
+
+def test_what_the_root_says_of_a_command_is_what_the_command_says() -> None:
+    context = click.Context(main)
+    for name, text in SHORT_HELP.items():
+        command = main.get_command(context, name)
+        assert command is not None and (command.get_short_help_str(200)).startswith(text.rstrip(".")), name
+
+
 def test_only_commands_that_exist_are_listed() -> None:
     listed = CliRunner().invoke(main, ["--help"]).stdout
     assert "\n  etl " in listed
+    commands = main.list_commands(click.Context(main))
+    assert all(f"\n  {name} " in listed for name in commands)
     assert "dsort" not in listed and CliRunner().invoke(main, ["dsort"]).exit_code == 2
 
 
 def test_exit_codes_are_documented_at_the_root() -> None:
     text = CliRunner().invoke(main, ["--help"]).stdout
-    for code in (0, 1, 2, 130, 141):
+    for code in (0, 1, 2, 3, 130, 141):
         assert f"\n    {code} " in text
 
 

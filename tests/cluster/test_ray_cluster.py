@@ -193,7 +193,7 @@ def test_settings_are_taken_over_by_nodes_that_run_and_kept_for_those_that_start
     assert {uuid: node["pid"] for uuid, node in now.items()} == {uuid: node["pid"] for uuid, node in before.items()}
     assert contents(cluster["url"]) == OBJECTS
     logs = {uuid: operator.run("logs", now[uuid]["name"]).splitlines() for uuid in now}
-    assert all("serving anew, with other settings" in "\n".join(lines) for lines in logs.values())
+    assert all("restarting, with other settings" in "\n".join(lines) for lines in logs.values())
 
     operator.run("up", "--set", "nodes.node-1.read_threads=default")
     assert {

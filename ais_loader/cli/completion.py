@@ -1,0 +1,67 @@
+"""Shell completion: the script that a shell loads, and the buckets and names that it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shlex
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from ais_loader.cli.names import one_level
+from ais_loader.cli.stores import chosen_url
+from ais_loader.cli.targets import Target
+from ais_loader.urls import SCHEME
+
+_PROGRAM, _VARIABLE = "ais-loader", "_AIS_LOADER_COMPLETE"
+_MOST = 200
+_NO_SPACE = {
+    # After a folder or a bucket comes more of the same name, and no blank.
+    "bash": ("COMPREPLY+=($value)", "COMPREPLY+=($value)\n            [[ $value == */ ]] && compopt -o nospace"),
+    "zsh": ("compadd -U -V unsorted -a completions", "compadd -U -S '' -V unsorted -a completions"),
+}
+
+
+@click.command()
+@click.argument("shell", metavar="bash|zsh|fish", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a script that has a shell complete commands, options, buckets and names.
+
+    \b
+    bash    eval "$(ais-loader completion bash)"         in ~/.bashrc
+    zsh     eval "$(ais-loader completion zsh)"          in ~/.zshrc
+    fish    ais-loader completion fish | source          in config.fish
+
+    Buckets and names come from the store that --store or AIS_LOADER_URL names.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    script = kind(click.get_current_context().find_root().command, {}, _PROGRAM, _VARIABLE).source()
+    click.echo(script.replace(*_NO_SPACE[shell]) if shell in _NO_SPACE else script)
+
+
+def names_there(ctx: click.Context, incomplete: str) -> list[Any]:
+    """What a shell offers for a name that has been begun. Of a store that does not answer, nothing."""
+    from ais_loader.client import URL_VARIABLE, connect
+    from ais_loader.options import ClusterOptions
+
+    scheme = SCHEME if incomplete.startswith(SCHEME) else ""
+    bucket, slash, rest = incomplete.removeprefix(scheme).partition("/")
+    url = chosen_url(ctx, ctx.params.get("store") or os.environ.get(URL_VARIABLE))
+    if not url:
+        return []
+    with contextlib.suppress(Exception):  # there is nobody to tell: the line is still being typed
+        with connect(url, mode="r", options=ClusterOptions(retry_s=0) if url.startswith("grpc://") else None) as client:
+            if not slash:
+                found = [info.name + "/" for info in client.buckets()]
+            else:
+                above, _, begun = rest.rpartition("/")
+                level = one_level(client.bucket(bucket), Target(bucket, above and above + "/"), begun)
+                found = [f"{bucket}/{one.name}" for one in itertools.islice(level, _MOST)]
+        names = [scheme + name for name in found if name.startswith(incomplete.removeprefix(scheme))]
+        # A shell inserts them as they are: a name must not become a command.
+        return [CompletionItem(name) for name in names if shlex.quote(name) == name]
+    return []

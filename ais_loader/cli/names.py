@@ -1,0 +1,67 @@
+"""Names of a bucket as people think of them: a level of folders at a time, and what is near to a wrong one."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from ais_loader.cli.show import waiting
+from ais_loader.cli.targets import Target
+from ais_loader.entry import ObjectInfo
+from ais_loader.errors import InvalidRequest
+from ais_loader.summary import PrefixSummary
+
+if TYPE_CHECKING:
+    from ais_loader.bucket import Bucket
+
+_PAGE_SIZE = 1000
+_LOOKED_AT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Names that begin alike, up to a slash. `holds` is None where nobody has counted."""
+
+    bucket: str
+    name: str
+    holds: PrefixSummary | None
+
+
+Listed: TypeAlias = ObjectInfo | Folder
+
+
+def one_level(bucket: Bucket, target: Target, begun: str = "") -> Iterator[Listed]:
+    """Objects right in a folder, and the folders in it, in the order of their names.
+
+    The nodes count the folders. Where there is nothing else, no names are fetched. `begun`: only what begins so there.
+    """
+    top = target.folder
+    summary = None
+    with contextlib.suppress(InvalidRequest), waiting(f"{bucket.name}/{top} to be counted"):
+        summary = bucket.summary(top, depth=1)  # InvalidRequest: more folders than one answer has
+    counted = {} if summary is None else {name: one for name, one in summary.by_prefix.items() if name != top}
+    if summary is not None and summary.complete and top not in summary.by_prefix:
+        yield from (
+            Folder(bucket.name, name, one) for name, one in counted.items() if name[len(top) :].startswith(begun)
+        )
+        return
+    last = ""
+    for info in bucket.objects(top + begun, page_size=_PAGE_SIZE):
+        head, slash, _ = info.name[len(top) :].partition("/")
+        if not slash:
+            yield info
+        elif (folder := f"{top}{head}/") != last:
+            last = folder
+            yield Folder(bucket.name, folder, counted.get(folder))
+
+
+def nearest_name(bucket: Bucket, name: str) -> str | None:
+    """The name most like one that is not there, of the first thousand that begin alike, up to their last slash."""
+    top = name[: name.rfind("/") + 1]
+    there = [info.name for info in itertools.islice(bucket.objects(top, page_size=_LOOKED_AT), _LOOKED_AT)]
+    near = difflib.get_close_matches(name, there, n=1, cutoff=0.75)
+    return near[0] if near else None
