@@ -64,8 +64,8 @@ def hosts_plot(found: Mapping[tuple[int, int, int, Mode], Result], per_owner: in
             panel.set_xticks(hosts, [f"{count:,}" for count in hosts])
             panel.minorticks_off()
         panel.set(title=f"{label(size)}, {per_owner} entries per owner", xlabel="hosts", ylim=(0, None))
-        panel.legend(fontsize=8)
     axes[0][0].set_ylabel("MiB/s per host")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=2)
     save(figure, path)
 
 
