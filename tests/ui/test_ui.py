@@ -19,6 +19,7 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.testing import NodeProcess
+from ais_loader.testing.cluster import ClusterProcesses
 from tests.packaging.packaging_kit import run_without
 from tests.ui.ui_kit import Served, served
 
@@ -195,6 +196,26 @@ def test_a_node_tells_how_many_batches_it_has_served(tmp_path: Path) -> None:
             node.kill()
             lost = page.ask("api/activity")
             assert lost.status == 503 and lost.json["kind"] == "node-unavailable"
+
+
+@pytest.mark.slow
+def test_each_node_of_a_cluster_is_told_and_one_that_is_dead_says_why(tmp_path: Path) -> None:
+    with ClusterProcesses(tmp_path, 3, buckets={"b": 2}) as cluster, connect(cluster.url) as client:
+        client.bucket("b").put_many([(f"en/{at}", b"12345") for at in range(20)])
+        with connect(cluster.url, mode="r") as reader, served(reader) as page:
+            assert page.ask("api/buckets").json == {"buckets": [{"name": "b", "copies": 2}]}
+            folder = page.ask("api/folder", bucket="b").json
+            assert (folder["objects"], folder["folders"][0]["name"]) == (20, "en/")
+            before = page.ask("api/activity").json["nodes"]
+            assert len(list(client.bucket("b").get_batch([f"en/{at}" for at in range(20)]))) == 20
+            after = page.ask("api/activity").json["nodes"]
+            assert sum(node["entries"] for node in after) - sum(node["entries"] for node in before) == 20
+            assert all(len(node["drives"]) == 1 for node in after)
+            cluster.nodes[1].kill()
+            nodes = page.ask("api/activity").json["nodes"]
+            (dead,) = (node for node in nodes if "error" in node)
+            assert dead["name"] == cluster.nodes[1].url.removeprefix("grpc://") and dead["drives"] == []
+            assert page.ask("content", bucket="b", name="en/7").body == b"12345"
 
 
 @pytest.mark.slow
