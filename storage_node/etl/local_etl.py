@@ -17,7 +17,9 @@ from storage_node.etl.result_cache import ResultCache, args_of, result_key
 from storage_node.etl.spool import Spool
 from storage_node.etl.stage_context import StageContext
 from storage_node.etl.stages import NodeTransforms
-from storage_node.etl.transformed_run import RunSettings, TransformedRun, check_calls, inputs_of
+from storage_node.etl.transform_request import check_calls, inputs_of
+from storage_node.etl.transformed_run import TransformedRun
+from storage_node.etl.under_way import RunSettings
 from storage_node.etl.worker_stage import workers_of
 from storage_node.memory_budget import MemoryBudget
 from storage_node.store.read.batch import StoreBatch

@@ -11,177 +11,27 @@ No credit, no tenants and no network here: whoever takes the frames sees to that
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.errors import InvalidRequest, LoaderError, TransformGone
+from ais_loader.errors import LoaderError, TransformGone
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.etl.result_cache import ResultCache, Shared, args_of, result_key
-from storage_node.etl.spool import Spool
-from storage_node.etl.stages import Admitted, NodeTransforms
+from storage_node.etl.result_cache import Shared, args_of, result_key
+from storage_node.etl.transform_request import inputs_of
+from storage_node.etl.under_way import Due, Failed, MadeBy, Room, RunSettings, Work, failed_by, known
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Origin
-from storage_node.memory_budget import MemoryBudget
 from storage_node.store.checksum import crc32c
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES
-from storage_node.store.read.frame_plan import MAX_WHOLE_BYTES, FrameSpan, check_columns
+from storage_node.store.read.frame_plan import MAX_WHOLE_BYTES, FrameSpan
 from storage_node.tasks import retrieve
-
-MAX_STAGES, MAX_ARGS_BYTES, MAX_CALLS = 16, 64 << 10, 256
-
-
-class RunSettings:
-    """What the runs of one process share. Belongs to the event loop that stages run on."""
-
-    def __init__(
-        self,
-        transforms: NodeTransforms,
-        cache: ResultCache,
-        memory: MemoryBudget,
-        spooled: MemoryBudget,
-        spool: Spool,
-        on_thread: Callable[..., Awaitable[Any]],
-        ahead: int,
-    ) -> None:
-        """`memory`, `spooled`: of inputs and outputs, those that are files apart."""
-        self.transforms, self.cache, self.memory, self.spooled = transforms, cache, memory, spooled
-        self.spool = spool
-        self.on_thread, self.ahead = on_thread, ahead
-
-
-class _MadeBy:
-    """What makes the results of a call now, and how many that are kept have been delivered."""
-
-    __slots__ = ("args", "kept", "kept_bytes", "versions")
-
-    def __init__(self, versions: tuple[bytes, ...], args: tuple[str, ...]) -> None:
-        self.versions, self.args = versions, args
-        self.kept = self.kept_bytes = 0
-
-
-class _Failed:
-    def __init__(self, status: int, fault: EntryFault) -> None:
-        self.status, self.fault = status, fault
-
-
-class _Work:
-    """What a result is made of and by what: others may wait for it when the entry that has begun it is given up."""
-
-    def __init__(self, admitted: Admitted) -> None:
-        self.admitted = admitted
-        self.source = Content(0, 0)
-        self.asked = False
-        """Whoever was asked closes it."""
-
-    def close_unless_asked(self, _: object) -> None:
-        if not self.asked:
-            self.close()
-
-    def close(self) -> None:
-        self.source.close()
-        self.admitted.release()
-
-
-class _Room:
-    """What an entry that is under way has of memory and of the spool: for its input, then for what is made of it."""
-
-    def __init__(self, settings: RunSettings) -> None:
-        self._memory, self._spooled = settings.memory, settings.spooled
-        self._memory_bytes = self._spooled_bytes = 0
-
-    def take(self, size_bytes: int, *, anyway: bool) -> bool:
-        """For an input; whether there was room. `anyway`: nothing could go on without it."""
-        memory_bytes = min(size_bytes, MAX_IN_MEMORY_BYTES)
-        spooled_bytes = size_bytes if size_bytes > MAX_IN_MEMORY_BYTES else 0
-        if anyway:
-            self._memory.acquire_anyway(memory_bytes)
-            self._spooled.acquire_anyway(spooled_bytes)
-        elif not self._memory.acquire_now(memory_bytes):
-            return False
-        elif not self._spooled.acquire_now(spooled_bytes):
-            self._memory.release(memory_bytes)
-            return False
-        self._memory_bytes, self._spooled_bytes = memory_bytes, spooled_bytes
-        return True
-
-    def becomes(self, made: Content | None) -> None:
-        """It holds this in place of the input: it has happened already."""
-        in_memory = made is not None and made.data is not None
-        size_bytes = made.size_bytes if made is not None else 0
-        before = self._memory_bytes, self._spooled_bytes
-        self._memory_bytes, self._spooled_bytes = (size_bytes, 0) if in_memory else (0, size_bytes)
-        self._memory.acquire_anyway(self._memory_bytes)
-        self._spooled.acquire_anyway(self._spooled_bytes)
-        self._memory.release(before[0])
-        self._spooled.release(before[1])
-
-    def release(self) -> None:
-        """May be called again."""
-        self.becomes(None)
-
-
-class _Due:
-    """An entry that is under way."""
-
-    def __init__(self, position: int, room: _Room, task: asyncio.Future[Shared | _Failed], kind: int) -> None:
-        self.position, self.room, self.task, self.kind = position, room, task, kind
-        self._released = False
-        task.add_done_callback(self._made)
-
-    def _made(self, task: asyncio.Future[Shared | _Failed]) -> None:
-        if self._released or task.cancelled() or task.exception() is not None:
-            return
-        result = task.result()
-        self.room.becomes(result.content if isinstance(result, Shared) else None)
-
-    def release(self) -> None:
-        """Of its room."""
-        self._released = True
-        self.room.release()
-
-
-def check_calls(request: pb.BatchRequest) -> None:
-    """Raises InvalidRequest when what is said of transforms makes no sense."""
-    if len(request.transform) > MAX_CALLS:
-        raise InvalidRequest(f"{len(request.transform)} transforms in one request, at most {MAX_CALLS}")
-    check_columns(request, len(request.name))
-    for call in request.transform:
-        if not 0 < len(call.stage) <= MAX_STAGES:
-            raise InvalidRequest(f"a pipeline of {len(call.stage)} stages: need 1 to {MAX_STAGES}")
-        for stage in call.stage:
-            if len(stage.args) > MAX_ARGS_BYTES:
-                raise InvalidRequest(
-                    f"{stage.name}: {len(stage.args):,} characters of args, at most {MAX_ARGS_BYTES:,}"
-                )
-            try:
-                if stage.args:
-                    json.loads(stage.args)
-            except ValueError as error:
-                raise InvalidRequest(f"{stage.name}: args are no JSON: {error}") from error
-
-
-def inputs_of(request: pb.BatchRequest) -> pb.BatchRequest:
-    """The request for what is to be transformed: as it is stored."""
-    plain = pb.BatchRequest()
-    plain.CopyFrom(request)
-    del plain.transform[:], plain.transform_index[:]
-    plain.ClearField("resume_offset")
-    plain.ClearField("resume_checksum")
-    if request.resume_offset and request.resume_version and not (request.version and request.version[0]):
-        # Of the version that its beginning was made of.
-        if not plain.version:
-            plain.version.extend([""] * len(plain.name))
-        plain.version[0] = request.resume_version
-    plain.ClearField("resume_version")
-    return plain
 
 
 class TransformedRun:
@@ -194,9 +44,9 @@ class TransformedRun:
     def __init__(self, settings: RunSettings, request: pb.BatchRequest, batch: StoreBatch) -> None:
         self._settings, self._request, self._batch = settings, request, batch
         self._n = batch.n
-        self._due: deque[_Due] = deque()
+        self._due: deque[Due] = deque()
         self._next = 0
-        self._delivering: _Due | None = None
+        self._delivering: Due | None = None
         """Under way no more; it holds its memory until its bytes have been given."""
         self._pieces: tuple[int, Shared, int] | None = None
         """The entry that is being delivered in pieces, its result, and how far it has come."""
@@ -206,7 +56,7 @@ class TransformedRun:
         self._payload_bytes = 0
         self._delivered = 0
         self._entries = entry_values(inputs_of(request))
-        self._made_by: dict[int, _MadeBy] = {}
+        self._made_by: dict[int, MadeBy] = {}
         """By the numbers of calls in the request, while nothing is waited for."""
 
     # -- what is taken
@@ -240,7 +90,7 @@ class TransformedRun:
             if isinstance(result, Shared) and (wrong := await self._unlike(at, result)) is not None:
                 result.release()
                 result = wrong
-            if isinstance(result, _Failed):
+            if isinstance(result, Failed):
                 self._delivered_one()
                 parts.append((at, result.status, memoryview(b""), 0, pb.NONE, result.fault))
                 self._status[at] = result.status
@@ -371,11 +221,11 @@ class TransformedRun:
         found: memoryview = await self._settings.on_thread(content.read, offset, length)
         return found
 
-    async def _unlike(self, at: int, result: Shared) -> _Failed | None:
+    async def _unlike(self, at: int, result: Shared) -> Failed | None:
         """Why a result cannot be delivered: too large, or not what the client has had the beginning of."""
         content, offset = result.content, self._request.resume_offset if at == 0 else 0
         if content.size_bytes > MAX_ITEM_BYTES:
-            return _Failed(
+            return Failed(
                 pb.FAILED,
                 EntryFault(
                     f"{self._name(at)!r}: its transform made {content.size_bytes:,} bytes, a batch carries at most "
@@ -392,7 +242,7 @@ class TransformedRun:
         if done == offset and checksum == self._request.resume_checksum:
             return None
         text = f"{self._name(at)!r}: its transform made other bytes than those of which the beginning came: ask again"
-        return _Failed(pb.FAILED, EntryFault(text, TransformGone.kind))
+        return Failed(pb.FAILED, EntryFault(text, TransformGone.kind))
 
     # -- what is under way
 
@@ -407,7 +257,7 @@ class TransformedRun:
         if made_by is None:
             call = self._request.transform[which - 1]
             try:
-                made_by = self._made_by[which] = _MadeBy(self._settings.transforms.versions(call), args_of(call))
+                made_by = self._made_by[which] = MadeBy(self._settings.transforms.versions(call), args_of(call))
             except LoaderError:
                 return None  # the ordinary way says why
         kept = self._settings.cache.find(self._key(position, made_by.versions, made_by.args))
@@ -445,7 +295,7 @@ class TransformedRun:
         """Begin as many entries as there is room for; the one that is due in any case."""
         settings = self._settings
         while self._next < self._n and len(self._due) < settings.ahead:
-            room = _Room(settings)
+            room = Room(settings)
             if not room.take(int(self._batch.sizes[self._next]), anyway=not self._due):
                 return
             position, self._next = self._next, self._next + 1
@@ -454,36 +304,36 @@ class TransformedRun:
             except BaseException:
                 room.release()
                 raise
-            self._due.append(_Due(position, room, started, self._kind(position)))
+            self._due.append(Due(position, room, started, self._kind(position)))
 
-    async def _started(self, position: int) -> asyncio.Future[Shared | _Failed]:
+    async def _started(self, position: int) -> asyncio.Future[Shared | Failed]:
         if self._batch.status[position]:
-            return _done(self._failed(position))
+            return known(self._failed(position))
         which = self._request.transform_index[position] if self._request.transform_index else 0
         if not which:
             content = await self._input(position)
-            return _done(content if isinstance(content, _Failed) else Shared(content))
+            return known(content if isinstance(content, Failed) else Shared(content))
         call = self._request.transform[which - 1]
         try:
             versions = self._settings.transforms.versions(call)
         except LoaderError as error:
-            return _done(_failed_by(error))
+            return known(failed_by(error))
         if (kept := self._settings.cache.find(self._key(position, versions, args_of(call)))) is not None:
             self._settings.transforms.kept_result(call, kept.content.size_bytes)
-            return _done(kept)
+            return known(kept)
         try:  # in the same moment: replaced from now on, it is still these that make it
             admitted = self._settings.transforms.admit(call)
         except LoaderError as error:
-            return _done(_failed_by(error))
-        work = _Work(admitted)
+            return known(failed_by(error))
+        work = Work(admitted)
         try:
             source = await self._input(position)
         except BaseException:
             work.close()
             raise
-        if isinstance(source, _Failed):
+        if isinstance(source, Failed):
             work.close()
-            return _done(source)
+            return known(source)
         work.source = source
         # Of what was read, which is newer than what was looked up where the object has been replaced in between.
         key = self._key(position, versions, args_of(call))
@@ -491,7 +341,7 @@ class TransformedRun:
         made.add_done_callback(work.close_unless_asked)
         return made
 
-    async def _transformed(self, key: Hashable, call: pb.TransformCall, position: int, work: _Work) -> Shared | _Failed:
+    async def _transformed(self, key: Hashable, call: pb.TransformCall, position: int, work: Work) -> Shared | Failed:
         settings, made_here = self._settings, False
 
         async def make() -> Content:
@@ -504,12 +354,12 @@ class TransformedRun:
         try:
             made = await settings.cache.get(key, make, work.close)
         except LoaderError as error:
-            return _failed_by(error)
+            return failed_by(error)
         if not made_here:
             settings.transforms.kept_result(call, made.content.size_bytes)
         return made
 
-    async def _input(self, position: int) -> Content | _Failed:
+    async def _input(self, position: int) -> Content | Failed:
         """Whole and verified."""
         size_bytes = int(self._batch.sizes[position])
         if size_bytes <= MAX_IN_MEMORY_BYTES:
@@ -520,7 +370,7 @@ class TransformedRun:
             return Content(len(frame.payload), int(frame.checksum[0]), frame.payload)
         return await self._settings.on_thread(self._spooled, position, size_bytes)  # type: ignore[no-any-return]
 
-    def _spooled(self, position: int, size_bytes: int) -> Content | _Failed:
+    def _spooled(self, position: int, size_bytes: int) -> Content | Failed:
         """On a thread."""
         content = Content(size_bytes, 0, fd=self._settings.spool.new_file())
         try:
@@ -537,9 +387,9 @@ class TransformedRun:
             raise
         return content
 
-    def _failed(self, position: int) -> _Failed:
+    def _failed(self, position: int) -> Failed:
         fault = self._batch.fault(position)
-        return _Failed(int(self._batch.status[position]), fault or EntryFault(""))
+        return Failed(int(self._batch.status[position]), fault or EntryFault(""))
 
     # -- entries
 
@@ -566,14 +416,3 @@ class TransformedRun:
             self._value("start", position, 0),
             self._value("length", position, -1),
         )
-
-
-def _failed_by(error: LoaderError) -> _Failed:
-    return _Failed(pb.FAILED, EntryFault(str(error).encode("utf-8", "backslashreplace").decode(), error.kind))
-
-
-def _done(result: Shared | _Failed) -> asyncio.Future[Shared | _Failed]:
-    """Known already: not a task, which would be done only when the loop has come round to it."""
-    known: asyncio.Future[Shared | _Failed] = asyncio.get_running_loop().create_future()
-    known.set_result(result)
-    return known

@@ -1,0 +1,47 @@
+"""Requests that ask for transforms: what is said of these checked, and the request for their inputs. Pure functions."""
+
+from __future__ import annotations
+
+import json
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.read.frame_plan import check_columns
+
+MAX_STAGES, MAX_ARGS_BYTES, MAX_CALLS = 16, 64 << 10, 256
+
+
+def check_calls(request: pb.BatchRequest) -> None:
+    """Raises InvalidRequest when what is said of transforms makes no sense."""
+    if len(request.transform) > MAX_CALLS:
+        raise InvalidRequest(f"{len(request.transform)} transforms in one request, at most {MAX_CALLS}")
+    check_columns(request, len(request.name))
+    for call in request.transform:
+        if not 0 < len(call.stage) <= MAX_STAGES:
+            raise InvalidRequest(f"a pipeline of {len(call.stage)} stages: need 1 to {MAX_STAGES}")
+        for stage in call.stage:
+            if len(stage.args) > MAX_ARGS_BYTES:
+                raise InvalidRequest(
+                    f"{stage.name}: {len(stage.args):,} characters of args, at most {MAX_ARGS_BYTES:,}"
+                )
+            try:
+                if stage.args:
+                    json.loads(stage.args)
+            except ValueError as error:
+                raise InvalidRequest(f"{stage.name}: args are no JSON: {error}") from error
+
+
+def inputs_of(request: pb.BatchRequest) -> pb.BatchRequest:
+    """The request for what is to be transformed: as it is stored."""
+    plain = pb.BatchRequest()
+    plain.CopyFrom(request)
+    del plain.transform[:], plain.transform_index[:]
+    plain.ClearField("resume_offset")
+    plain.ClearField("resume_checksum")
+    if request.resume_offset and request.resume_version and not (request.version and request.version[0]):
+        # Of the version that its beginning was made of.
+        if not plain.version:
+            plain.version.extend([""] * len(plain.name))
+        plain.version[0] = request.resume_version
+    plain.ClearField("resume_version")
+    return plain
