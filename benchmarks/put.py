@@ -1,4 +1,4 @@
-"""PUT and PutMany over object sizes, over gRPC to one node, against files in a folder and a grpcio echo of the bytes.
+"""PUT and PutMany over object sizes: embedded, by a lane and over gRPC to one node, against files and a grpcio echo.
 
     python -m benchmarks.put            # writes the table beside this file
 
@@ -17,6 +17,11 @@ and at 2.6 and 2.8 at "power": to make an empty file took the file system 0.08 m
 the same quiet machine, and no PutMany of one file each is faster than that. So small objects (128 KiB at most) of a
 group share one file now. Prediction for that, written before it was measured: 10 KiB at least 10 times at "process",
 and at least 15 at "power", where a group of a hundred needs three syncs and not two hundred.
+
+Prediction for a store in this process, and for a node by a lane, with one native call to write and check, written
+before they were measured: 1 MiB embedded 0.6 of files (a PUT costs some 0.4 ms beside its bytes, which cost 0.35 ms),
+PutMany of 100 KiB more than files; by a lane 1 MiB 0.45 of files and at least 1.5 times gRPC, PutMany of 100 KiB 0.45
+of files; PUT of 10 KiB by a lane at least 1.3 times gRPC, which is as many thread hops, and fewer wake-ups.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ import click
 import grpc
 
 import ais_loader
-from ais_loader import Bucket
+from ais_loader import Bucket, ClusterOptions, EmbeddedOptions
 from ais_loader.testing import NodeProcess, seeded_bytes
 from benchmarks.echo import ServerProcess, channel_to, serve
 from benchmarks.getbatch import label
@@ -44,10 +49,14 @@ from benchmarks.harness import Claim, Outcome, claims_table, conclude, judge, lo
 SIZES_BYTES = (1 << 10, 10 << 10, 100 << 10, 1 << 20, 10 << 20)
 CLAIM_BYTES = 10 << 10
 TIMES = 5.0
+LARGE_BYTES, MEDIUM_BYTES = 1 << 20, 100 << 10
 TABLE = Path(__file__).with_name("put.md")
 
 Durability = Literal["process", "power"]
 FILES, ECHO, PUT, PUT_MANY = "files", "echo", "PUT", "PutMany"
+LANE_PUT, LANE_PUT_MANY = "lane PUT", "lane PutMany"
+HERE_PUT, HERE_PUT_MANY = "embedded PUT", "embedded PutMany"
+ALL = (FILES, ECHO, PUT, PUT_MANY, LANE_PUT, LANE_PUT_MANY, HERE_PUT, HERE_PUT_MANY)
 Rates = dict[str, list[float]]
 
 
@@ -110,8 +119,8 @@ def echo(channel: grpc.Channel, data: bytes, count: int) -> Callable[[], float]:
     return run
 
 
-def put(bucket: Bucket, data: bytes, count: int) -> Callable[[], float]:
-    names = names_without_end(f"one-{len(data)}")
+def put(bucket: Bucket, data: bytes, count: int, kind: str = "one") -> Callable[[], float]:
+    names = names_without_end(f"{kind}-{len(data)}")
 
     def run() -> float:
         wanted = [next(names) for _ in range(count)]
@@ -125,8 +134,8 @@ def put(bucket: Bucket, data: bytes, count: int) -> Callable[[], float]:
     return run
 
 
-def put_many(bucket: Bucket, data: bytes, count: int) -> Callable[[], float]:
-    names = names_without_end(f"many-{len(data)}")
+def put_many(bucket: Bucket, data: bytes, count: int, kind: str = "many") -> Callable[[], float]:
+    names = names_without_end(f"{kind}-{len(data)}")
 
     def run() -> float:
         wanted = [next(names) for _ in range(count)]
@@ -159,12 +168,21 @@ def measure(durability: Durability, size_bytes: int, total_bytes: int, most: int
         node = held.enter_context(NodeProcess([here / "drive"], arguments=["--durability", durability]))
         server = held.enter_context(ServerProcess(_forget))
         channel = held.enter_context(channel_to(server.port))
-        bucket = held.enter_context(ais_loader.connect(node.url)).create_bucket("b")
+        by_grpc = ClusterOptions(lane="grpc")
+        bucket = held.enter_context(ais_loader.connect(node.url, options=by_grpc)).create_bucket("b")
+        by_lane = held.enter_context(ais_loader.connect(node.url, options=ClusterOptions(lane="auto"))).bucket("b")
+        options = EmbeddedOptions(durability=durability)
+        embedded = ais_loader.connect(f"file://{here / 'embedded'}", mode="a", options=options)
+        inside = held.enter_context(embedded).create_bucket("b")
         contestants = {
             FILES: write_files(here / "files", data, few, durability),
             ECHO: echo(channel, data, few),
             PUT: put(bucket, data, few),
             PUT_MANY: put_many(bucket, data, count),
+            LANE_PUT: put(by_lane, data, few, "lane"),
+            LANE_PUT_MANY: put_many(by_lane, data, count, "lane-many"),
+            HERE_PUT: put(inside, data, few),
+            HERE_PUT_MANY: put_many(inside, data, count),
         }
         for work in contestants.values():
             work()
@@ -172,17 +190,43 @@ def measure(durability: Durability, size_bytes: int, total_bytes: int, most: int
 
 
 def rows(by_size: dict[int, Rates]) -> str:
+    ratios = [(PUT, FILES), (LANE_PUT, FILES), (HERE_PUT, FILES)]
+    ratios += [(PUT_MANY, FILES), (LANE_PUT_MANY, FILES), (HERE_PUT_MANY, FILES), (LANE_PUT, PUT), (PUT_MANY, PUT)]
     lines = [
-        "| size | " + " | ".join(f"{name}/s" for name in (FILES, ECHO, PUT, PUT_MANY)) + " | PutMany MiB/s "
-        "| PUT ÷ echo | PutMany ÷ PUT | PutMany ÷ files |",
-        "|---|" + "---:|" * 8,
+        "Objects per second:",
+        "",
+        "| size | " + " | ".join(ALL) + " |",
+        "|---|" + "---:|" * len(ALL),
+        *(
+            f"| {label(size_bytes)} | " + " | ".join(f"{statistics.median(rates[name]):,.0f}" for name in ALL) + " |"
+            for size_bytes, rates in by_size.items()
+        ),
+        "",
+        "| size | " + " | ".join(f"{subject} ÷ {baseline}" for subject, baseline in ratios) + " |",
+        "|---|" + "---:|" * len(ratios),
     ]
     for size_bytes, rates in by_size.items():
-        medians = [statistics.median(rates[name]) for name in (FILES, ECHO, PUT, PUT_MANY)]
-        ratios = judge(rates, [Claim(PUT, ECHO, 0), Claim(PUT_MANY, PUT, 0), Claim(PUT_MANY, FILES, 0)])
-        cells = [f"{median:,.0f}" for median in medians] + [f"{medians[-1] * size_bytes / 2**20:,.0f}"]
-        lines.append(f"| {label(size_bytes)} | " + " | ".join(cells + [f"{one.median:.2f}" for one in ratios]) + " |")
+        found = judge(rates, [Claim(subject, baseline, 0) for subject, baseline in ratios])
+        lines.append(f"| {label(size_bytes)} | " + " | ".join(f"{one.median:.2f}" for one in found) + " |")
     return "\n".join(lines)
+
+
+def claims(by_size: dict[int, Rates], durability: Durability) -> list[Outcome]:
+    wanted = [
+        (CLAIM_BYTES, PUT_MANY, PUT, TIMES),
+        (LARGE_BYTES, HERE_PUT, FILES, 0.6),
+        (MEDIUM_BYTES, HERE_PUT_MANY, FILES, 0.6),
+        (LARGE_BYTES, LANE_PUT, FILES, 0.45),
+        (MEDIUM_BYTES, LANE_PUT_MANY, FILES, 0.45),
+        (LARGE_BYTES, LANE_PUT, PUT, 1.5),
+        (CLAIM_BYTES, LANE_PUT, PUT, 1.3),
+    ]
+    outcomes: list[Outcome] = []
+    for size_bytes, subject, baseline, at_least in wanted:
+        ends = f"of {label(size_bytes)}, {durability}"
+        named = {f"{name} {ends}": found for name, found in by_size[size_bytes].items()}
+        outcomes += judge(named, [Claim(f"{subject} {ends}", f"{baseline} {ends}", at_least)])
+    return outcomes
 
 
 @click.command(help=__doc__)
@@ -191,21 +235,22 @@ def rows(by_size: dict[int, Rates]) -> str:
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), default=None)
 @click.option("--write/--no-write", default=True, show_default=True, help="Keep the table beside this file.")
+@click.option("--size", "sizes", type=int, multiple=True, help="Bytes; may be repeated. Without claims, then.")
 @click.option("--note", default="", help="A line for the table, on how it was made.")
-def main(total_mib: int, most: int, rounds: int, folder: Path | None, write: bool, note: str) -> None:
+def main(
+    total_mib: int, most: int, rounds: int, folder: Path | None, write: bool, sizes: tuple[int, ...], note: str
+) -> None:
     sections: list[str] = []
     outcomes: list[Outcome] = []
     kinds: tuple[Durability, ...] = ("process", "power")
     for durability in kinds:
         objects = most if durability == "process" else most // 4
         by_size: dict[int, Rates] = {}
-        for size_bytes in SIZES_BYTES:
+        for size_bytes in sizes or SIZES_BYTES:
             with tempfile.TemporaryDirectory(dir=folder) as here:
                 found = measure(durability, size_bytes, total_mib << 20, objects, rounds, Path(here))
             by_size[size_bytes] = found
-        named = {f"{name} of {label(CLAIM_BYTES)}, {durability}": found for name, found in by_size[CLAIM_BYTES].items()}
-        ends = f"of {label(CLAIM_BYTES)}, {durability}"
-        outcomes += judge(named, [Claim(f"{PUT_MANY} {ends}", f"{PUT} {ends}", TIMES)])
+        outcomes += claims(by_size, durability) if not sizes else []
         sections.append(f"## Durability: {durability}\n\n{rows(by_size)}")
     text = (
         f"# PUT\n\n{note and note + chr(10) * 2}{(__doc__ or '').strip()}\n\nMachine: {machine()}; {load()}. "

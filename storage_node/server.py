@@ -99,6 +99,8 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
+LANE_METHODS = ("Objects/Put", "Objects/PutMany")
+"""What carries objects in: their calls go by lanes too."""
 _REAP_INTERVAL_S = 2.0
 _FOLLOW_S = 1.0
 
@@ -251,7 +253,10 @@ class NodeServer:
             ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, jobs, calls), methods)
             ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(jobs, calls), methods)
             repair.prepare()
-            self.lanes = lanes = LaneListener(batches, self.config.host, self.config.lane_port, MAX_MESSAGE_BYTES)
+            carried = methods.of_lanes(LANE_METHODS, Role.CLIENT)
+            self.lanes = lanes = LaneListener(
+                batches, self.config.host, self.config.lane_port, MAX_MESSAGE_BYTES, carried
+            )
             held.callback(lanes.close)
             session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes)}
             methods.add_registered_method_handlers("ais_loader.v1.GetBatch", session, sizes=False)

@@ -1,4 +1,4 @@
-"""Lane framing: the messages of a GetBatch session over a stream socket, each behind a header of eight bytes.
+"""Lane framing: the messages of a GetBatch session, or of calls, over a stream socket, each behind eight bytes.
 
 gRPC in Python moves about a gigabyte a second whatever it carries; a plain socket moves several. A lane is such a
 socket beside a gRPC connection. It carries the same messages, byte for byte, in the same order, and nothing else
@@ -10,6 +10,15 @@ changes:
       greeting: "AISL", version, token ->
                               <- header of kind WELCOME, or FAILED and why
       header, SessionRequest ->   <- header, SessionResponse       both ways at once, any number
+
+Or, where the offer names the method, calls instead of a session, one after another:
+
+      CALL: the method ->
+      MESSAGE ..., DATA ..., LAST ->            <- MESSAGE ...
+                                                <- of a call with one answer: MESSAGE, or REFUSED, after LAST
+
+The messages are those of the method. DATA is a PutRequest with nothing but these bytes as its data. A node that answers
+before it has taken LAST says LAST, or FAILED, and ends the connection.
 
 A header is the size of what follows and its kind, both little-endian uint32. Whoever is told what makes no sense ends
 the connection. A node ends a session in good order between two messages; a client that ends the connection wants
@@ -34,5 +43,13 @@ WELCOME: Final = 1
 """Nothing follows: the token was good."""
 FAILED: Final = 2
 """An Error (ais_objects.proto): why the node ends this session."""
+CALL: Final = 3
+"""The name of the method of which a call begins."""
+DATA: Final = 4
+"""Bytes of an object."""
+LAST: Final = 5
+"""As MESSAGE: the last one of a call. An empty one is none, and only says that there are no more."""
+REFUSED: Final = 6
+"""An Error: what has become of a call; the next one may begin."""
 MAX_RESPONSE_BYTES: Final = 64 << 20
 """A node's frames are far smaller: a header that says more is none."""

@@ -46,10 +46,30 @@ class LaneConnection:
             data += part
         return bytes(data)
 
-    async def requests(self) -> AsyncGenerator[pb.SessionRequest, None]:
+    async def receive(self, most_bytes: int) -> bytes:
+        """What has come, at least one byte. Raises EOFError, OSError."""
+        part = await self._loop.sock_recv(self._socket, most_bytes)
+        if not part:
+            raise EOFError("the connection has ended")
+        return part
+
+    async def fill(self, view: memoryview) -> None:
+        """Raises EOFError, OSError."""
+        while view:
+            count = await self._loop.sock_recv_into(self._socket, view)
+            if not count:
+                raise EOFError("the connection has ended")
+            view = view[count:]
+
+    def end_writing(self) -> None:
+        """The client finds the end behind what has been written."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    async def requests(self, begun: bytes = b"") -> AsyncGenerator[pb.SessionRequest, None]:
         """Raises EOFError when the client has ended the connection, whatever is still due to it; InvalidRequest for
-        what is no request, OSError when the connection breaks."""
-        data = bytearray()
+        what is no request, OSError when the connection breaks. `begun`: what has been received of them already."""
+        data = bytearray(begun)
         while True:
             while len(data) >= HEADER.size:
                 size_bytes, kind = HEADER.unpack_from(data)

@@ -1,4 +1,4 @@
-"""Lane listener: takes connections that bring a token, and serves the session that each carries.
+"""Lane listener: takes connections that bring a token, and serves the session, or the calls, that each carries.
 
 Two sockets listen: one in the abstract namespace of Unix sockets, by a name drawn at each start, so that nothing is
 left in a folder and nobody else's can be met; and one by TCP, for clients on other machines. Neither serves anybody
@@ -8,15 +8,18 @@ without a token that gRPC has given. An idle lane is a task that waits: it costs
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
-from ais_loader.wire.lane import FAILED, GREETING, MAGIC, VERSION, WELCOME
+from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, VERSION, WELCOME
 from storage_node.batch.session import BatchService
+from storage_node.lane.calls import LaneCalls, error_message
 from storage_node.lane.connection import LaneConnection
 from storage_node.lane.tokens import LIFETIME_S, LaneTokens
 from storage_node.tasks import retrieve
@@ -27,6 +30,7 @@ GREETING_TIMEOUT_S = 5.0
 MAX_STRANGERS = 256
 """Connections that have not shown a token yet; further ones are closed."""
 _BACKLOG = 1024
+_READ_BYTES = 64 << 10
 _SEND_BUFFER_BYTES = 4 << 20
 _UNTAKEN_MS = 20_000
 
@@ -37,11 +41,18 @@ class LaneListener:
     Args:
         host: where clients reach the node by TCP, as for gRPC. `port`: 0 picks a free one.
         max_request_bytes: of one message.
+        methods: gRPC's handlers of those whose calls lanes carry too.
     """
 
-    def __init__(self, batches: BatchService, host: str, port: int, max_request_bytes: int) -> None:
+    def __init__(
+        self, batches: BatchService, host: str, port: int, max_request_bytes: int, methods: Mapping[str, Any]
+    ) -> None:
         self._batches = batches
         self._max_request_bytes = max_request_bytes
+        self._methods = methods
+        self._idle: set[asyncio.Task[None]] = set()
+        """Of the lanes that are served, those that carry nothing now; not those of sessions."""
+        self._stopping = False
         self._tokens = LaneTokens()
         self._unix_name = f"ais-loader-lane-{secrets.token_hex(16)}"
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -78,6 +89,9 @@ class LaneListener:
     async def stop(self, grace_s: float) -> None:
         """Take no further connection; let those that are there end for `grace_s`."""
         self.close()
+        self._stopping = True
+        for task in self._idle:
+            task.cancel()
         if self._serving:
             await asyncio.wait(self._serving, timeout=grace_s)
         left = list(self._serving)
@@ -89,7 +103,11 @@ class LaneListener:
         """Where one lane may be opened. Raises Overloaded."""
         token = self._tokens.give(tenant)
         return pb.OpenLaneResponse(
-            token=token, lifetime_ms=int(LIFETIME_S * 1000), unix_name=self._unix_name, tcp_port=self.port
+            token=token,
+            lifetime_ms=int(LIFETIME_S * 1000),
+            unix_name=self._unix_name,
+            tcp_port=self.port,
+            method=list(self._methods),
         )
 
     async def _accept(self, listening: socket.socket) -> None:
@@ -121,17 +139,41 @@ class LaneListener:
         try:
             tenant = await self._greeted(connection)
             if tenant is None:
-                await connection.write(_error("lane-token", "no token of this node, or one that was used"), FAILED)
+                await connection.write(
+                    error_message("lane-token", "no token of this node, or one that was used"), FAILED
+                )
                 return
             await connection.write(b"", WELCOME)
+            with self._waiting():
+                begun = await connection.receive(_READ_BYTES)
+                while len(begun) < HEADER.size:
+                    begun += await connection.receive(_READ_BYTES)
+            if HEADER.unpack_from(begun)[1] == CALL:
+                calls = LaneCalls(connection, self._methods, tenant, self._max_request_bytes)
+                calls.took(begun)
+                while await calls.one() and not self._stopping:
+                    with self._waiting():
+                        await calls.begun()
+                return
             try:
-                await self._batches.serve(connection.requests(), connection, tenant, from_files)
+                await self._batches.serve(connection.requests(begun), connection, tenant, from_files)
             except LoaderError as error:
-                await connection.write(_error(error.kind, str(error)), FAILED)
+                await connection.write(error_message(error.kind, str(error)), FAILED)
         except (OSError, EOFError):
             """The client has gone: nobody is there to be told."""
         finally:
             connection.close()
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Nothing of a client is under way: its lane may be ended."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._idle.add(task)
+        try:
+            yield
+        finally:
+            self._idle.discard(task)
 
     async def _greeted(self, connection: LaneConnection) -> str | None:
         """The tenant whose lane it is; None for who brings no good token. Raises EOFError, OSError."""
@@ -144,10 +186,6 @@ class LaneListener:
         finally:
             self._strangers -= 1
         return self._tokens.take(token) if (magic, version) == (MAGIC, VERSION) else None
-
-
-def _error(kind: str, message: str) -> bytes:
-    return objects_pb.Error(kind=kind, message=message).SerializeToString()
 
 
 def _set_tcp_options(sock: socket.socket) -> None:

@@ -130,6 +130,11 @@ class Methods:
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         """The same methods again, in a form that does not tell them."""
 
+    def of_lanes(self, names: Sequence[str], roles: Role) -> dict[str, grpc.RpcMethodHandler]:
+        """Those of these methods that one of these roles may call, by their names."""
+        paths = {name: f"/{PACKAGE}.{name}" for name in names}
+        return {name: self._by_path[path] for name, path in paths.items() if who_may(path) & roles}
+
     def served_to(
         self, roles: Role, note: Callable[[grpc.HandlerCallDetails], None] | None = None
     ) -> grpc.GenericRpcHandler:

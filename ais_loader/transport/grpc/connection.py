@@ -16,6 +16,7 @@ from ais_loader.options import LaneChoice
 from ais_loader.transport.fork_safety import grpc_begins
 from ais_loader.transport.grpc.session_call import GrpcCall
 from ais_loader.transport.grpc.tenant import metadata_of, naming
+from ais_loader.transport.session.call_lane import CallLanes
 from ais_loader.transport.session.lane import CONNECT_TIMEOUT_S, Lanes
 from ais_loader.transport.session.long_batch import OWN_CHANNEL_OPTIONS, keep_freed_memory
 from ais_loader.transport.session.raw_stream import Stream, open_stream
@@ -96,6 +97,7 @@ class Connection:
         host, _, port = endpoint.rpartition(":")
         self._port = int(port)
         self.lanes = Lanes(host.strip("[]"), self._lane_offer) if lane == "auto" else None
+        self.put_lanes = CallLanes(self.lanes)
         self._session: Session | None = None  # guarded by lock
         self._pool = StreamPool(partial(self._open_stream, self.channel))
         self.single_get = SingleGet(self._pool, verify_payload)
@@ -190,6 +192,10 @@ class Connection:
             return self.given_up()
         return errors.NodeUnavailable(f"{self.endpoint}: the node has ended the call: it is stopping")
 
+    def lane_broke(self, error: Exception) -> errors.LoaderError:
+        """The error of a call by a lane that has broken."""
+        return self.given_up() if self.closed else errors.NodeUnavailable(f"{self.endpoint}: the lane: {error}")
+
     def given_up(self) -> errors.LoaderError:
         """The error of a call that was ended on this side."""
         if self.cut:
@@ -205,6 +211,7 @@ class Connection:
 
     def close(self) -> None:
         self.closed = True
+        self.put_lanes.close()
         self._end_streams()
         self.channel.close()
         with self.lock:

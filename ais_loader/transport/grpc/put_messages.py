@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ais_loader import errors
 from ais_loader.checksum import crc32c
 from ais_loader.content import Source
 from ais_loader.transport.base import PutSpec
+from ais_loader.transport.session.call_lane import PUT, CallLane
 from ais_loader.transport.validation import require_bucket, require_metadata, require_text
 from ais_loader.transport.write_tries import WriteTries
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.lane import DATA, LAST
 
 
 def put_header(spec: PutSpec) -> pb.PutHeader:
@@ -55,6 +57,25 @@ def put_messages(spec: PutSpec, source: Source, failure: list[Exception]) -> Ite
         return
     spec.tries.sent()
     yield pb.PutRequest(end=pb.PutEnd(size_bytes=size_bytes, checksum=checksum))
+
+
+def put_by_lane(
+    lane: CallLane, spec: PutSpec, source: Source, failed: Callable[[Exception], errors.LoaderError]
+) -> pb.ObjectInfo:
+    """One try of a PUT. Raises LoaderError, of what breaks by `failed`; and what the caller's own file raises."""
+    with lane.call(PUT, failed) as call:
+        call.send(pb.PutRequest(header=put_header(spec)).SerializeToString(), more=True)
+        size_bytes = checksum = 0
+        for chunk in source.chunks():
+            size_bytes, checksum = size_bytes + len(chunk), crc32c(chunk, checksum)
+            call.send(chunk, DATA, more=True)
+            if call.is_answered:
+                break
+        else:
+            spec.tries.sent()
+            end = pb.PutEnd(size_bytes=size_bytes, checksum=checksum)
+            call.send(pb.PutRequest(end=end).SerializeToString(), LAST)
+        return pb.ObjectInfo.FromString(call.answer())
 
 
 def small_object(spec: PutSpec, data: bytes) -> pb.SmallObject:

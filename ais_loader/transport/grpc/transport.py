@@ -35,11 +35,12 @@ from ais_loader.transport.grpc.job_calls import call_job, watch_job
 from ais_loader.transport.grpc.member_pages import listed_members
 from ais_loader.transport.grpc.promote_calls import promote_request, run_promotion
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S, PutAnswers, put_large
-from ais_loader.transport.grpc.put_messages import put_header, put_messages
+from ais_loader.transport.grpc.put_messages import put_by_lane, put_header, put_messages
 from ais_loader.transport.grpc.put_stream import LARGE_BYTES, AnswerStream, object_info, put_many
 from ais_loader.transport.grpc.snapshot_calls import call_snapshots
 from ais_loader.transport.retry import NO_RETRY_S
 from ais_loader.transport.session.batch_stream import GrpcStream, SharedAnswers, StreamPolicy
+from ais_loader.transport.session.call_lane import PUT
 from ais_loader.transport.session.long_batch import DedicatedStreamAnswers
 from ais_loader.transport.session.session import Session
 from ais_loader.transport.validation import require_bucket, require_object, require_text
@@ -185,6 +186,10 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
                     raise tries.judged(translated) from error
                 except errors.LoaderError as error:
                     tries.failed(error)
+                    if isinstance(error, errors.NodeUnavailable):
+                        self._abandon(connection)
+                    if (judged := tries.judged(error)) is not error:
+                        raise judged from error
                     raise
 
         def through_forks() -> T:
@@ -218,6 +223,8 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
         def send(here: Connection) -> pb.ObjectInfo:
             failure: list[Exception] = []
             spec.tries.begin(all_sent=False)
+            if (lane := here.put_lanes.take(PUT)) is not None:
+                return put_by_lane(lane, spec, source, here.lane_broke)
             messages = put_messages(spec, source, failure)
             try:
                 if source.size_bytes is not None and source.size_bytes < LARGE_BYTES:

@@ -36,22 +36,25 @@ class Lanes:
     def __init__(self, host: str, ask: Callable[[], pb.OpenLaneResponse | None]) -> None:
         self._host = host
         self._ask = ask
-        self._not_before_s = 0.0
+        self._not_before_s: dict[str, float] = {}
+        """When lanes are tried again: for sessions (""), and for calls of a method."""
         self.kind = "grpc"
         """What sessions go by: "unix", "tcp", or "grpc" where there is no lane."""
 
-    def open(self) -> Lane | None:
-        """None where there is no lane now."""
-        if time.monotonic() < self._not_before_s:
+    def open(self, method: str = "") -> Lane | None:
+        """For a session, or for calls of a method. None where there is no lane now."""
+        if time.monotonic() < self._not_before_s.get(method, 0.0):
             return None
-        lane = self._opened()
+        lane = self._opened(method)
         if lane is None:
-            self._not_before_s, self.kind = time.monotonic() + _TRY_AGAIN_S, "grpc"
+            self._not_before_s[method] = time.monotonic() + _TRY_AGAIN_S
+            if not method:
+                self.kind = "grpc"
         return lane
 
-    def _opened(self) -> Lane | None:
+    def _opened(self, method: str) -> Lane | None:
         offer = self._ask()
-        if offer is None or not offer.token:
+        if offer is None or not offer.token or (method and method not in offer.method):
             return None
         for kind, connect in (("unix", self._by_unix), ("tcp", self._by_tcp)):
             with contextlib.suppress(OSError):
@@ -94,7 +97,7 @@ class Lane:
     """
 
     def __init__(self, sock: socket.socket, token: bytes) -> None:
-        self._socket = sock
+        self.socket = self._socket = sock
         self._lock = threading.Lock()
         self._backlog: deque[bytes | memoryview] = deque()  # guarded by _lock
         self._sender: threading.Thread | None = None  # guarded by _lock

@@ -46,16 +46,18 @@ class OpenLaneRequest(_message.Message):
     def __init__(self, port: _Optional[int] = ...) -> None: ...
 
 class OpenLaneResponse(_message.Message):
-    __slots__ = ("token", "lifetime_ms", "unix_name", "tcp_port")
+    __slots__ = ("token", "lifetime_ms", "unix_name", "tcp_port", "method")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_MS_FIELD_NUMBER: _ClassVar[int]
     UNIX_NAME_FIELD_NUMBER: _ClassVar[int]
     TCP_PORT_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
     token: bytes
     lifetime_ms: int
     unix_name: str
     tcp_port: int
-    def __init__(self, token: _Optional[bytes] = ..., lifetime_ms: _Optional[int] = ..., unix_name: _Optional[str] = ..., tcp_port: _Optional[int] = ...) -> None: ...
+    method: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, token: _Optional[bytes] = ..., lifetime_ms: _Optional[int] = ..., unix_name: _Optional[str] = ..., tcp_port: _Optional[int] = ..., method: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
     __slots__ = ("batch_id", "request", "credit", "cancel")

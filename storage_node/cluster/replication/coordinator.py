@@ -158,7 +158,7 @@ class WriteCoordinator:
             async for message in messages:
                 part = message.WhichOneof("part")
                 if part == "data":
-                    await self._forward(staged, wire.WriteRequest(data=message.data))
+                    await self._forward(staged, wire.WriteRequest(data=bytes(message.data)))
                 elif part == "end":
                     await self._end(staged, message.end)
                     break
