@@ -86,6 +86,11 @@ def _refuse_addresses(url: str, part: str) -> None:
                 f"grpc://host:port, and then client.bucket({rest.partition('/')[0]!r})"
             )
         raise InvalidRequest(f"{url!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port")
+    if part.startswith("$"):
+        raise InvalidRequest(
+            f"{url!r}: nobody has put in what {part.partition('/')[0]} stands for, as a shell does: os.path.expandvars "
+            f"does; a folder of that name is {os.path.abspath(part)}"
+        )
     bare = part.rstrip("/")
     if is_host_port(bare):
         nodes = "grpc://" + ",".join(one.rstrip("/") for one in url.split(","))

@@ -16,7 +16,7 @@ PARTS_PREFIX = "/.parts/"
 """Of objects that wait to become parts of others: an upload's id, then what it is in that. No other name begins so, and
 only those who ask for this prefix see them in a list; they are placed, copied and repaired like all objects."""
 _PART = re.compile(r"/\.parts/[0-9a-f]{32}/(?:upload|[0-9]{5})\Z")
-_LOOKED_THROUGH = 256
+_LOOKED_THROUGH = 100
 """Buckets at most whose names are compared with one that does not exist."""
 _BUCKET = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,63}\Z")
 

@@ -52,6 +52,11 @@ WRONG: list[tuple[str, str]] = [
         "InvalidRequest: 'ais://pictures' is in a store, and which one is not said: connect to that, file:///path, a "
         "path, or grpc://host:port, and then client.bucket('pictures')",
     ),
+    (
+        'connect("$HOME/store")',
+        "InvalidRequest: '$HOME/store': nobody has put in what $HOME stands for, as a shell does: os.path.expandvars "
+        "does; a folder of that name is {here}/$HOME/store",
+    ),
     ("connect()", "InvalidRequest: no store named: pass a URL or a path, or set AIS_LOADER_URL"),
     (
         'connect("stoer", mode="r")',
