@@ -213,10 +213,15 @@ def show(name: str, as_json: bool, store: StoreChoice) -> None:
 
 @etl.command()
 @click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per node: node and log.")
 @takes_store
-def log(name: str, store: StoreChoice) -> None:
+def log(name: str, as_json: bool, store: StoreChoice) -> None:
     """Print the end of what the processes of NAME have written, of all nodes."""
     with store.reading() as client, Lines() as lines:
+        if as_json:
+            for node in client.etl.get(name).nodes:
+                lines.add(json.dumps({"node": node.node, "log": node.log}))
+            return
         for line in client.etl.log(name).splitlines():
             lines.add(printable(line))
 

@@ -135,8 +135,9 @@ def job(name: str, wait: bool, failures: bool, as_json: bool, store: StoreChoice
 @click.command()
 @click.argument("name")
 @click.option("--forget", is_flag=True, help="Have the store forget one that has ended; results stay.")
+@click.option("--json", "as_json", is_flag=True, help="The job as it is then, or was, as one JSON object.")
 @takes_store
-def cancel(name: str, forget: bool, store: StoreChoice) -> None:
+def cancel(name: str, forget: bool, as_json: bool, store: StoreChoice) -> None:
     """Stop the job NAME.
 
     What is under way is finished, and what is done stays. The same `etl run` goes on with the rest.
@@ -147,6 +148,10 @@ def cancel(name: str, forget: bool, store: StoreChoice) -> None:
             found.delete()
         else:
             found.stop()
+    if as_json:
+        with Lines() as lines:
+            _show(found, lines, as_json=True)
+        return
     note(f"{'forgot' if forget else 'stopped'} {printable(name)}")
 
 

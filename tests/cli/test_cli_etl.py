@@ -79,6 +79,8 @@ def test_it_is_listed_shown_stopped_started_and_deleted(store: str) -> None:
     assert made_of(store, "tr") == b"ABC"
     assert f"version {line['version']}\n" in etl(store, "show", "tr").stdout
     assert etl(store, "log", "tr").exit_code == 0
+    (told,) = map(json.loads, etl(store, "log", "tr", "--json").stdout.splitlines())
+    assert told.keys() == {"node", "log"}
     assert json.loads(etl(store, "rm", "tr", "--json").stdout)["version"] == line["version"]
     assert etl(store, "ls").stdout == ""
     for command in ("show", "log", "stop", "start", "rm"):
