@@ -122,7 +122,7 @@ def jobs_of_node(
 ) -> JobManager:
     """As they are kept in the map of the node's cluster. Results that servers put to this node are stored as theirs."""
     store = NodeStore(node, writes, etl.spool)
-    etl.http_side.put_result = taken_by(store, Putter(store.put_small), etl.spool)
+    etl.http_side.put_result = taken_by(store, Putter(store.put_small, wait_s=0.0), etl.spool)
     return JobManager(
         membership.node_uuid,
         store,

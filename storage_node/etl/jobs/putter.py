@@ -45,14 +45,20 @@ _Item: TypeAlias = tuple[pb.SmallObject, _Waiting, int]
 
 
 class Putter:
-    """Belongs to the event loop."""
+    """Belongs to the event loop.
 
-    def __init__(self, put_group: PutGroup) -> None:
-        self._put_group = put_group
+    Args:
+        wait_s: how long a result waits for others; 0 where whoever waits for it brings no more until it is stored.
+    """
+
+    def __init__(self, put_group: PutGroup, wait_s: float = _WAIT_S) -> None:
+        self._put_group, self._wait_s = put_group, wait_s
         self._waiting: deque[_Item] = deque()
         self._waiting_bytes = 0
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._overdue = False
+        """What waits has waited for others long enough."""
 
     async def put(self, small: pb.SmallObject) -> Stored:
         """Raises LoaderError. Cancelled, it may be stored all the same."""
@@ -69,18 +75,27 @@ class Putter:
         for position, small in enumerate(objects):
             self._waiting.append((small, waiting, position))
             self._waiting_bytes += len(small.data)
-        if len(self._waiting) >= _GROUP_OBJECTS or self._waiting_bytes >= _GROUP_BYTES:
-            self._flush()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_WAIT_S, self._flush)
+        if self._timer is None and not self._overdue:
+            self._timer = asyncio.get_running_loop().call_later(self._wait_s, self._wait_no_longer)
+        self._flush()
         await waiting.done
         return [waiting.outcomes[position] for position in range(len(objects))]
 
+    def _wait_no_longer(self) -> None:
+        self._timer, self._overdue = None, True
+        self._flush()
+
+    @property
+    def _is_due(self) -> bool:
+        return (
+            len(self._waiting) >= _GROUP_OBJECTS
+            or self._waiting_bytes >= _GROUP_BYTES
+            or (self._overdue and bool(self._waiting))
+        )
+
     def _flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self._waiting and len(self._running) < _GROUPS:
+        """Whole groups; others when they have waited."""
+        while self._is_due and len(self._running) < _GROUPS:
             group: list[_Item] = []
             size_bytes = 0
             while self._waiting and len(group) < _GROUP_OBJECTS and size_bytes < _GROUP_BYTES:
@@ -90,6 +105,11 @@ class Putter:
             task = asyncio.ensure_future(self._store(group))
             self._running.add(task)
             task.add_done_callback(self._done)
+            if not self._waiting:
+                self._overdue = False
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
