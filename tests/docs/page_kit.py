@@ -26,7 +26,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import PIL.Image
@@ -113,10 +114,11 @@ def make_data(folder: Path) -> None:
         shutil.copytree(ROOT / "tests/data/speech" / language, folder / "speech" / language)
 
 
-def run_page(page: Path, scratch: Path, text: str | None = None) -> None:
+def run_page(page: Path, scratch: Path, text: str | None = None, python: str = sys.executable) -> None:
     """Run the blocks of a page, or of `text` in its place, in an empty folder.
 
-    Raises AssertionError with what the first one that failed has said.
+    `python` is the interpreter of an environment in which this library is installed. Raises AssertionError with what
+    the first one that failed has said.
     """
     make_data(scratch)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -126,22 +128,17 @@ def run_page(page: Path, scratch: Path, text: str | None = None) -> None:
         said = _FOLDERS.sub(rf"{scratch}/\1", said)
         return re.sub(r"\b(?:127\.0\.0\.1|10\.0\.0\.5|localhost):7480\b", f"127.0.0.1:{port}", said)
 
-    steps = [
-        asdict(replace(block, text=here(block.text), first=here(block.first)))
-        | {"answer": None if block.answer is None else here(block.answer), "port": port}
-        for block in blocks(page.read_text() if text is None else text)
-        if not block.not_run and block.language != "yaml"
-    ]
+    found = blocks(page.read_text() if text is None else text)
+    steps = [_step(block, port, here) for block in found if not block.not_run and block.language != "yaml"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AIS_LOADER_")}
     (home := scratch / "home").mkdir()
     environment |= {
         "HOME": str(home),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(python).parent}{os.pathsep}{environment['PATH']}",
         "COLUMNS": "120",
     }
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("run_blocks.py"), page.name],
+        [python, Path(__file__).with_name("run_blocks.py"), page.name],
         input=json.dumps(steps),
         cwd=scratch,
         env=environment,
@@ -151,3 +148,19 @@ def run_page(page: Path, scratch: Path, text: str | None = None) -> None:
         timeout=PAGE_TIMEOUT_S,
     )
     assert done.returncode == 0, f"{page.relative_to(ROOT)}\n{done.stdout}"
+
+
+def _step(block: Block, port: str, here: Callable[[str], str]) -> dict[str, object]:
+    """A block as run_blocks.py takes it."""
+    first = block.first.splitlines(keepends=True)
+    asked = list(itertools.takewhile(lambda line: line.startswith("$ "), first))
+    return {
+        "language": block.language,
+        "line": block.line,
+        "port": port,
+        "first_commands": commands(here("".join(asked))),
+        "first_python": here("".join(first[len(asked) :])),
+        "text": here(block.text),
+        "commands": commands(here(block.text)) if block.language == "console" else [],
+        "answer": None if block.answer is None else here(block.answer),
+    }

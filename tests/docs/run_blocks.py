@@ -1,11 +1,13 @@
-"""Runner of one page's blocks, in a process of its own: reads them as JSON from standard input (see page_kit.py)."""
+"""Runner of one page's blocks, in a process of its own: reads them as JSON from standard input (see page_kit.py).
+
+A script that imports nothing of this repository: it runs in environments into which only the wheel was installed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import doctest
 import io
-import itertools
 import json
 import re
 import subprocess
@@ -13,8 +15,6 @@ import sys
 import traceback
 from pathlib import Path
 from typing import Any
-
-from tests.docs.page_kit import commands
 
 COMMAND_TIMEOUT_S = 100
 SERVERS = ("ais-loader serve", "ais-loader ui")
@@ -42,14 +42,12 @@ class Page:
         self.nodes: list[subprocess.Popen[str]] = []
 
     def run(self, step: dict[str, Any]) -> None:
-        first = step["first"].splitlines(keepends=True)
-        asked = list(itertools.takewhile(lambda line: line.startswith("$ "), first))
-        self.console("".join(asked), step["port"])
-        self.python("".join(first[len(asked) :]), 1)
+        self.console(step["first_commands"], step["port"])
+        self.python(step["first_python"], 1)
         if step["language"] == "python":
             printed = self.python(step["text"], step["line"])
         elif step["language"] == "console":
-            printed = self.console(step["text"], step["port"])
+            printed = self.console(step["commands"], step["port"])
         elif step["language"] == "toml":
             printed = self.settings(step["text"])
         else:
@@ -68,9 +66,9 @@ class Page:
             exec(compile("\n" * (line - 1) + text, self.name, "exec", dont_inherit=True), self.namespace)
         return printed.getvalue()
 
-    def console(self, text: str, port: str) -> str:
+    def console(self, commands: list[tuple[str, str]], port: str) -> str:
         printed = ""
-        for command, shown in commands(text):
+        for command, shown in commands:
             came = self.serve(command, port) if command.startswith(SERVERS) else self.command(command)
             if shown:
                 compare(shown, came)

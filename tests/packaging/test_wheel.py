@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader.testing import throwaway_folder
+from tests.docs.page_kit import run_page
 from tests.packaging.packaging_kit import HIDING, ROOT
 
 pytestmark = pytest.mark.slow
@@ -151,6 +152,13 @@ def test_a_script_beside_folders_of_common_names_stores_and_reads_in_every_way(p
 
     assert reader == IMPLEMENTATION
     assert folders == "['protos', 'integrations']"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_a_page_runs_where_only_the_wheel_is_installed(python: Path, tmp_path: Path, page: str) -> None:
+    script(python, tmp_path, "import sys, ais_loader; assert ais_loader.__file__.startswith(sys.prefix)")
+    run_page(ROOT / page, tmp_path, python=str(python))
 
 
 NAMES = """
