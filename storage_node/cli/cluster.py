@@ -6,14 +6,15 @@ import functools
 import json
 import os
 import shlex
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ais_loader.cli.show import Lines, count_text, note, printable, size_text
-from storage_node.cli.cluster_drives import drive, drive_line, moving_texts
+from ais_loader.cli.show import Lines, count_text, note, printable, waiting
+from storage_node.cli.cluster_drives import drive
 from storage_node.cli.etl_options import etl_assignments, takes_etl
 from storage_node.cli.insecure import WHY, insecure_option
 from storage_node.cli.settings import config_option, given_settings, set_option
@@ -251,15 +252,25 @@ def down(root: Path, address: str, as_json: bool) -> None:
 @click.option(
     "--lines", metavar="N", type=click.IntRange(min=1), default=100, show_default=True, help="How many, from the end."
 )
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is logged from now on, until interrupted.")
 @_address
-def logs(node: str, root: Path, lines: int, address: str) -> None:
+def logs(node: str, root: Path, lines: int, follow: bool, address: str) -> None:
     """What a node has logged: of this life and of those before, also with Ray dead.
 
-    NODE is the name of its folder, or the beginning of its id. Nodes of other machines need --address.
+    NODE is the name of its folder, or the beginning of its id. Nodes of other machines need --address, and are followed
+    on their own machine only.
     """
     from storage_node.ops import commands
 
     root = _absolute(root)
+    if follow:
+        if address:
+            raise click.UsageError(
+                "--follow reads the log of this machine: run it where the node is, without --address"
+            )
+        for line in commands.followed_log(root, node, lines):
+            click.echo(line)
+        return
     try:
         told = commands.tail_of_log(root, _ray_address(address), node, lines)
     except FileNotFoundError as error:
@@ -271,23 +282,37 @@ def logs(node: str, root: Path, lines: int, address: str) -> None:
 
 @cluster.command()
 @_root
+@click.option("--watch", "again_s", metavar="SECONDS", type=click.FloatRange(min=0.5), help="Show it again so often.")
 @_json
-def status(root: Path, as_json: bool) -> None:
+def status(root: Path, again_s: float | None, as_json: bool) -> None:
     """How the nodes are. Asks them, not Ray.
+
+    The first line has it all: how many nodes serve, objects, and the space that is free, of each disk once. Objects are
+    counted, or are "?" where that would take long: `ais-loader du` counts any number.
 
     Exit code 1 means that a node does not serve, or not all of its drives, or that there is no cluster.
     """
+    from storage_node.cli.cluster_status import counted, show_condition
     from storage_node.ops.status import cluster_status
 
-    try:
-        found = cluster_status(_absolute(root))
-    except ValueError as error:
-        raise click.ClickException(str(error)) from error
-    with Lines() as lines:
-        if as_json:
-            lines.add(json.dumps(found))
-        else:
-            _show_condition(found, lines)
+    root = _absolute(root)
+    while True:
+        try:
+            with waiting("nodes to answer"):
+                found = cluster_status(root)
+                found |= counted(found)
+        except ValueError as error:
+            raise click.ClickException(str(error)) from error
+        if again_s is not None and not as_json:
+            click.clear()  # where standard output is a terminal
+        with Lines() as lines:
+            if as_json:
+                lines.add(json.dumps(found))
+            else:
+                show_condition(found, lines)
+        if again_s is None:
+            break
+        time.sleep(again_s)
     if not found["answers"] or any(node["state"] != "serving" for node in found["nodes"]):
         raise click.exceptions.Exit(1)
 
@@ -376,39 +401,3 @@ def _show(root: Path, result: Result, *, as_json: bool) -> None:
             note("anyone who can reach these addresses can read, change and delete what is stored")
     if any(node["state"] != "serving" for node in result.nodes):
         raise click.exceptions.Exit(1)
-
-
-def _show_condition(found: dict[str, Any], lines: Lines) -> None:
-    if found["map_version"]:
-        lines.add(f"cluster {found['cluster_uuid']}, map version {found['map_version']}, {found['url']}")
-    else:
-        lines.add(f"no cluster below {found['root']}; `ais-loader cluster up` makes one")
-    if found["ray"]:
-        ray = "up" if found["ray"]["alive"] else "down; `ais-loader cluster up` starts it, and the nodes"
-        lines.add(f"Ray at {found['ray']['address']}: {ray}")
-    elif any(node["state"] == "down" and node["name"] for node in found["nodes"]):
-        lines.add("no Ray of its own; `ais-loader cluster up` starts one, and the nodes")
-    for node in found["nodes"]:
-        title = printable(node["name"]) or node["id"]
-        member = (
-            "" if node["member"] == "active" else f" ({'not in the map' if node['member'] == 'no' else node['member']})"
-        )
-        about = (
-            f"about {count_text(node['objects_estimate'], 'object')}, {count_text(len(node['drives']), 'drive')} with "
-            f"{size_text(node['free_bytes'])} free of {size_text(node['size_bytes'])}, pid {node['pid']}"
-            if node["state"] != "down"
-            else ""
-        )
-        what = ", ".join(part for part in (printable(node["problem"]), about) if part)
-        lines.add(f"{title}: {node['state']}{member} at {node['endpoint'] or 'no endpoint'}: {what}")
-        for known in node["drives"]:
-            lines.add(f"  {drive_line(known)}")
-        for text in moving_texts(node["moving"]) if node["moving"] else ():
-            lines.add(f"  {text}")
-        if node["changed_limits"]:
-            changed = ", ".join(f"{name}={value}" for name, value in sorted(node["changed_limits"].items()))
-            lines.add(f"  set: {printable(changed)}")
-        if node["metrics_url"]:
-            lines.add(f"  metrics: {node['metrics_url']}")
-    for problem in found["problems"]:
-        lines.add(printable(problem))

@@ -255,7 +255,7 @@ def drive_line(drive: dict[str, Any]) -> str:
     parts = [f"{printable(drive['path'] or drive['uuid'])}: {drive['state']}"]
     if drive["size_bytes"]:
         free = f"{size_text(drive['free_bytes'])} free of {size_text(drive['size_bytes'])}"
-        parts.append(f"about {count_text(drive['objects_estimate'], 'object')}, {free}")
+        parts.append(free)
     if drive.get("io_errors"):
         parts.append(count_text(drive["io_errors"], "I/O error"))
     if drive.get("problem"):

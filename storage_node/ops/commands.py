@@ -196,6 +196,15 @@ def tail_of_log(root: Path, address: str, name: str, lines: int) -> list[str]:
     raise ClusterError(_no_node(name, here, root))
 
 
+def followed_log(root: Path, name: str, lines: int) -> Iterator[str]:
+    """The same of a node of this machine, and what it logs from then on, for ever. Raises ClusterError, OSError."""
+    here = [Host("", "this machine", find_nodes(root))]
+    node, _ = _find(here, name)
+    if node is None:
+        raise ClusterError(_no_node(name, here, root))
+    yield from node_log.follow(root, node.uuid, lines)
+
+
 # -- parts
 
 

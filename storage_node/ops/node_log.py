@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
+import time
 from collections import deque
+from collections.abc import Generator
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import TextIO
 
 from storage_node.ops.ray_head import FOLDER_NAME
 
 _MAX_BYTES = 4 << 20
+_PIECE = 1 << 16
+_LOOK_EVERY_S = 0.2
 _FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 
 
@@ -31,6 +37,55 @@ def begin(root: Path, uuid: str) -> None:
     ours.addHandler(handler)
     # A descriptor of its own, which stays when the file is put aside.
     faulthandler.enable(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
+
+
+def follow(root: Path, uuid: str, lines: int) -> Generator[str, None, None]:
+    """The last lines, and whatever comes after them, for ever; also from a file that takes the place of this one.
+
+    A node that has logged nothing yet is waited for.
+    """
+    path = path_of(root, uuid)
+    recent: deque[str] = deque(maxlen=lines)
+    with contextlib.suppress(FileNotFoundError), path.with_name(f"{path.name}.1").open(errors="replace") as before:
+        recent.extend(line.rstrip("\n") for line in before)
+    file, rest = _opened(path), ""
+    try:
+        if file is not None:
+            *whole, rest = file.read().split("\n")  # 4 MiB at most; what comes next is read from here
+            recent.extend(whole)
+        yield from recent
+        while True:
+            while file is not None and (read := file.read(_PIECE)):
+                *whole, rest = (rest + read).split("\n")
+                yield from whole
+            # Put aside, or not there yet; the last lines of the old file have been read.
+            if (file is None or _other(file, path)) and (newer := _opened(path)) is not None:
+                if file is not None:
+                    *whole, rest = (rest + file.read()).split("\n")  # written before it was put aside
+                    yield from whole
+                    file.close()
+                file = newer
+            else:
+                time.sleep(_LOOK_EVERY_S)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _opened(path: Path) -> TextIO | None:
+    try:
+        return path.open(errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+def _other(file: TextIO, path: Path) -> bool:
+    """Whether another file has this name now."""
+    try:
+        there, here = os.stat(path), os.fstat(file.fileno())
+    except FileNotFoundError:
+        return False
+    return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
 
 
 def tail(root: Path, uuid: str, lines: int) -> list[str]:

@@ -6,6 +6,8 @@ Where nodes are stands in the map, which those of this machine keep on their dri
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,9 @@ def cluster_status(root: Path) -> dict[str, Any]:
     by_uuid = {answer.uuid: answer for answer in answers.values() if answer.uuid}
     uuids = dict.fromkeys([*members, *said, *(node.uuid for node in found.nodes)])
     nodes = [_node(uuid, members.get(uuid), said.get(uuid), by_uuid.get(uuid), answers, found) for uuid in uuids]
+    for node in nodes:
+        node["free_bytes"], node["size_bytes"] = disk_space([node])
+    free_bytes, size_bytes = disk_space(nodes)
     head = ray_head.remembered(root)
     return {
         "root": str(root),
@@ -51,8 +56,32 @@ def cluster_status(root: Path) -> dict[str, Any]:
         "url": "grpc://" + ",".join(node.endpoint for node in map_.node) if map_ is not None else "",
         "ray": {"address": head.address, "dashboard": head.dashboard, "alive": head.answers()} if head else None,
         "nodes": nodes,
+        "free_bytes": free_bytes,
+        "size_bytes": size_bytes,
         "problems": list(found.problems),
     }
+
+
+def disk_space(nodes: Iterable[dict[str, Any]]) -> tuple[int, int]:
+    """Free bytes and size of the file systems below these nodes' drives, each once.
+
+    Drives of this machine are told apart by their device. Those of another one are on the same file system if it has
+    the same size and the same space free, to the byte.
+    """
+    disks: dict[Any, tuple[int, int]] = {}
+    for node in nodes:
+        for drive in node["drives"]:
+            if not drive["size_bytes"]:
+                continue
+            space = drive["free_bytes"], drive["size_bytes"]
+            # An address, without the port: nodes of one machine may count as different hosts.
+            machine = node["endpoint"].rpartition(":")[0] or node["host"]
+            key: Any = (machine, space)
+            if node["name"]:  # of this machine
+                with contextlib.suppress(OSError):
+                    key = os.stat(drive["path"]).st_dev
+            disks[key] = space
+    return sum(free for free, _ in disks.values()), sum(size for _, size in disks.values())
 
 
 def _node(
@@ -108,8 +137,6 @@ def _node(
         # Those that repair has gone through are counted; the drives' own estimates are rough after a restart.
         "objects_estimate": (progress.names_before if progress is not None else 0)
         or sum(drive["objects_estimate"] for drive in drives),
-        "free_bytes": sum(drive["free_bytes"] for drive in drives),
-        "size_bytes": sum(drive["size_bytes"] for drive in drives),
     }
 
 

@@ -15,7 +15,7 @@ from ais_loader import connect
 from ais_loader.cli.show import Lines
 from ais_loader.errors import CorruptObject
 from ais_loader.testing import eventually, seeded_bytes
-from storage_node.cli.cluster import _show_condition
+from storage_node.cli.cluster_status import counted, show_condition
 from storage_node.cluster.caller import Caller
 from storage_node.ops import status
 from storage_node.ops.ask_nodes import Answer
@@ -42,9 +42,10 @@ def shown(
     """What `cluster status` has of node 0, for programs and for people."""
     monkeypatch.setattr(status, "_map_on_drives", lambda found: cluster.map)
     found = status.cluster_status(Path("/nowhere"))
+    found |= counted(found)
     capsys.readouterr()
     with Lines() as lines:
-        _show_condition(found, lines)
+        show_condition(found, lines)
     return found["nodes"][0], capsys.readouterr().out
 
 

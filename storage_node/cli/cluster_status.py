@@ -1,0 +1,116 @@
+"""What `ais-loader cluster status` shows: one line of sums, a table of nodes, and what is wrong with each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ais_loader.cli.show import Lines, count_text, printable, size_text
+from storage_node.cli.cluster_drives import drive_line, moving_texts
+
+_COUNTED = 1_000_000
+"""Objects by the drives' rough estimate: up to so many are counted, which takes the nodes a second or so."""
+_QUIET = ("active", "unknown")
+
+
+def counted(found: dict[str, Any]) -> dict[str, Any]:
+    """Objects of all buckets, each once, and their bytes; None for both where they cannot be known, or not soon."""
+    from ais_loader.client import connect
+    from ais_loader.errors import LoaderError
+    from ais_loader.options import ClusterOptions
+
+    unknown = {"buckets": None, "objects": None, "object_bytes": None}
+    roughly = sum(drive["objects_estimate"] for node in found["nodes"] for drive in node["drives"])
+    if not found["answers"] or roughly > _COUNTED:
+        return unknown
+    try:
+        with connect(found["url"], mode="r", options=ClusterOptions(retry_s=0)) as client:
+            sums = [client.bucket(info.name).summary("", depth=0) for info in client.buckets()]
+    except LoaderError:
+        return unknown
+    if not all(one.complete for one in sums):
+        return unknown
+    return {
+        "buckets": len(sums),
+        "objects": sum(one.objects for one in sums),
+        "object_bytes": sum(one.size_bytes for one in sums),
+    }
+
+
+def show_condition(found: dict[str, Any], lines: Lines) -> None:
+    """`found` as `cluster_status` gives it, with what `counted` adds."""
+    nodes: Sequence[dict[str, Any]] = found["nodes"]
+    if found["map_version"]:
+        lines.add(_sums(found))
+        lines.add(f"cluster {found['cluster_uuid']}, map version {found['map_version']}, {found['url']}")
+    else:
+        lines.add(f"no cluster below {found['root']}; `ais-loader cluster up` makes one")
+    if found["ray"]:
+        ray = "up" if found["ray"]["alive"] else "down; `ais-loader cluster up` starts it, and the nodes"
+        lines.add(f"Ray at {found['ray']['address']}: {ray}")
+    elif any(node["state"] == "down" and node["name"] for node in nodes):
+        lines.add("no Ray of its own; `ais-loader cluster up` starts one, and the nodes")
+    if nodes:
+        lines.add("")
+        for line in table([["NODE", "STATE", "DRIVES", "FREE", "OF", "ENDPOINT", "PID"], *map(_row, nodes)]):
+            lines.add(line)
+    for node in nodes:
+        about = list(_about(node))
+        if about:
+            lines.add("")
+            lines.add(f"{_title(node)}: {about[0]}")
+            for text in about[1:]:
+                lines.add(f"  {text}")
+    for problem in found["problems"]:
+        lines.add(printable(problem))
+
+
+def _sums(found: dict[str, Any]) -> str:
+    nodes = found["nodes"]
+    serving = sum(node["state"] == "serving" for node in nodes)
+    well = f"all {count_text(serving, 'node')} serve" if len(nodes) > 1 else "the node serves"
+    parts = [well if serving == len(nodes) else f"{serving} of {count_text(len(nodes), 'node')} serve as they should"]
+    if found.get("objects") is None:
+        parts.append("? objects")
+    else:
+        size = size_text(found["object_bytes"])
+        parts.append(f"{count_text(found['objects'], 'object')} ({size}) in {count_text(found['buckets'], 'bucket')}")
+    if found["size_bytes"]:
+        parts.append(f"{size_text(found['free_bytes'])} free of {size_text(found['size_bytes'])}")
+    return ", ".join(parts)
+
+
+def _title(node: dict[str, Any]) -> str:
+    return printable(node["name"]) or str(node["id"])
+
+
+def _row(node: dict[str, Any]) -> list[str]:
+    state = node["state"]
+    if node["member"] != "active":
+        state += f" ({'not in the map' if node['member'] == 'no' else node['member']})"
+    used = sum(drive["state"] in ("active", "retiring") for drive in node["drives"])
+    drives = str(used) if used == len(node["drives"]) else f"{used} of {len(node['drives'])}"
+    known = bool(node["size_bytes"])
+    space = [size_text(node["free_bytes"]), size_text(node["size_bytes"])] if known else ["?", "?"]
+    return [_title(node), state, drives, *space, node["endpoint"] or "?", str(node["pid"] or "?")]
+
+
+def _about(node: dict[str, Any]) -> Iterable[str]:
+    if node["problem"]:
+        yield printable(node["problem"])
+    for drive in node["drives"]:
+        if len(node["drives"]) > 1 or drive["state"] not in _QUIET or drive.get("io_errors") or drive.get("problem"):
+            yield drive_line(drive)
+    if node["moving"]:
+        yield from moving_texts(node["moving"])
+    if node["changed_limits"]:
+        changed = ", ".join(f"{name}={value}" for name, value in sorted(node["changed_limits"].items()))
+        yield f"set: {printable(changed)}"
+    if node["metrics_url"]:
+        yield f"metrics: {node['metrics_url']}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, with columns as wide as what is in them."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
