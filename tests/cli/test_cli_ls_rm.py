@@ -205,7 +205,8 @@ def test_folders_that_overlap_are_deleted_once(run: Run, filled: str) -> None:
 
 
 def test_a_bucket_is_made_once_and_deleted_when_empty_or_forced(run: Run, bucket_name: str) -> None:
-    assert run("bucket", "create", bucket_name).output == ""
+    made = run("bucket", "create", bucket_name)
+    assert (made.exit_code, made.stdout) == (0, "")
     again = run("bucket", "create", f"ais://{bucket_name}")
     assert (again.exit_code, again.stderr) == (1, f"Error: bucket {bucket_name!r} exists; --exist-ok accepts that\n")
     assert run("bucket", "create", bucket_name, "--exist-ok").exit_code == 0

@@ -36,7 +36,7 @@ def test_a_folder_is_promoted_below_a_prefix_and_skipped_the_second_time(
 ) -> None:
     done = run("promote", "-r", folder, f"ais://{bucket_name}/p", "--create-bucket")
     assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr.startswith(f"promoted 3 files into bucket {bucket_name} (293.0 KiB")
+    assert f"promoted 3 files into bucket {bucket_name} (293.0 KiB" in done.stderr
     assert stored.contents() == {"p/a.wav": b"a", "p/x/b.wav": b"bb", "p/x/c.txt": LARGE}
     again = run("promote", "-r", folder, f"{bucket_name}/p/")
     assert again.exit_code == 0 and "there already: 3 files" in again.stderr
