@@ -156,7 +156,13 @@ RAISED = {
 }
 
 
-@pytest.mark.parametrize("package", EXTRAS)
+QUICK = ("torch", "rocksdict", "ray", "lz4")
+"""Each takes an interpreter of its own; the other packages are slow ones."""
+
+
+@pytest.mark.parametrize(
+    "package", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EXTRAS]
+)
 def test_without_a_package_what_needs_it_names_its_extra_and_all_else_works(package: str, folder: Path) -> None:
     everything = {
         "public names": PUBLIC_NAMES,
