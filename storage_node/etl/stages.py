@@ -159,7 +159,8 @@ class NodeTransforms:
                 content.close()
                 content = made
             stage = call.stage[-1]
-            async with self._counting(stage, origin) as counts:
+            # Without a turn: no worker is busy, and most of the time another node is. Connections bound it.
+            async with self._counting(stage, origin, contextlib.nullcontext()) as counts:
                 put = await last.run_to(origin, content, stage.args, target)
             counts.objects += 1
             counts.input_bytes += content.size_bytes
@@ -224,10 +225,15 @@ class NodeTransforms:
         return made
 
     @contextlib.asynccontextmanager
-    async def _counting(self, stage: batch_pb.TransformStage, origin: Origin) -> AsyncIterator[StageCounts]:
+    async def _counting(
+        self,
+        stage: batch_pb.TransformStage,
+        origin: Origin,
+        turn: contextlib.AbstractAsyncContextManager[None] | None = None,
+    ) -> AsyncIterator[StageCounts]:
         """Around one object's run, in its turn. Raises what that raises, a defect of ours as TransformFailed."""
         counts = self.counts(stage.name)
-        async with self._turns.turn(ASKING.get()):
+        async with turn or self._turns.turn(ASKING.get()):
             began_s = time.monotonic()
             counts.running += 1
             try:

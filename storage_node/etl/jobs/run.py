@@ -43,6 +43,8 @@ from storage_node.memory_budget import MemoryBudget
 
 GROUP_OBJECTS, GROUP_BYTES = 128, 8 << 20
 """Looked up and read together: so many sources, or bytes."""
+DIRECT_BYTES = 64 << 10
+"""Results that are expected to be smaller ride to their owners together, which costs less than a request for each."""
 _GROUPS = 3
 """Under way at the same time."""
 _HELD_BYTES = 64 << 20
@@ -272,15 +274,16 @@ class JobRun:
         except LoaderError as error:
             inputs = [error] * len(left)
         small: deque[_Read] = deque()
-        puts = self.puts
         async with asyncio.TaskGroup() as several:
             for name, one in zip(left, inputs, strict=True):
                 if isinstance(one, LoaderError):
                     self._not_done(name, "", one)
-                elif not puts and one.content.data is not None and one.content.size_bytes <= INLINE_BYTES:
+                elif (
+                    one.content.data is not None and one.content.size_bytes <= INLINE_BYTES and not self._is_direct(one)
+                ):
                     small.append(_Read(name, results[name], one))
                 else:
-                    several.create_task(self._object(_Read(name, results[name], one), puts=puts))
+                    several.create_task(self._object(_Read(name, results[name], one)))
             while small:
                 some = [small.popleft() for _ in range(min(len(small), self._transforms.burst(self._call)))]
                 expected = round(sum(one.input.content.size_bytes for one in some) * max(1.0, self._inflation))
@@ -339,13 +342,13 @@ class JobRun:
 
     # -- one object
 
-    async def _object(self, one: _Read, *, puts: bool) -> None:
+    async def _object(self, one: _Read) -> None:
         expected = round(one.input.content.size_bytes * max(1.0, self._inflation))
         try:
             await self._held.acquire(expected)
             try:
                 async with self._turns:
-                    if self._stopping or (puts and await self._put_directly(one)):
+                    if self._stopping or (self._is_direct(one.input) and await self._put_directly(one)):
                         return
                     made = await self._transform(one)
                 try:
@@ -373,6 +376,10 @@ class JobRun:
             return await self._transforms.run(self._call, self._origin(one), one.input.content, self._versions)
         finally:
             self.part.counts.busy_s += asyncio.get_running_loop().time() - began_s
+
+    def _is_direct(self, one: Input) -> bool:
+        """Whether its result is to go from who makes it to the node that will own it."""
+        return self.puts and one.content.size_bytes * self._inflation >= DIRECT_BYTES
 
     async def _put_directly(self, one: _Read) -> bool:
         """Have the server put its output to the node that will own it; False where it has to come through here.

@@ -1,0 +1,154 @@
+"""Results of a job put by a server to the nodes that will own them, and the same through the nodes of their sources.
+
+    python -m benchmarks.etl_direct_put            # writes the table beside this file
+
+Three nodes, processes of their own, buckets with one copy; one server (the threads of the standard library, hpush)
+whose transform gives back what it is given. Two transforms name that same server, one with `direct_put`. The owners of
+a source and of its result are drawn apart from each other: two thirds of the results belong to another node than the
+one that reads the source. One round has every contestant once, into a bucket of its own; a ratio is taken within a
+round.
+
+Prediction, written before the first run: large results save their way from the source's node to the owner, one of the
+four that their bytes go (source to server, server to node, node to owner, owner to drive), and all four are copies
+between processes of one machine, which is as good as no network: 1.1 times as many. Small ones save a place in a group
+of PutMany and pay for an HTTP request each to the owner, and for two signatures: 0.7 times as many. 1.3 times, which is
+wanted, needs a network that the bytes have to share.
+
+A first run had small results at 0.28 and large ones at 0.91: each held a worker's turn while the other node stored it,
+and each small one was a commit of its own. Since then none holds a turn, and results that are expected to have less
+than 64 KiB ride to their owners together, whatever their server could do: the two rows of 10 KiB go the same way, and
+what they differ by is the machine's.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import click
+import grpc
+
+from ais_loader import connect
+from ais_loader.testing import seeded_bytes
+from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from ais_loader.wire.reserved import OPERATOR_ROLE, ROLE_KEY
+from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+from storage_node.cluster.caller import SECRET_KEY
+from storage_node.etl.webserver import HTTPMultiThreadedServer
+
+NODES = 3
+SIZES = {"10 KiB": 10 << 10, "1 MiB": 1 << 20}
+SECRET = "of-a-benchmark-and-of-nobody-else"
+TABLE = Path(__file__).with_name("etl_direct_put.md")
+CLAIMS = [Claim("1 MiB, direct", "1 MiB, through the node", 1.3)]
+
+
+class Nothing(HTTPMultiThreadedServer):
+    def transform(self, data: bytes, path: str, args: Any) -> bytes:
+        return data
+
+
+class Cluster(ClusterProcesses):
+    """Of nodes with a secret."""
+
+    def teach(self, numbers: Sequence[int] | None = None) -> None:
+        for number in range(len(self.nodes)) if numbers is None else numbers:
+            with grpc.insecure_channel(self.nodes[number].peer_endpoint) as channel:
+                learn = cluster_rpc.ClusterStub(channel).Learn
+                metadata = ((ROLE_KEY, OPERATOR_ROLE), (SECRET_KEY, SECRET))
+                learn(cluster_pb.LearnRequest(map=self.map), timeout=20, metadata=metadata)
+
+
+def _serve(ready: Connection) -> None:
+    with Nothing().running() as address:
+        ready.send(address)
+        ready.recv()
+
+
+def _server(held: ExitStack) -> str:
+    """Its address."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there,), daemon=True)
+    process.start()
+    held.callback(process.join, 10)
+    held.callback(here.send, None)
+    address: str = here.recv()
+    return address
+
+
+def contestants(held: ExitStack, counts: dict[str, int]) -> dict[str, Callable[[], float]]:
+    folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+    secret = folder / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    address = _server(held)
+    arguments = ["--etl-server", address, "--set", f"peer_secret_file={secret}"]
+    buckets = dict.fromkeys((f"from-{at}" for at in range(len(SIZES))), 1)
+    cluster = held.enter_context(Cluster(folder, NODES, buckets=buckets, arguments=arguments))
+    for name, direct_put in (("through", False), ("direct", True)):
+        server = pb.TransformServer(address=address, direct_put=direct_put)
+        cluster.map.transform.append(pb.Transform(name=name, uuid=uuid.uuid4().bytes, server=server))
+    cluster.map.version += 1
+    cluster.teach()
+    client = held.enter_context(connect(cluster.url))
+    numbers = iter(range(1 << 20))
+
+    def measured(number: int, transform: str, count: int) -> Callable[[], float]:
+        def run() -> float:
+            to_name = f"to-{next(numbers)}"
+            client.create_bucket(to_name)
+            began_s = time.perf_counter()
+            client.bucket(f"from-{number}").transform(to_name, etl=transform)
+            wall_s = time.perf_counter() - began_s
+            client.delete_bucket(to_name, force=True)
+            return count / wall_s
+
+        return run
+
+    found = {}
+    for number, (size, size_bytes) in enumerate(SIZES.items()):
+        count = counts[size]
+        client.bucket(f"from-{number}").put_many((f"{at:06d}", seeded_bytes(size_bytes, at)) for at in range(count))
+        found[f"{size}, direct"] = measured(number, "direct", count)
+        found[f"{size}, through the node"] = measured(number, "through", count)
+    return found
+
+
+@click.command(help=__doc__)
+@click.option("--small", default=2000, show_default=True, help="Objects of 10 KiB.")
+@click.option("--large", default=150, show_default=True, help="Objects of 1 MiB.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--keep/--no-keep", default=True, show_default=True, help="Write the table.")
+def main(small: int, large: int, rounds: int, keep: bool) -> None:
+    with ExitStack() as held:
+        rates = run_rounds(contestants(held, dict(zip(SIZES, (small, large), strict=True))), rounds)
+    outcomes = judge(rates, CLAIMS)
+    what, _, story = (__doc__ or "").partition("\n\n")
+    text = "\n\n".join(
+        [
+            "# Direct put",
+            what,
+            story.strip(),
+            f"Machine: {machine()}; {load()}. {rounds} rounds of {small:,} and {large:,} objects; nodes, server and "
+            "client share the cores.",
+            rates_table(rates, "objects/s"),
+            claims_table(outcomes),
+        ]
+    )
+    print(text)
+    conclude(text + "\n", TABLE if keep else None, reached=all(outcome.reached for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()
