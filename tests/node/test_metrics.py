@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -408,6 +409,54 @@ def test_every_metric_but_the_plainest_is_on_the_dashboard() -> None:
     text = " ".join(expression for _, expression, _ in queries())
     missing = [metric.name for metric in METRICS if metric.name not in text]
     assert missing == ["ais_loader_node_info"]
+
+
+def test_a_panel_of_what_may_not_be_there_tells_none_from_no_data() -> None:
+    """A node exports nothing of a bucket or a transform for which there is nothing to say: a line at zero says that
+    nodes answer all the same."""
+    at_times = {metric.name for metric in METRICS if {"bucket", "transform"} & set(metric.labels)}
+    told = 0
+    for panel in DASHBOARD["panels"]:
+        expressions = [target["expr"] for target in panel.get("targets", [])]
+        named = set(re.findall(r"ais_loader_\w+", " ".join(expressions)))
+        if named & at_times:
+            assert 'count by (instance) (ais_loader_open_sessions{instance=~"$instance"}) * 0' in expressions, panel[
+                "title"
+            ]
+            told += 1
+    assert told == 7
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
+def test_alerts_are_rules_to_prometheus_itself_and_a_node_that_falls_silent_raises_one(tmp_path: Path) -> None:
+    rules = str(ROOT / "dashboards" / "alerts.json")
+    name = "AisLoaderNodeDown"
+    (annotations,) = [
+        rule["annotations"]
+        for group in json.loads(Path(rules).read_text())["groups"]
+        for rule in group["rules"]
+        if rule["alert"] == name
+    ]
+    raised = {
+        "exp_labels": {"severity": "critical", "instance": "a:1"},
+        "exp_annotations": annotations | {"summary": annotations["summary"].replace("{{ $labels.instance }}", "a:1")},
+    }
+    cases = {
+        "interval": "1m",
+        "input_series": [
+            {"series": 'ais_loader_node_info{instance="a:1"}', "values": "1 1 1 1 1 1 _x30"},
+            {"series": 'ais_loader_node_info{instance="b:1"}', "values": "1x40"},
+        ],
+        "alert_rule_test": [
+            {"eval_time": "4m", "alertname": name, "exp_alerts": []},
+            {"eval_time": "20m", "alertname": name, "exp_alerts": [raised]},
+        ],
+    }
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps({"rule_files": [rules], "evaluation_interval": "1m", "tests": [cases]}))
+    for command in (["check", "rules", rules], ["test", "rules", str(file)]):
+        done = subprocess.run(["promtool", *command], capture_output=True, text=True, timeout=TIMEOUT_S)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_alert_goes_by_metrics_that_there_are() -> None:
