@@ -29,6 +29,7 @@ EXTRAS = {
     "flask": "etl",
     "uvicorn": "etl",
     "websockets": "etl",
+    "hdrh": "bench",
 }
 """What to ask pip for, by the name under which a package is imported."""
 

@@ -41,6 +41,7 @@ ais_loader.objects ais_loader.transform_job
 ais_loader
 ais_loader.testing
 ais_loader.ui
+ais_loader.bench
 ais_loader.cli
 ais_loader.integrations
 """

@@ -38,6 +38,7 @@ _COMMANDS = {
     "batch": "ais_loader.cli.batch",
     "etl": "ais_loader.cli.etl",
     "ui": "ais_loader.cli.ui",
+    "bench": "ais_loader.cli.bench",
     "completion": "ais_loader.cli.completion",
 }
 # Of these, what `ais-loader --help` says: it imports none of them.
@@ -57,6 +58,7 @@ _SHORT_HELP = {
     "batch": "Fetch the objects of LIST with one request, in that order.",
     "etl": "Transforms that run beside the data: make, show, stop and delete them.",
     "ui": "Show a store in the browser, until interrupted.",
+    "bench": "Measure what a store does: an embedded one, a node, or a cluster.",
     "completion": "Print a script that has a shell complete commands, options, buckets and names.",
 }
 OPERATORS_COMMANDS = "ais_loader.commands"

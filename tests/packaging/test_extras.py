@@ -121,6 +121,7 @@ OF_PACKAGE = {
         "the speech example": "import examples.speech.train",
         "decoders.audio": f"{READ}; from ais_loader import decoders; [decoders.audio(item) for item in found]",
     },
+    "hdrh": {"a measurement": "from ais_loader.bench.tally import Tally; Tally()"},
     "PIL": {"decoders.image": f"{READ}; from ais_loader import decoders; [decoders.image(item) for item in found]"},
 }
 SERVER = (
@@ -236,10 +237,11 @@ def test_every_package_of_an_extra_is_known_by_it() -> None:
     }
     for named in extras.values():  # imported by another name than it is installed by
         named |= {"PIL"} if "pillow" in named else set()
+        named |= {"hdrh"} if "hdrhistogram" in named else set()
     for package, wanted in EXTRAS.items():
         assert any(package in extras[extra] for extra in wanted.split(",")), package
     of_users = {package for extra, packages in extras.items() if extra not in ("dev", "test") for package in packages}
-    assert of_users - {"ais_loader", "pillow"} == set(EXTRAS)
+    assert of_users - {"ais_loader", "pillow", "hdrhistogram"} == set(EXTRAS)
 
 
 def _guards(node: ast.AST) -> set[str]:

@@ -1,0 +1,110 @@
+"""Bucket of a measurement: made and filled once, marked as ours, found again by the next run.
+
+A bucket holds any number of fills, each in a folder named after what it is; the marker of a fill is written last. A
+bucket without the marker of this command is somebody's data, and is left alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+
+from ais_loader.bench.content import content
+from ais_loader.bench.plan import Plan
+from ais_loader.bucket import Bucket
+from ais_loader.client import Client
+from ais_loader.errors import BucketExists, BucketNotFound, InvalidRequest, ObjectNotFound
+
+MARKER = ".ais-loader-bench"
+WRITTEN = "written/"
+"""Folder of what a measurement puts; emptied after it."""
+_SAYS = {"made_by": "ais-loader bench", "format": 1}
+
+Filled = Callable[[int, int], None]
+"""Called with objects made so far, and objects in all."""
+
+
+def own_bucket(client: Client, name: str, copies: int = 1) -> Bucket:
+    """The bucket of this name, made if there is none. Raises InvalidRequest for one that this command did not make."""
+    try:
+        bucket = client.create_bucket(name, copies=copies)
+    except BucketExists:
+        bucket = client.bucket(name)
+        check_own(bucket)
+        if (has := bucket.info().copies) != copies:
+            raise InvalidRequest(
+                f"bucket {name} was made with {has} copies, and {copies} are asked for: name another with --bucket"
+            ) from None
+        return bucket
+    bucket.put(MARKER, json.dumps(_SAYS).encode())
+    return bucket
+
+
+def check_own(bucket: Bucket) -> None:
+    try:
+        says = json.loads(bucket.get(MARKER))
+    except (ObjectNotFound, ValueError):
+        says = None
+    if not isinstance(says, dict) or says.get("made_by") != _SAYS["made_by"]:
+        raise InvalidRequest(
+            f"bucket {bucket.name} was not made by `ais-loader bench`, and nothing in it is touched: name another with "
+            "--bucket"
+        )
+
+
+def is_filled(bucket: Bucket, plan: Plan) -> bool:
+    return bucket.exists(_marker(plan))
+
+
+def fill(bucket: Bucket, plan: Plan, filled: Filled | None = None) -> bool:
+    """Put what the plan reads, unless an earlier run did; whether anything was put."""
+    if is_filled(bucket, plan):
+        return False
+    done = 0
+    each = plan.members if plan.workload == "members" else 1
+    objects = _archives(plan) if plan.workload == "members" else _objects(plan)
+    for _ in bucket.iter_put_many(objects):
+        done = min(plan.objects, done + each)
+        if filled is not None:
+            filled(done, plan.objects)
+    bucket.put(_marker(plan), json.dumps(plan.fill).encode())
+    return True
+
+
+def forget_written(bucket: Bucket) -> None:
+    """Delete what measurements have put."""
+    bucket.delete_prefix(WRITTEN)
+
+
+def remove(client: Client, name: str) -> int:
+    """Delete the bucket with all fills; how many objects went. Raises InvalidRequest for one that is not ours."""
+    try:
+        check_own(client.bucket(name))
+    except BucketNotFound:
+        return 0
+    return client.delete_bucket(name, force=True)
+
+
+def _marker(plan: Plan) -> str:
+    return f"{MARKER}.{plan.prefix.rstrip('/')}"
+
+
+def _objects(plan: Plan) -> Iterator[tuple[str, memoryview | bytes]]:
+    sizes = plan.sizes
+    for number in range(plan.objects):
+        yield plan.name(number), content(number, sizes.of(number))
+
+
+def _archives(plan: Plan) -> Iterator[tuple[str, bytes]]:
+    sizes = plan.sizes
+    for first in range(0, plan.objects, plan.members):
+        made = io.BytesIO()
+        with tarfile.open(fileobj=made, mode="w") as tar:
+            for number in range(first, min(first + plan.members, plan.objects)):
+                size = sizes.of(number)
+                member = tarfile.TarInfo(plan.archive(number)[1])
+                member.size = size
+                tar.addfile(member, io.BytesIO(content(number, size)))
+        yield plan.archive(first)[0], made.getvalue()

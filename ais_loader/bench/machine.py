@@ -1,0 +1,125 @@
+"""Machine under a measurement: processor time and memory of nodes, and how caches were made cold."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Nodes:
+    """Processes that serve a store, as far as they run on this machine; of others nothing is known."""
+
+    def __init__(self, described: Mapping[str, Any]) -> None:
+        self.unseen: list[str] = []
+        self._pids: list[int] = []
+        for node in described.get("nodes") or ([described] if "pid" in described else []):
+            url, pid = str(node.get("url", "")), int(node.get("pid") or 0)
+            if pid and _is_here(url) and _is_python(pid):
+                self._pids.append(pid)
+            else:
+                self.unseen.append(url)
+
+    def cpu_s(self) -> float | None:
+        """Processor time until now; None where a node cannot be seen from here, or there is none."""
+        return self._sum(_cpu_s)
+
+    def begin_peak(self) -> None:
+        """Let peaks of memory begin here, where that is allowed."""
+        for pid in self._pids:
+            try:
+                reset_peak_rss(pid)
+            except OSError:
+                return
+
+    def peak_bytes(self) -> int | None:
+        """The most resident memory of all nodes together, each at its own time."""
+        found = self._sum(peak_rss_bytes)
+        return None if found is None else int(found)
+
+    def _sum(self, of: Any) -> float | None:
+        if self.unseen or not self._pids:
+            return None
+        try:
+            return float(sum(of(pid) for pid in self._pids))
+        except (OSError, ValueError):
+            return None
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _is_here(url: str) -> bool:
+    host = url.removeprefix("grpc://").rpartition(":")[0].strip("[]")
+    try:
+        found = ipaddress.ip_address(socket.gethostbyname(host))
+        with socket.socket(socket.AF_INET6 if found.version == 6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(found), 0))  # only an address of this machine can be bound
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _is_python(pid: int) -> bool:
+    """Whether it may be a node: a number of another machine, or of a container, may be of any process here."""
+    try:
+        return b"python" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def make_cold(described: Mapping[str, Any], *, drop: Path = Path("/proc/sys/vm/drop_caches")) -> str:
+    """Take what a store's drives hold out of the page cache, as far as this process may; says what was done.
+
+    With the right to do it, the whole machine's cache is dropped; otherwise the kernel is asked for each file.
+    """
+    drives = [str(drive["path"]) for drive in described.get("drives", ())]
+    here = [drive for drive in drives if Path(drive).is_dir()]
+    away = [drive for drive in drives if drive not in here]
+    if not here:
+        return f"not cold: no drive of the store is on this machine ({', '.join(drives) or 'none is told'})"
+    os.sync()
+    try:
+        drop.write_text("1")
+        said = f"dropped this machine's page cache by {drop}"
+    except OSError as error:
+        files, size = _forget(here)
+        said = (
+            f"advised the kernel to forget {files:,} files of {size / 2**30:.2f} GiB (posix_fadvise DONTNEED), which "
+            f"it does not do for pages in use; {drop} could not be written: {error.strerror}"
+        )
+    if shared := [drive for drive in here if drive.startswith("/dev/shm")]:
+        said += f"; NOT cold, as they are memory themselves: {', '.join(shared)}"
+    if away:
+        said += f"; not cold, as they are not on this machine: {', '.join(away)}"
+    return said + "; caches of nodes and drives themselves stay as they are"
+
+
+def _forget(folders: Iterable[str]) -> tuple[int, int]:
+    files = size = 0
+    for path in _files(folders):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # deleted meanwhile, or not ours to read
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            files, size = files + 1, size + os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+    return files, size
+
+
+def _files(folders: Iterable[str]) -> Iterator[str]:
+    for folder in folders:
+        for parent, _, names in os.walk(folder):
+            yield from (os.path.join(parent, name) for name in names)

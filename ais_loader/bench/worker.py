@@ -1,0 +1,148 @@
+"""Worker process of a measurement: threads that call the store, and a pipe that tells how far they are.
+
+The process says "ready" when it is connected, starts at the word of the conductor, tells what it has every half second,
+and at the end everything. Ctrl-C is the conductor's: the process goes on until it is told to stop.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ais_loader.bench.calls import Calls, connected, numbers
+from ais_loader.bench.plan import Plan
+from ais_loader.bench.tally import Tally
+from ais_loader.errors import LoaderError
+from ais_loader.testing.memory import peak_rss_bytes
+
+TOLD_EVERY_S = 0.5
+_AFTER_ERROR_S = 0.05
+_WARM_UP = 1
+"""Salt of the order in which objects are asked for in a warm-up: not that of the measurement."""
+
+
+def measure(plan: Plan, calls: Calls, worker: int, stop: threading.Event, tally: Tally, until: float | None) -> None:
+    """Call until `until` (of time.monotonic), or the end of the plan's epochs, or `stop`; `tally` has what was called.
+
+    A call that fails is an error of its kind, and the thread goes on with the next object.
+    """
+    _call(calls, numbers(plan, worker, plan.epochs), stop, tally, None if plan.epochs else until)
+
+
+def _call(calls: Calls, wanted: Iterator[int], stop: threading.Event, tally: Tally, until: float | None) -> None:
+    over = False
+    while not over:
+        try:
+            for done in calls.run(wanted):
+                tally.record(done.elapsed_ns, done.objects, done.size_bytes)
+                tally.errors.update(done.errors)
+                if stop.is_set() or (until is not None and time.monotonic() >= until):
+                    over = True
+                    break
+            else:
+                over = True
+        except (LoaderError, OSError) as error:
+            tally.errors[getattr(error, "kind", type(error).__name__)] += 1
+            over = stop.wait(_AFTER_ERROR_S) or (until is not None and time.monotonic() >= until)
+
+
+class Threads:
+    """Threads of one process; `tallies` may be read while they run."""
+
+    def __init__(self, plan: Plan, process: int) -> None:
+        self.stop = threading.Event()
+        self.failed: list[BaseException] = []
+        self.tallies = [Tally() for _ in range(plan.threads)]
+        self._plan = plan
+        self._first = process * plan.threads
+        self._client = connected(plan)
+        self._client.describe()  # connects
+        self._threads: list[threading.Thread] = []
+
+    def warm_up(self) -> None:
+        if self._plan.warm_up_s:
+            until = time.monotonic() + self._plan.warm_up_s
+            self._start([Tally() for _ in self.tallies], until, warm=True)
+            self.join()
+
+    def start(self) -> None:
+        self._start(self.tallies, time.monotonic() + self._plan.duration_s, warm=False)
+
+    def _start(self, tallies: list[Tally], until: float, *, warm: bool) -> None:
+        self._threads = [
+            threading.Thread(target=self._run, args=(self._first + at, tally, until, warm), daemon=True)
+            for at, tally in enumerate(tallies)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, worker: int, tally: Tally, until: float, warm: bool) -> None:
+        plan = self._plan
+        calls = Calls(plan, self._client, worker)
+        try:
+            if warm:
+                _call(calls, numbers(plan, worker, 0, _WARM_UP), self.stop, tally, until)
+            else:
+                measure(plan, calls, worker, self.stop, tally, until)
+        except BaseException as error:  # noqa: BLE001  # the conductor gets it
+            self.failed.append(error)
+            self.stop.set()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Whether all have ended."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(None if end is None else max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def work(plan: Plan, process: int, pipe: Connection) -> None:
+    """Target of a process of the conductor. Messages go as (kind, value); any message from the conductor means "go" at
+    first and "stop" afterwards, as does its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        threads = Threads(plan, process)
+    except (LoaderError, OSError, ImportError) as error:
+        pipe.send(("failed", error))
+        return
+    try:
+        pipe.send(("ready", None))
+        pipe.recv()
+        threads.warm_up()
+        pipe.send(("warm", time.monotonic()))
+        start, used = time.monotonic(), _cpu_s()
+        threads.start()
+        while not threads.join(TOLD_EVERY_S):
+            pipe.send(("so far", _so_far(threads.tallies)))
+            if pipe.poll():
+                threads.stop.set()
+        report = {"elapsed_s": time.monotonic() - start, "cpu_s": _cpu_s() - used, "peak_bytes": peak_rss_bytes()}
+        if threads.failed:
+            pipe.send(("failed", threads.failed[0]))
+        else:
+            pipe.send(("done", report | {"tallies": [tally.packed() for tally in threads.tallies]}))
+    except (EOFError, BrokenPipeError):
+        threads.stop.set()  # the conductor is gone
+    finally:
+        threads.close()
+
+
+def _so_far(tallies: list[Tally]) -> dict[str, Any]:
+    return {
+        "objects": sum(tally.objects for tally in tallies),
+        "bytes": sum(tally.size_bytes for tally in tallies),
+        "errors": sum(sum(tally.errors.copy().values()) for tally in tallies),
+    }
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime

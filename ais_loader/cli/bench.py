@@ -1,0 +1,200 @@
+"""`ais-loader bench`: a load generator, one command for each workload, and a comparison of two results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ais_loader.bench.plan import MARKED, Plan, size_bytes
+from ais_loader.cli.show import Lines, note, progress, size_text
+from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.errors import InvalidRequest
+
+_WORKLOADS = {
+    "get": "One object with each call.",
+    "get-batch": "Batches of objects, several under way at once.",
+    "members": "Batches of members of tar archives.",
+    "ranges": "Batches of byte ranges, each at a place drawn at random.",
+    "list": "Listings of all objects.",
+    "sessions": "Connect, fetch one batch, and leave, again and again.",
+    "put": "One object with each call.",
+    "put-many": "Groups of objects with each call.",
+    "mixed": "GETs, and PUTs between them.",
+}
+
+
+@click.group()
+def bench() -> None:
+    """Measure what a store does: an embedded one, a node, or a cluster.
+
+    Objects of known bytes are put into a bucket of this command's own, and stay there for the next run; a bucket that
+    it did not make is refused. docs/bench.md describes workloads and figures.
+    """
+
+
+def _measures(name: str, text: str) -> click.Command:
+    puts = click.option(
+        "--puts", "puts_percent", metavar="PERCENT", type=click.IntRange(0, 100), default=20, show_default=True
+    )
+    members = click.option(
+        "--members", type=click.IntRange(min=1), default=64, show_default=True, help="Of an archive."
+    )
+    ranges = click.option("--range", "range_size", metavar="SIZE", default="4KiB", show_default=True)
+    batch = click.option("--batch", metavar="N", type=click.IntRange(min=1), default=128, show_default=True)
+    in_flight = click.option(
+        "--in-flight", metavar="N", type=click.IntRange(min=1), default=3, show_default=True, help="Batches at once."
+    )
+    of_name: dict[str, list[Callable[[Any], Any]]] = {
+        "get-batch": [batch, in_flight],
+        "members": [batch, in_flight, members],
+        "ranges": [batch, in_flight, ranges],
+        "sessions": [batch],
+        "put-many": [batch],
+        "mixed": [puts],
+    }
+
+    def measure(**options: Any) -> None:
+        _measure(name, **options)
+
+    command: Callable[..., None] = takes_store(measure)
+    for option in reversed([*_common(name), *of_name.get(name, [])]):
+        command = option(command)
+    return click.command(name, help=text)(command)
+
+
+def _common(name: str) -> list[Callable[[Any], Any]]:
+    number = click.IntRange(min=1)
+    options = [
+        click.option(
+            "--size",
+            default="10KiB",
+            show_default=True,
+            help="Of objects: 10KiB, 4KiB..1MiB (uniform), or lognormal:100KiB:0.8 (median, spread).",
+        ),
+        click.option("--objects", metavar="N", type=number, default=10_000, show_default=True),
+        click.option("--threads", metavar="N", type=number, default=1, show_default=True, help="In each process."),
+        click.option("--processes", metavar="N", type=number, default=1, show_default=True),
+        click.option(
+            "--duration", metavar="SECONDS", type=click.FloatRange(0, min_open=True), default=10, show_default=True
+        ),
+        click.option("--epochs", metavar="N", type=number, help="Every object N times, instead of a duration."),
+        click.option(
+            "--warm-up", metavar="SECONDS", type=click.FloatRange(0), help="Not measured.  [default: 1; with --cold, 0]"
+        ),
+        click.option("--verify", is_flag=True, help="Compare every byte that comes with what was put."),
+        click.option("--lane", type=click.Choice(["auto", "grpc"]), default="auto", show_default=True),
+        click.option("--bucket", metavar="NAME", default=MARKED, show_default=True),
+        click.option("--copies", metavar="N", type=number, default=1, show_default=True, help="Of a bucket made now."),
+        click.option("--clean", is_flag=True, help="Delete the bucket afterwards."),
+        click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result."),
+    ]
+    if name in ("put", "put-many", "mixed"):
+        return options
+    return [*options, click.option("--cold", is_flag=True, help="Take the store out of the page cache before.")]
+
+
+def _measure(
+    workload: str,
+    *,
+    store: StoreChoice,
+    clean: bool,
+    json_file: Path | None,
+    duration: float,
+    epochs: int | None,
+    warm_up: float | None,
+    range_size: str = "4KiB",
+    cold: bool = False,
+    **options: Any,
+) -> None:
+    from ais_loader.bench.conductor import finish, prepare, run
+    from ais_loader.bench.filling import remove
+    from ais_loader.bench.result import table
+    from ais_loader.bench.tally import new_histogram
+
+    new_histogram()
+    try:
+        plan = Plan(
+            workload=workload,
+            url=store.url,
+            duration_s=duration,
+            epochs=epochs or 0,
+            warm_up_s=warm_up if warm_up is not None else float(not cold),
+            range_bytes=size_bytes(range_size),
+            retry_s=store.retry_s,
+            cold=cold,
+            **options,
+        )
+        _ = plan.sizes
+    except InvalidRequest as error:
+        raise click.UsageError(str(error)) from None
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise click.BadParameter(f"no folder {json_file.absolute().parent}", param_hint="'--json'")
+    # No client of an embedded store is left open: it has one writer.
+    with store.writing(create=True) as client:
+        with progress(plan.objects, unit=" objects") as bar:
+            prepare(client, plan, lambda done, _: _reach(bar, done))
+        described = client.describe()
+    try:
+        found = run(plan, live=_live() if sys.stderr.isatty() else None, described=described)
+    finally:
+        if sys.stderr.isatty():
+            click.echo("\r\x1b[K", nl=False, err=True)
+        if clean:
+            with store.writing(create=True) as client:
+                remove(client, plan.bucket)
+        else:
+            finish(plan)
+    if json_file is not None:
+        json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    with Lines() as lines:
+        for line in table(found):
+            lines.add(line)
+    if not found["whole"]:
+        raise click.exceptions.Exit(130)
+    if found["errors"]:
+        raise click.ClickException("some calls failed, see errors")
+
+
+def _reach(bar: Any, done: int) -> None:
+    bar.update(done - bar.n)
+
+
+def _live() -> Callable[[float, int, int, int], None]:
+    """One line that is written over: rates since the last one."""
+    last = (0.0, 0, 0)
+
+    def show(elapsed_s: float, objects: int, moved: int, errors: int) -> None:
+        nonlocal last
+        span = elapsed_s - last[0]
+        if span < 0.5:
+            return
+        rate, speed = (objects - last[1]) / span, (moved - last[2]) / span
+        last = (elapsed_s, objects, moved)
+        text = f"{elapsed_s:5.0f} s  {rate:10,.0f} objects/s  {size_text(max(0.0, speed)):>10}/s  {errors:,} errors"
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+    return show
+
+
+for _name, _text in _WORKLOADS.items():
+    bench.add_command(_measures(_name, _text))
+
+
+@bench.command()
+@click.argument("first", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("second", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def compare(first: Path, second: Path) -> None:
+    """Two results of --json beside each other, and the ratio of the second to the first."""
+    from ais_loader.bench.result import comparison, load
+
+    one, other = load(first), load(second)
+    with Lines() as lines:
+        for line in comparison(one, other):
+            lines.add(line)
+    if one["machine"] != other["machine"]:
+        note("measured on different machines: ratios say little")
