@@ -158,7 +158,8 @@ def test_a_server_that_says_nothing_times_out(communication: Communication) -> N
         gone.append(True)
 
     async def main() -> None:
-        async with listening(silent) as address, open_stage(address, communication, timeout_s=0.3) as (stage, _):
+        async with listening(silent) as address, open_stage(address, communication, timeout_s=0.3) as (stage, side):
+            await side.start()  # which is not what takes too long
             with pytest.raises(TransformTimeout):
                 await stage.run(ORIGIN, Content.of(b"input" * 1_000_000), "")
             while not gone:  # its connection is closed, not kept
