@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from ais_loader.client import Client
 from ais_loader.entry import ObjectInfo
 from ais_loader.errors import LoaderError
 from ais_loader.objects import copy as copying
+from ais_loader.snapshots import SNAPSHOT_MARK
 
 _ARGUMENTS = "ais://BUCKET/NAME, or BUCKET/NAME"
 
@@ -80,6 +82,7 @@ def _run(
     done = _Done()
     began = time.monotonic()
     with store.writing(create=False) as client:
+        _refuse_files(client, [*sources, dest])
         client.bucket(dest.bucket).info()
         try:
             with Lines() as lines, progress(None, unit=" objects") as bar:
@@ -100,6 +103,19 @@ def _run(
                 _summarize(done, "renamed" if move else "copied", time.monotonic() - began)
     if done.failed:
         raise click.exceptions.Exit(1)
+
+
+def _refuse_files(client: Client, targets: Sequence[Target]) -> None:
+    """Raises click.ClickException for what is no bucket's, and is a path of this machine."""
+    buckets = {info.name for info in client.buckets()}
+    for target in targets:
+        if target.bucket.partition(SNAPSHOT_MARK)[0] in buckets:
+            continue
+        if target.bucket in (".", "..") or os.path.lexists(str(target)):
+            raise click.ClickException(
+                f"{printable(str(target))} is a file of this machine, and this works within a store: "
+                "`ais-loader put` and `ais-loader get` carry files in and out"
+            )
 
 
 def _one(client: Client, source: Target, dest: Target, done: _Done, move: bool) -> Iterator[ObjectInfo | LoaderError]:

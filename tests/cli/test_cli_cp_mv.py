@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
+import pytest
 
 from ais_loader.client import connect
 from tests.cli.kit import Run, Stored
@@ -66,3 +69,15 @@ def test_a_copy_that_cannot_begin_says_that_alone(run: Run, filled: str) -> None
     for source, reason in (("none", "no objects below"), ("", "overlap")):
         result = run("cp", "-r", f"{filled}/{source}".rstrip("/"), f"{filled}/to")
         assert (result.exit_code, result.stderr.count("\n")) == (1, 1) and reason in result.stderr
+
+
+def test_files_of_this_machine_are_not_copied_and_the_commands_that_do_are_named(
+    run: Run, filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.wav").write_bytes(b"1")
+    monkeypatch.chdir(tmp_path)
+    for arguments in ([f"{filled}/z", "./z"], ["corpus/a.wav", filled], ["-r", "corpus", filled]):
+        refused = run("cp", *arguments)
+        assert refused.exit_code == 1
+        assert "is a file of this machine, and this works within a store: `ais-loader put`" in refused.stderr
