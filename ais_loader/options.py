@@ -47,8 +47,8 @@ class ClusterOptions:
     """For whom batches are fetched, at most 128 characters. Nodes that have not enough for all serve tenants by weight,
     however many clients and batches each has."""
     lane: LaneChoice = "auto"
-    """By what batches and small objects come: "auto" takes a plain socket beside gRPC where the node can be reached by
-    one, which moves bytes faster; "grpc" never does."""
+    """By what batches and small objects come, and PUTs go: "auto" takes a plain socket beside gRPC where the node can
+    be reached by one, which moves bytes faster; "grpc" never does."""
     hedge_budget: float = 0.05
     """Of what is asked for, the share that may be asked of a second node as well when the first is unusually slow; 0:
     none. Of a single node nothing is."""
