@@ -22,7 +22,7 @@ FRONTS := nemo front
 FRONT_TESTS_nemo := tests/front/lhotse tests/front/nemo
 FRONT_TESTS_front := $(filter-out tests/front/nemo tests/front/__pycache__,$(patsubst %/,%,$(wildcard tests/front/*/)))
 
-.PHONY: help setup demo test test-slow test-exhaustive test-front $(FRONTS:%=test-front-%) check docs protos clean
+.PHONY: help setup demo test test-slow test-exhaustive test-front $(FRONTS:%=test-front-%) bench bench-quick check docs protos clean
 
 help:
 	@echo "make demo       set up, then train a small speech model through GetBatch on real data"
@@ -31,6 +31,8 @@ help:
 	@echo "make test-exhaustive  set up, then run what repeats the long tests in more places, longer, or by other seeds"
 	@echo "make test-front set up environments with Lhotse and NeMo, and with Lhotse 2, WebDataset and Ray Data; test in both"
 	@echo "make test-front-nemo, make test-front-front: one of them; ONLY=tests/front/lhotse runs that alone"
+	@echo "make bench-quick  set up, then compare ratios of rates to the recorded ones (2 minutes; on a quiet machine)"
+	@echo "make bench      set up, then measure a node and a cluster, and write benchmarks/report (15 minutes)"
 	@echo "make check      set up, then lint, type-check, compare the generated protobuf modules, and build the documentation"
 	@echo "make docs       set up, then write the API reference and all pages as HTML to build/docs"
 	@echo "make protos     write the generated protobuf modules anew"
@@ -74,6 +76,12 @@ $(FRONTS:%=test-front-%): test-front-%: .venv-%/.ais-loader-ready
 	AIS_LOADER_FRONT=$* .venv-$*/bin/python -m pytest $(RERUN) --timeout 300 $(or $(ONLY),$(wildcard $(FRONT_TESTS_$*)))
 
 test-front: $(FRONTS:%=test-front-%)
+
+bench: setup
+	$(BIN)/python -m benchmarks.report
+
+bench-quick: setup
+	$(BIN)/python -m benchmarks.report --quick
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -1,0 +1,27 @@
+"""When a ratio has fallen, where a knee is, and limits that are measured."""
+
+from __future__ import annotations
+
+from benchmarks.report.judging import fallen, knee, ratios
+from benchmarks.report.limits import memcpy
+
+
+def test_a_ratio_is_the_median_of_those_within_rounds() -> None:
+    rates = {"ours": [2.0, 30.0, 4.0], "theirs": [1.0, 10.0, 4.0]}
+    assert ratios(rates, {"gain": ("ours", "theirs")}) == {"gain": 2.0}
+
+
+def test_what_fell_and_what_is_gone_is_told() -> None:
+    recorded = {"a": 1.0, "b": 1.0, "c": 1.0}
+    told = fallen({"a": 0.8, "b": 0.79}, recorded)
+    assert [line[0] for line in told] == ["b", "c"]
+    assert fallen(recorded | {"new": 0.1}, recorded) == []
+
+
+def test_the_knee_is_the_fewest_workers_near_the_best() -> None:
+    assert knee({1: 100.0, 2: 190.0, 4: 310.0, 8: 330.0, 16: 320.0}) == 4
+    assert knee({1: 5.0}) == 1
+
+
+def test_copying_is_measured() -> None:
+    assert memcpy(1000, 10) > 0
