@@ -12,7 +12,11 @@ No gRPC here, and nothing that takes long to import: whoever imports it in a hur
 
 from __future__ import annotations
 
+# Before a fork logging and thread pools take a lock of theirs, and the last to be registered is the first to be asked:
+# they have to stand before this module. Else a fork would hold their locks while it waits for those who need them.
+import concurrent.futures.thread
 import gc
+import logging
 import os
 import threading
 import time
@@ -228,4 +232,5 @@ def _after_fork_in_child() -> None:
         part.forget_inherited()
 
 
+_BEFORE_THIS = concurrent.futures.thread, logging
 os.register_at_fork(before=_before_fork, after_in_parent=GATE.open, after_in_child=_after_fork_in_child)
