@@ -48,7 +48,7 @@ from benchmarks.plots import draw_rounds
 from storage_node.config import ServerConfig
 from storage_node.etl.http_side import HttpSide
 from storage_node.etl.spool import Spool
-from storage_node.etl.stage_context import StageContext, on_default_threads
+from storage_node.etl.stage_context import StageContext
 from storage_node.etl.stages import open_stage
 from storage_node.etl.values import Content, Origin, Stage
 from storage_node.etl.webserver import FastAPIServer, FlaskServer, GRPCServer, HTTPMultiThreadedServer
@@ -152,7 +152,7 @@ def contestants(held: ExitStack, count: int) -> dict[str, Callable[[], float]]:
         settings = ServerConfig(etl_code=True, etl_commands=("cat",), etl_servers=(transform.server.address,))
         side = HttpSide()
         held.callback(lambda: loop.run_until_complete(side.stop()))
-        stage = open_stage(transform, StageContext(settings, Spool(folder / "spool"), on_default_threads, side))
+        stage = open_stage(transform, StageContext(settings, Spool(folder / "spool"), asyncio.to_thread, side))
         held.callback(lambda: loop.run_until_complete(stage.close()))
         return stage
 
