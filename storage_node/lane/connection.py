@@ -35,6 +35,8 @@ class LaneConnection:
         self._on_thread = on_thread
         self._max_request_bytes = max_request_bytes
         self._loop = asyncio.get_running_loop()
+        self._writing = 0
+        self._written = asyncio.Event()
 
     async def exactly(self, size_bytes: int) -> bytes:
         """Raises EOFError when the client ends before."""
@@ -131,12 +133,19 @@ class LaneConnection:
     def _whole(self) -> Iterator[None]:
         """What is not written to its end, for whatever reason, ends the connection: the client must not wait for the
         rest, nor take what comes next for it."""
+        self._writing += 1
         try:
             yield
         except BaseException:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+            self._shut()
             raise
+        finally:
+            self._writing -= 1
+            self._written.set()
+
+    def _shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     async def _writable(self) -> None:
         ready: asyncio.Future[None] = self._loop.create_future()
@@ -151,5 +160,14 @@ class LaneConnection:
         finally:
             self._loop.remove_writer(self._socket)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """What is still being written breaks off, and whoever writes it finds out.
+
+        The socket is closed when nobody uses it: an event loop says nothing more to those who wait for a socket that
+        has been closed, and its number may be that of another connection by then.
+        """
+        while self._writing:
+            self._shut()
+            self._written.clear()
+            await self._written.wait()
         self._socket.close()

@@ -162,7 +162,7 @@ class LaneListener:
         except (OSError, EOFError):
             """The client has gone: nobody is there to be told."""
         finally:
-            connection.close()
+            await connection.close()
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:

@@ -181,6 +181,24 @@ def test_who_reads_nothing_has_what_his_credit_allows_and_others_go_on(node: Nod
         assert node.batches.resources.reserved_bytes <= node.config.memory_bytes
 
 
+@pytest.mark.parametrize("tcp", [False, True])
+def test_who_ends_a_lane_while_much_is_due_to_him_leaves_nothing(node: NodeServer, tcp: bool) -> None:
+    """He says that he has gone, and takes nothing: what the node is writing cannot be written to its end."""
+    batches = node.batches
+    assert batches is not None
+
+    def being_written() -> bool:
+        return batches.resources.reserved_bytes > 0 and any(session.stuck_s() > 0.1 for session in batches._sessions)
+
+    with open_lane(node, tcp=tcp) as lane:
+        for batch in range(1, 4):
+            lane.send(batch, request=request(*["big"] * 8))
+        eventually(being_written, 20.0)
+        lane.socket.shutdown(socket.SHUT_WR)
+        eventually(lambda: node.lanes.open_lanes == 0, 20.0)
+        eventually(lambda: batches.resources.reserved_bytes == 0, 20.0)
+
+
 def test_idle_lanes_cost_no_thread(node: NodeServer) -> None:
     before = threading.active_count()
     lanes = [open_lane(node) for _ in range(100)]
