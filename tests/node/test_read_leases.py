@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from ais_loader.testing import FaultyLink, eventually
+from storage_node.cluster.caller import Caller
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication import invalidation, lease_keeper
+from storage_node.cluster.replication.lease_renewal import LeaseRenewal
 from storage_node.server import NodeServer
 from tests.node.cluster_kit import LocalCluster
 from tests.node.write_kit import DOUBT, NOTHING, Writer, name_with, said
@@ -31,13 +33,15 @@ class Cuts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, held: ExitStack) -> None:
         self._held = held
         self._links: dict[tuple[bytes, str], FaultyLink] = {}
-        to = Channels.to
+        to, to_renew = Channels.to, LeaseRenewal._channel
+        monkeypatch.setattr(Channels, "to", lambda way, endpoint: to(way, self._by(way.caller, endpoint)))
+        monkeypatch.setattr(
+            LeaseRenewal, "_channel", lambda way, endpoint: to_renew(way, self._by(way._caller, endpoint))
+        )
 
-        def through(channels: Channels, endpoint: str) -> object:
-            link = self._links.get((channels.caller.node_uuid, endpoint))
-            return to(channels, endpoint if link is None else link.url.removeprefix("grpc://"))
-
-        monkeypatch.setattr(Channels, "to", through)
+    def _by(self, caller: Caller, endpoint: str) -> str:
+        link = self._links.get((caller.node_uuid, endpoint))
+        return endpoint if link is None else link.url.removeprefix("grpc://")
 
     def cut(self, cluster: LocalCluster, senders: Sequence[int], receivers: Sequence[int]) -> None:
         nodes = cluster.map.node
