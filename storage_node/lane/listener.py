@@ -50,8 +50,10 @@ class LaneListener:
         self._batches = batches
         self._max_request_bytes = max_request_bytes
         self._methods = methods
-        self._idle: set[asyncio.Task[None]] = set()
-        """Of the lanes that are served, those that carry nothing now; not those of sessions."""
+        self._idle: dict[asyncio.Task[None], None] = {}
+        """Of the lanes that are served, those that carry nothing now, the one used the least lately first; not those of
+        sessions, which have places."""
+        self._max_idle = batches.node.config.max_sessions
         self._stopping = False
         self._tokens = LaneTokens()
         self._unix_name = f"ais-loader-lane-{secrets.token_hex(16)}"
@@ -169,11 +171,16 @@ class LaneListener:
         """Nothing of a client is under way: its lane may be ended."""
         task = asyncio.current_task()
         assert task is not None
-        self._idle.add(task)
+        if len(self._idle) >= self._max_idle:
+            # Whoever keeps it finds out before a call is made, and opens another one.
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            oldest.cancel()
+        self._idle[task] = None
         try:
             yield
         finally:
-            self._idle.discard(task)
+            self._idle.pop(task, None)
 
     async def _greeted(self, connection: LaneConnection) -> str | None:
         """The tenant whose lane it is; None for who brings no good token. Raises EOFError, OSError."""

@@ -212,6 +212,20 @@ def test_idle_lanes_cost_no_thread(node: NodeServer) -> None:
             lane.socket.close()
 
 
+def test_idle_lanes_are_bounded_and_the_one_used_least_lately_is_ended(tmp_path: Path) -> None:
+    with serving(tmp_path, max_sessions=3) as node, connect(node.url, options=AUTO) as client:
+        bucket = client.create_bucket("b")
+        bucket.put("kept", BIG)  # by a lane, which is kept for the next one
+        lanes = [open_lane(node) for _ in range(3)]
+        eventually(lambda: node.lanes.open_lanes == 3, 20.0)
+        another = open_lane(node)
+        assert lanes[0].is_ended()
+        bucket.put("another", BIG)
+        assert bucket.get("another") == BIG
+        for lane in (*lanes, another):
+            lane.socket.close()
+
+
 def test_none_is_offered_where_something_stands_between(node: NodeServer) -> None:
     import grpc
 
