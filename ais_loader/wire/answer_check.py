@@ -100,7 +100,8 @@ class AnswerCheck:
             self._check_piece(frame)
         if self._verify:
             # A piece's checksum covers the entry from its beginning.
-            seed = int(self.partial.checksum[0]) if frame.piece is not None and self.partial is not None else 0
+            goes_on = frame.piece is not None and frame.piece.offset > 0 and self.partial is not None
+            seed = int(self.partial.checksum[0]) if goes_on and self.partial is not None else 0
             if (index := damaged_entry(frame, seed)) is not None:
                 raise FrameError(f"entry {index} was damaged on its way")
         if not frame.completes_entry:

@@ -90,14 +90,22 @@ class Frame:
         piece = self.piece
         return piece is None or self.status[0] != pb.OK or piece.offset + len(self.payload) == piece.entry_size
 
+    @property
+    def begins_again(self) -> bool:
+        """The first piece of what a transform has made: what came of the entry before, of another making, is void."""
+        return self.piece is not None and not self.piece.offset and bool(self.checksum_kind[0] == pb.TRANSFORMED)
+
     def continues(self, before: Frame | None, due_bytes: int = 0) -> bool:
         """Whether this piece goes on where `before`, the piece before it, ended, or begins at `due_bytes` if none was.
 
-        A whole entry in its place fits when it is a failure: only that may stand for what is still to come.
+        A whole entry in its place fits when it is a failure: only that may stand for what is still to come. What a
+        transform has made may begin again: it need not make the same bytes twice.
         """
         piece = self.piece
         if piece is None:
             return bool(len(self.status)) and bool(self.status[0] != pb.OK)
+        if self.begins_again:
+            return True
         if before is None or before.piece is None:
             return piece.offset == due_bytes
         due_bytes = before.piece.offset + len(before.payload)

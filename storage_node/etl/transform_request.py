@@ -38,8 +38,9 @@ def inputs_of(request: pb.BatchRequest) -> pb.BatchRequest:
     del plain.transform[:], plain.transform_index[:]
     plain.ClearField("resume_offset")
     plain.ClearField("resume_checksum")
-    if request.resume_offset and request.resume_version and not (request.version and request.version[0]):
-        # Of the version that its beginning was made of.
+    transformed = bool(request.transform_index and request.transform_index[0])
+    if request.resume_version and not transformed and not (request.version and request.version[0]):
+        # Of the version that its beginning is of; a result begins again where the object is another one.
         if not plain.version:
             plain.version.extend([""] * len(plain.name))
         plain.version[0] = request.resume_version

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.errors import LoaderError, TransformGone
+from ais_loader.errors import LoaderError
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, WIRE_U32, EntryFault, Frame, Piece
@@ -50,6 +50,8 @@ class TransformedRun:
         """Under way no more; it holds its memory until its bytes have been given."""
         self._pieces: tuple[int, Shared, int] | None = None
         """The entry that is being delivered in pieces, its result, and how far it has come."""
+        self._piece_checksum = 0
+        """Of what lies before that."""
         self._status = np.zeros(self._n, np.uint8)
         self._checksum = np.zeros(self._n, np.uint32)
         self._sizes = np.zeros(self._n, np.int64)
@@ -87,9 +89,18 @@ class TransformedRun:
             result = await due.task
             self._delivering = self._due.popleft()
             at = due.position
-            if isinstance(result, Shared) and (wrong := await self._unlike(at, result)) is not None:
-                result.release()
-                result = wrong
+            begins_at = 0
+            if isinstance(result, Shared):
+                try:
+                    found = await self._begins_at(at, result.content)
+                except BaseException:
+                    result.release()
+                    raise
+                if isinstance(found, Failed):
+                    result.release()
+                    result = found
+                else:
+                    begins_at = found
             if isinstance(result, Failed):
                 self._delivered_one()
                 parts.append((at, result.status, memoryview(b""), 0, pb.NONE, result.fault))
@@ -99,7 +110,7 @@ class TransformedRun:
                 continue
             content = result.content
             if content.size_bytes > MAX_WHOLE_BYTES or (at == 0 and self._request.resume_offset):
-                self._pieces = at, result, self._request.resume_offset if at == 0 else 0
+                self._pieces = at, result, begins_at
                 if parts:
                     break
                 return await self._piece()
@@ -187,10 +198,7 @@ class TransformedRun:
         at, result, offset = self._pieces
         content = result.content
         data = await self._bytes(content, offset, TARGET_PAYLOAD_BYTES)
-        seed = self._piece_checksum if offset else 0
-        if offset and at == 0 and offset == self._request.resume_offset:
-            seed = self._request.resume_checksum
-        self._piece_checksum = crc32c(data, seed)
+        self._piece_checksum = crc32c(data, self._piece_checksum)
         stop = offset + len(data)
         self._pieces = at, result, stop
         index = self._request.first_index + at
@@ -201,7 +209,7 @@ class TransformedRun:
             status=np.zeros(1, np.uint8),
             checksum_kind=np.array([self._kind(at)], np.uint8),
             payload=data,
-            piece=Piece(offset, content.size_bytes, self._version(at)),
+            piece=Piece(offset, content.size_bytes, self._piece_version(at, content)),
         )
         self._payload_bytes += len(data)
         self._sizes[at] += len(data)
@@ -213,36 +221,34 @@ class TransformedRun:
             self._delivered_one()
         return frame
 
-    _piece_checksum = 0
-
     async def _bytes(self, content: Content, offset: int, length: int) -> memoryview:
         if content.data is not None:
             return content.data[offset : offset + length]
         found: memoryview = await self._settings.on_thread(content.read, offset, length)
         return found
 
-    async def _unlike(self, at: int, result: Shared) -> Failed | None:
-        """Why a result cannot be delivered: too large, or not what the client has had the beginning of."""
-        content, offset = result.content, self._request.resume_offset if at == 0 else 0
+    async def _begins_at(self, at: int, content: Content) -> int | Failed:
+        """The first byte that the client has not; what has been made anew, of other bytes, begins again."""
+        self._piece_checksum = 0
         if content.size_bytes > MAX_ITEM_BYTES:
-            return Failed(
-                pb.FAILED,
-                EntryFault(
-                    f"{self._name(at)!r}: its transform made {content.size_bytes:,} bytes, a batch carries at most "
-                    f"{MAX_ITEM_BYTES:,} per entry",
-                    "item-too-large",
-                ),
+            text = (
+                f"{self._name(at)!r}: its transform made {content.size_bytes:,} bytes, a batch carries at most "
+                f"{MAX_ITEM_BYTES:,} per entry"
             )
-        if not offset:
-            return None
+            return Failed(pb.FAILED, EntryFault(text, "item-too-large"))
+        offset, transformed = self._request.resume_offset if at == 0 else 0, self._kind(at) == pb.TRANSFORMED
+        if not offset or (transformed and self._request.resume_version != self._piece_version(at, content)):
+            return 0
         checksum, done = 0, 0
         while done < min(offset, content.size_bytes):
             part = await self._bytes(content, done, min(TARGET_PAYLOAD_BYTES, offset - done))
             checksum, done = crc32c(part, checksum), done + len(part)
         if done == offset and checksum == self._request.resume_checksum:
-            return None
-        text = f"{self._name(at)!r}: its transform made other bytes than those of which the beginning came: ask again"
-        return Failed(pb.FAILED, EntryFault(text, TransformGone.kind))
+            self._piece_checksum = checksum
+            return offset
+        if transformed:
+            return 0
+        return Failed(pb.NOT_FOUND, EntryFault(f"{self._name(at)!r}: no such version is there any more"))
 
     # -- what is under way
 
@@ -402,6 +408,13 @@ class TransformedRun:
 
     def _version(self, position: int) -> str:
         return self._batch.version(position)
+
+    def _piece_version(self, position: int, content: Content) -> str:
+        """Of a result it says what it is of and which bytes it has: whoever makes them once more may go on in it."""
+        version = self._version(position)
+        if self._kind(position) != pb.TRANSFORMED:
+            return version
+        return f"{version}/{content.size_bytes}/{content.checksum:08x}"
 
     def _kind(self, position: int) -> int:
         which = self._request.transform_index[position] if self._request.transform_index else 0

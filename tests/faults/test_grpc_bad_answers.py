@@ -261,6 +261,30 @@ def test_a_resumed_entry_that_begins_anew_is_refused_and_never_mixed() -> None:
         read(node, 1)
 
 
+def test_what_a_transform_has_made_anew_is_taken_from_its_beginning_and_never_mixed() -> None:
+    other = bytes(2500)
+    made = {"checksum_kind": np.array([pb.TRANSFORMED], np.uint8)}
+
+    def begins_again(batch_id: int, request: pb.BatchRequest) -> Iterator[bytes]:
+        assert (request.resume_offset, request.resume_version) == (1000, "1/3000/12345678")
+        yield piece(batch_id, 0, other, 0, 1000, "1/2500/87654321", **made)
+        raise Breaking
+
+    def goes_on(batch_id: int, request: pb.BatchRequest) -> Iterator[bytes]:
+        if len(node.requests) == 2:
+            yield from begins_again(batch_id, request)
+        assert (request.resume_offset, request.resume_version) == (1000, "1/2500/87654321")
+        assert request.resume_checksum == crc32c(other[:1000])
+        yield piece(batch_id, 0, other, 1000, 2500, "1/2500/87654321", **made)
+        yield frame(batch_id, {1: B})
+        yield end(batch_id, [other, B])
+
+    first = [lambda batch_id: piece(batch_id, 0, WHOLE, 0, 1000, "1/3000/12345678", **made)]
+    with break_after(first, goes_on) as node:
+        assert read(node, 2, verify_payload=True) == [other, B]
+        assert len(node.requests) == 3
+
+
 def test_a_session_that_ends_politely_in_the_middle_is_resumed_too() -> None:
     def answer(batch_id: int, request: pb.BatchRequest) -> Iterator[bytes]:
         at = request.first_index

@@ -132,6 +132,30 @@ def test_the_rest_of_an_entry_begins_where_it_was_asked_for(
             AnswerCheck(len(contents), resume_offset=wrong).take(rest[0])
 
 
+@pytest.mark.parametrize("kind", [pb.TRANSFORMED, pb.STORED])
+@pytest.mark.parametrize("breaks", [True, False])
+def test_what_a_transform_has_made_may_begin_again_and_nothing_else(kind: int, breaks: bool) -> None:
+    before, after, last = b"of the first making", b"and of the second, which is longer", b"last"
+
+    def frames(content: bytes) -> list[Frame]:
+        found = [frame_of(Part(0, (content,), at, stop)) for at, stop in pairwise([0, 6, 12, len(content)])]
+        return [replace(frame, checksum_kind=np.array([kind], np.uint8)) for frame in found]
+
+    check = AnswerCheck(2, verify=True)
+    for frame in frames(before)[:2]:
+        check.take(frame)
+    if breaks:
+        check.ask_again()
+    else:  # or what was asked for is the rest: of another node, say
+        check = AnswerCheck(2, resume_offset=12, verify=True)
+    again = [*frames(after), frame_of(Part(1, (last,)))]
+    if kind == pb.TRANSFORMED:
+        accept(check, again, end_of([after, last]))
+    else:
+        with pytest.raises(FrameError, match="arrived after"):
+            check.take(again[0])
+
+
 @given(answers(), st.data())
 def test_an_answer_with_anything_amiss_is_not_accepted(
     answer: tuple[list[bytes], list[Part]], data: st.DataObject

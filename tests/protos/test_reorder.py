@@ -417,3 +417,42 @@ def test_what_is_left_of_a_lane_that_did_not_keep_to_the_order_goes_on_in_two() 
     while (frame := reorder.pop()) is not None:
         out += bytes(frame.payload)
     assert out == b"xyabcdef" and reorder.complete
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("popped", [0, 1, 2])
+def test_what_a_transform_has_made_begins_again_and_what_is_held_of_it_is_dropped(ordered: bool, popped: int) -> None:
+    def pieces(size_bytes: int, edition: int, kind: int = pb.TRANSFORMED) -> list[Frame]:
+        frames = list(Sender([1], [0, size_bytes], set(), [1], edition=edition).frames)
+        for frame in frames:
+            frame.checksum_kind = np.array([kind], np.uint8)
+        return frames
+
+    buffer = Reorder(3, ordered=ordered)
+    first = buffer.add_sender([1])
+    for frame in pieces(100, 1)[:2]:
+        buffer.push(first, frame)
+    other = buffer.add_sender([0])
+    buffer.push(other, frame_of([(0, 0, content(0, 5), pb.OK)]))
+    out = [frame for frame in (buffer.pop(TARGET_BYTES) for _ in range(popped)) if frame is not None]
+    left, resume = buffer.close_sender(first)
+    assert left.tolist() == [1] and resume is not None and resume[0] == 2 * PIECE_BYTES
+    again = buffer.add_sender([1, 2])
+    with pytest.raises(FrameError, match="was due"):
+        buffer.push(again, pieces(70, 2, pb.STORED)[0])
+    for frame in pieces(70, 2):
+        buffer.push(again, frame)
+    buffer.push(again, frame_of([(1, 2, content(2, 4), pb.OK)]))
+    while (frame := buffer.pop(TARGET_BYTES)) is not None:
+        out.append(frame)
+    data = {0: b"", 1: b"", 2: b""}
+    for frame in out:
+        start, index = 0, frame.index.tolist()
+        for at, size in zip(index, frame.size.tolist(), strict=True):
+            kept = data[at][: frame.piece.offset] if frame.piece is not None else b""
+            assert frame.piece is None or frame.piece.offset == len(kept)
+            data[at] = kept + bytes(frame.payload[start : start + size])
+            start += size
+    assert data == {0: content(0, 5), 1: content(1, 70, 2), 2: content(2, 4)}
+    assert buffer.complete and buffer.held_bytes == 0 and not buffer.begun
+    assert not any(buffer.held_bytes_of(sender) for sender in (first, other, again))

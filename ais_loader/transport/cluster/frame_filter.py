@@ -52,9 +52,9 @@ class FrameFilter:
         last = max(frame.index.tolist(), default=-1)
         if last >= len(sender.share.positions):
             raise FrameError(f"entry {last} of {len(sender.share.positions)}")
-        resume = (
-            self._reorder.resume_of(sender.share.positions[last]) if frame.piece is not None and last >= 0 else None
-        )
+        resume = None
+        if frame.piece is not None and frame.piece.offset and last >= 0:
+            resume = self._reorder.resume_of(sender.share.positions[last])
         if (index := damaged_entry(frame, 0 if resume is None else resume[1])) is not None:
             raise FrameError(f"entry {sender.share.positions[index]} was damaged on its way")
 

@@ -2,7 +2,8 @@
 
 Each sender delivers the entries given to it. Ordered, a frame comes out when all entries before it have, gathered into
 frames of a good size (see `arrived`); otherwise frames come out as they came in, with only their indexes changed. A
-large entry, which comes in pieces, goes out in the same pieces, one such entry at a time.
+large entry, which comes in pieces, goes out in the same pieces, one such entry at a time. One that a transform has made
+may begin again (`Frame.begins_again`): it goes out from its start then, whatever has gone out of it before.
 
 Two senders may race for an entry (see `claims`), the one that was asked first and a rival. A failure that does not
 count yet leaves the race to the other one.
@@ -297,6 +298,9 @@ class Reorder:
             fits = failed and not frame.size[0]
         elif before is None:
             fits = piece.offset == 0
+        elif frame.begins_again:
+            fits = True
+            self._drop_held(at)
         else:
             fits = (piece.offset, piece.entry_size, piece.version) == (before.due, before.entry_size, before.version)
         if not fits:
@@ -321,6 +325,12 @@ class Reorder:
         errors.pop(at + self.first_index, None)
         rest = subset(frame, np.arange(len(positions)) > 0)
         return positions[1:], frame if rest is None else rest
+
+    def _drop_held(self, at: int) -> None:
+        """Pieces that have not been popped of an entry that begins again."""
+        for sender, piece in self._pieces[at]:
+            self._hold(sender, -len(piece.payload))
+        self._pieces[at].clear()
 
     def _hold(self, sender: int, payload_bytes: int) -> None:
         self._senders[sender].held_bytes += payload_bytes

@@ -206,7 +206,9 @@ class Gather:
             again: Mask | None = None
             if wanted.status.any():
                 wanted, again = self._judge(sender, wanted)
+            expected_bytes = self.reorder.held_bytes + len(wanted.payload)
             self.reorder.push(sender.number, wanted, again)
+            self.memory.release(expected_bytes - self.reorder.held_bytes)  # of an entry that begins again
             self._drop_beaten()
         self._ask_waiting()
         self._changed.set()

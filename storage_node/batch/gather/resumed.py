@@ -23,6 +23,9 @@ class Resumed:
     def inward(self, frame: Frame, first_position: int) -> Frame:
         """A frame of a sender whose entry 0 is at `first_position`, for the reorder buffer."""
         if self._skipped_bytes and first_position == 0 and frame.piece is not None and not frame.index[0]:
+            if frame.begins_again:
+                self._skipped_bytes = 0
+                return frame
             return _moved(frame, -self._skipped_bytes)
         return frame
 
