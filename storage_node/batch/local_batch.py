@@ -115,9 +115,7 @@ class LocalBatch:
     async def _message(self, batch: StoreBatch, span: FrameSpan) -> tuple[Message, bool]:
         """As `_read`, or from files."""
         if self._sends_files:
-            found = await self._resources.node.read(batch.file_frame, span, self._batch_id)
-            if found is not None:
-                return found
+            return await self._resources.node.read(batch.read_message, span, self._batch_id)
         return await self._read(batch, span)
 
     async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:

@@ -61,6 +61,8 @@ def plan_frames(sizes: npt.NDArray[np.int64], *, target_bytes: int, resume_offse
         # The frame ends with the entry that fills it, or before one that fills a frame by itself.
         stop = int(np.searchsorted(ends, before + target_bytes, side="left")) + 1
         stop = max(first + 1, min(stop, n, first + MAX_ENTRIES_PER_FRAME))
+        if n - first <= MAX_ENTRIES_PER_FRAME and int(ends[-1] - ends[stop - 1]) <= target_bytes // 2:
+            stop = n  # a last frame that is small costs as much as one that is not
         large = np.flatnonzero(sizes[first + 1 : stop] > target_bytes)
         if len(large):
             stop = first + 1 + int(large[0])

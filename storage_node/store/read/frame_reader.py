@@ -89,7 +89,7 @@ class FrameReader:
         return encode_frame(batch_id, self.read(span)), False
 
     def file_frame(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[FileFrame, bool] | None:
-        """See `StoreBatch.file_frame`."""
+        """See `StoreBatch.read_message`; None where the frame is to be read."""
         table, n = self._table, span.stop - span.first
         if span.is_piece or n > MAX_FILES or span.payload_bytes < n * MIN_ENTRY_BYTES or not self._is_plain(span):
             return None
