@@ -39,13 +39,23 @@ def bench() -> None:
 
 def _measures(name: str, text: str) -> click.Command:
     puts = click.option(
-        "--puts", "puts_percent", metavar="PERCENT", type=click.IntRange(0, 100), default=20, show_default=True
+        "--puts",
+        "puts_percent",
+        metavar="PERCENT",
+        type=click.IntRange(0, 100),
+        default=20,
+        show_default=True,
+        help="Of the calls.",
     )
     members = click.option(
         "--members", type=click.IntRange(min=1), default=64, show_default=True, help="Of an archive."
     )
-    ranges = click.option("--range", "range_size", metavar="SIZE", default="4KiB", show_default=True)
-    batch = click.option("--batch", metavar="N", type=click.IntRange(min=1), default=128, show_default=True)
+    ranges = click.option(
+        "--range", "range_size", metavar="SIZE", default="4KiB", show_default=True, help="Of each object."
+    )
+    batch = click.option(
+        "--batch", metavar="N", type=click.IntRange(min=1), default=128, show_default=True, help="Entries of each."
+    )
     in_flight = click.option(
         "--in-flight", metavar="N", type=click.IntRange(min=1), default=3, show_default=True, help="Batches at once."
     )
@@ -76,19 +86,28 @@ def _common(name: str) -> list[Callable[[Any], Any]]:
             show_default=True,
             help="Of objects: 10KiB, 4KiB..1MiB (uniform), or lognormal:100KiB:0.8 (median, spread).",
         ),
-        click.option("--objects", metavar="N", type=number, default=10_000, show_default=True),
-        click.option("--threads", metavar="N", type=number, default=1, show_default=True, help="In each process."),
-        click.option("--processes", metavar="N", type=number, default=1, show_default=True),
         click.option(
-            "--duration", metavar="SECONDS", type=click.FloatRange(0, min_open=True), default=10, show_default=True
+            "--objects", metavar="N", type=number, default=10_000, show_default=True, help="Or archives, of members."
+        ),
+        click.option("--threads", metavar="N", type=number, default=1, show_default=True, help="In each process."),
+        click.option("--processes", metavar="N", type=number, default=1, show_default=True, help="Each a client."),
+        click.option(
+            "--duration",
+            metavar="SECONDS",
+            type=click.FloatRange(0, min_open=True),
+            default=10,
+            show_default=True,
+            help="Measured, after the warm-up.",
         ),
         click.option("--epochs", metavar="N", type=number, help="Every object N times, instead of a duration."),
         click.option(
             "--warm-up", metavar="SECONDS", type=click.FloatRange(0), help="Not measured.  [default: 1; with --cold, 0]"
         ),
         click.option("--verify", is_flag=True, help="Compare every byte that comes with what was put."),
-        click.option("--lane", type=click.Choice(["auto", "grpc"]), default="auto", show_default=True),
-        click.option("--bucket", metavar="NAME", default=MARKED, show_default=True),
+        click.option(
+            "--lane", type=click.Choice(["auto", "grpc"]), default="auto", show_default=True, help="How bytes come."
+        ),
+        click.option("--bucket", metavar="NAME", default=MARKED, show_default=True, help="Of this command's objects."),
         click.option("--copies", metavar="N", type=number, default=1, show_default=True, help="Of a bucket made now."),
         click.option("--clean", is_flag=True, help="Delete the bucket afterwards."),
         click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result."),
