@@ -110,7 +110,12 @@ def designated(cluster: ClusterProcesses) -> int:
         busy = [node.alive and node.numbers()["ais_loader_active_batches"] > 0 for node in cluster.nodes]
         return [number for number, is_busy in enumerate(busy) if is_busy]
 
-    [number] = eventually(found)
+    def only() -> list[int]:
+        """What went before may still be ending on others."""
+        busy = found()
+        return busy if len(busy) == 1 else []
+
+    [number] = eventually(only)
     return number
 
 
@@ -155,13 +160,23 @@ def allocated_bytes() -> int:
 class Leftovers:
     """What this process has before clients are made, to be compared when they are closed. A context manager."""
 
-    def __init__(self, allocated_bytes: int = 24 * MiB, resident_bytes: int = 96 * MiB) -> None:
-        """Resident is more than allocated: each thread that there has been leaves malloc an arena full of holes."""
+    def __init__(
+        self,
+        allocated_bytes: int = 24 * MiB,
+        resident_bytes: int = 96 * MiB,
+        *,
+        descriptors_of_others: Callable[[], int] = int,
+    ) -> None:
+        """Resident is more than allocated: each thread that there has been leaves malloc an arena full of holes.
+
+        `descriptors_of_others`: those that come and go in this process whatever its clients do.
+        """
         self._limits_bytes = allocated_bytes, resident_bytes
+        self._descriptors_now = lambda: descriptors() - descriptors_of_others()
 
     def __enter__(self) -> Leftovers:
         self._threads = threading.active_count()
-        self._descriptors = descriptors()
+        self._descriptors = self._descriptors_now()
         self._used_bytes = allocated_bytes(), rss_bytes()
         return self
 
@@ -172,7 +187,7 @@ class Leftovers:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             eventually(lambda: threading.active_count() <= self._threads, timeout_s=30)
-            eventually(lambda: descriptors() <= self._descriptors, timeout_s=30)
+            eventually(lambda: self._descriptors_now() <= self._descriptors, timeout_s=30)
             for now, before, limit in zip(
                 (allocated_bytes(), rss_bytes()), self._used_bytes, self._limits_bytes, strict=True
             ):

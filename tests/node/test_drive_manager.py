@@ -224,6 +224,7 @@ def test_a_change_of_the_map_waits_for_a_drive_only_until_it_is_given_up(tmp_pat
     with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
         bucket = client.bucket(TWO)
         fill(bucket)
+        eventually(lambda: cluster.in_place(TWO, set(OBJECTS)), TIMEOUT_S, interval_s=0.1)
         drive_commands.disable(node_of(cluster, 1), of(cluster, 1, 0))
         cluster.map.version += 1
         cluster.map.node[2].state = pb.MapNode.LEAVING

@@ -34,7 +34,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "writing the catalog": (Catalog, "write"),
     "noting how far the log is": (Catalog, "_advance"),
     "describing files": (CommitFiles, "prepare"),
-    "writing a file": (StagedFile, "append"),
+    "writing a file": (StagedFile, "write"),
     "writing a segment": (SegmentDraft, "write"),
     "saying what a file is": (RawFiles, "set_identity"),
     "publishing": (RawFiles, "publish"),
