@@ -142,6 +142,11 @@ class Members:
             self._order = key, [view.nodes[at].uuid for at in order]
         return self.by_trust(self._order[1])
 
+    def transforming(self) -> list[bytes]:
+        """As `anybody`, those last of which the map does not say that they run transforms."""
+        able = self.view.transforming
+        return sorted(self.anybody(), key=lambda node: node not in able)
+
     # -- the map
 
     def learn(self, map_: pb.ClusterMap) -> bool:

@@ -419,11 +419,12 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
     # -- jobs: whichever node answers knows of all
 
     def etl(self, method: EtlMethod, request: Any) -> Any:
-        return self._any(lambda node: node.etl(method, request))
+        ask = self.members.transforming
+        return self._first(ask, lambda node: node.etl(method, request), again=True, consumes=False)
 
     def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
         members = self.members
-        node = members.anybody()[0]
+        node = members.transforming()[0]
         try:
             yield from members.transport(node).watch_job(name)
         except (errors.NodeUnavailable, errors.SilenceTimeout):
