@@ -24,6 +24,7 @@ from storage_node.etl.servers.receiver import Receiver
 from storage_node.etl.servers.stage import ServerStage
 from storage_node.etl.values import Content
 from storage_node.etl.webserver import HTTPMultiThreadedServer
+from storage_node.store.read.object_reader import open_object
 
 LARGE = {f"{at:02d}": seeded_bytes(DIRECT_BYTES + 100 * at, seed=at) for at in range(24)} | {
     f"large-{at}": seeded_bytes((2 << 20) + at, seed=at) for at in range(3)
@@ -90,7 +91,7 @@ def side_of(cluster: LocalCluster, number: int) -> HttpSide:
 
 
 @contextlib.contextmanager
-def cluster_with_server(folder: Path, *, secret: bool = True) -> Iterator[tuple[LocalCluster, Client]]:
+def cluster_with_server(folder: Path, *, secret: bool = True, copies: int = 1) -> Iterator[tuple[LocalCluster, Client]]:
     """With the sources in its bucket, and the transform "twice"."""
     config: dict[str, Any] = {}
     if secret:
@@ -98,18 +99,19 @@ def cluster_with_server(folder: Path, *, secret: bool = True) -> Iterator[tuple[
         file.write_text("0123456789abcdef0123456789abcdef")
         file.chmod(0o600)
         config["peer_secret_file"] = str(file)
-    with Twice().running() as address, LocalCluster(folder, copies=1, etl_servers=(address,), **config) as cluster:
+    with Twice().running() as address, LocalCluster(folder, copies=copies, etl_servers=(address,), **config) as cluster:
         server = pb.TransformServer(address=address, direct_put=True)
         cluster.map.transform.append(pb.Transform(name="twice", uuid=uuid.uuid4().bytes, server=server))
-        cluster.map.bucket.add(name="to", uuid=uuid.uuid4().bytes, copies=1, min_copies=1)
+        cluster.map.bucket.add(name="to", uuid=uuid.uuid4().bytes, copies=copies, min_copies=copies)
         cluster.learn()
+        cluster.await_compared()
         with connect("grpc://" + ",".join(node.endpoint for node in cluster.nodes)) as client:
             client.bucket(BUCKET).put_many(SOURCES.items())
             yield cluster, client
 
 
 def require_right(cluster: LocalCluster, client: Client) -> None:
-    """Each source has one result, with its stamp, on the node that owns it and on no other."""
+    """Each source has one result, with its stamp, whole on each node that owns it and on no other."""
     to = client.bucket("to")
     assert {name: bytes(to.get(name)) for name in to} == {name: twice(data) for name, data in SOURCES.items()}
     transform = cluster.map.transform[0]
@@ -119,12 +121,20 @@ def require_right(cluster: LocalCluster, client: Client) -> None:
         assert metadata["ais.etl-source-version"] == client.bucket(BUCKET).head(name).version
         assert json.loads(metadata["ais.etl-stages"]) == [["twice", transform.uuid.hex(), ""]]
     for number in range(len(cluster.nodes)):
-        here = {name for name, _ in cluster.batches(number).node.store.objects("to")}
-        assert here == {name for name in SOURCES if first_owner(cluster, "to", name) == number}
+        store = cluster.batches(number).node.store
+        here = {name: record.version for name, record in store.objects("to")}
+        assert set(here) == {name for name in SOURCES if number in owners(cluster, "to", name)}
+        for name, version in here.items():
+            assert b"".join(open_object(store, "to", name)) == twice(SOURCES[name])
+            assert str(version) == to.head(name).version
+
+
+def owners(cluster: LocalCluster, bucket: str, name: str) -> list[int]:
+    return cluster.view.owners(cluster.view.buckets[bucket], name)
 
 
 def first_owner(cluster: LocalCluster, bucket: str, name: str) -> int:
-    return cluster.view.owners(cluster.view.buckets[bucket], name)[0]
+    return owners(cluster, bucket, name)[0]
 
 
 def run(client: Client) -> None:
@@ -167,6 +177,20 @@ def test_a_node_that_does_not_take_results_is_sent_them_as_any_others(tmp_path: 
         run(client)
         require_right(cluster, client)
         assert put[2]
+
+
+@pytest.mark.slow
+def test_every_copy_of_a_result_that_is_put_directly_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster_with_server(tmp_path, copies=2) as (cluster, client):
+        counted = Bytes(cluster, monkeypatch)
+        run(client)
+        require_right(cluster, client)
+        put: Counter[int] = Counter()
+        for name in LARGE:
+            source, owning = first_owner(cluster, BUCKET, name), owners(cluster, "to", name)
+            if source not in owning:  # or it is stored from there, where one of its copies stays
+                put[owning[0]] += 2 * len(SOURCES[name])
+        assert put and counted.put == put
 
 
 @pytest.mark.slow

@@ -1,0 +1,97 @@
+"""Direct put while nodes are killed: a result is whole where it was acknowledged, or it is made again; none is lost."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ais_loader import Client, ClusterOptions, connect
+from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.cluster.caller import Caller
+from storage_node.etl.jobs.run import DIRECT_BYTES
+from storage_node.etl.webserver import HTTPMultiThreadedServer
+
+pytestmark = pytest.mark.slow
+SECRET = "0123456789abcdef0123456789abcdef"
+SOURCES = {f"{at:03d}": seeded_bytes(DIRECT_BYTES + 1000 * at, seed=at) for at in range(60)}
+VICTIM = 2
+
+
+def twice(data: bytes) -> bytes:
+    return data[::-1] * 2
+
+
+class Held(HTTPMultiThreadedServer):
+    """Goes on with the first objects, and then when it is let: their results have places to go to by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.let, self._lock = 0, threading.Event(), threading.Lock()
+
+    def transform(self, data: bytes, path: str, args: Any) -> bytes:
+        with self._lock:
+            self.begun += 1
+            begun = self.begun
+        if begun > 10:
+            assert self.let.wait(60)
+        return twice(data)
+
+
+class SecretCluster(ClusterProcesses):
+    def teach(self, numbers: Sequence[int] | None = None) -> None:
+        for number in range(len(self.nodes)) if numbers is None else numbers:
+            with Caller(SECRET).through(grpc.insecure_channel(self.nodes[number].peer_endpoint)) as channel:
+                stub = ais_cluster_pb2_grpc.ClusterStub(channel)
+                stub.Learn(ais_cluster_pb2.LearnRequest(map=self.map), timeout=20)
+
+
+@contextmanager
+def cluster_with(server: Held, folder: Path) -> Iterator[tuple[ClusterProcesses, Client]]:
+    file = folder / "secret"
+    file.write_text(SECRET)
+    file.chmod(0o600)
+    with server.running() as address:
+        arguments = ["--set", f"etl_servers={address}", "--set", f"peer_secret_file={file}"]
+        with SecretCluster(folder / "nodes", buckets={"from": 2, "to": 2}, arguments=arguments) as cluster:
+            told = pb.TransformServer(address=address, direct_put=True)
+            cluster.map.transform.append(pb.Transform(name="twice", uuid=uuid.uuid4().bytes, server=told))
+            cluster.map.version += 1
+            cluster.teach()
+            with connect(cluster.url, options=ClusterOptions(retry_s=30.0)) as client:
+                yield cluster, client
+
+
+def require_right(client: Client) -> None:
+    names = sorted(SOURCES)
+    assert sorted(client.bucket("to")) == names
+    assert client.bucket("to").get_batch(names).tobytes() == [twice(SOURCES[name]) for name in names]
+
+
+def test_a_killed_owner_loses_no_result_that_was_on_its_way_to_it(tmp_path: Path) -> None:
+    server = Held()
+    with cluster_with(server, tmp_path) as (cluster, client):
+        client.bucket("from").put_many(SOURCES.items())
+        job = client.bucket("from").transform("to", etl="twice", wait=False)
+        try:
+            eventually(lambda: server.begun > 12, timeout_s=30)
+            cluster.kill([VICTIM])
+        finally:
+            server.let.set()
+        counts = job.wait(timeout_s=60)
+        assert (job.state, counts.transformed + counts.skipped, counts.failed) == ("done", len(SOURCES), 0)
+        require_right(client)
+        cluster.start([VICTIM])
+        begun = server.begun
+        again = client.bucket("from").transform("to", etl="twice")
+        assert (again.counts.transformed, again.counts.skipped, server.begun) == (0, len(SOURCES), begun)
+        require_right(client)
