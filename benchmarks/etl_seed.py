@@ -8,7 +8,13 @@ PyAV otherwise). Three nodes on one machine, buckets with one copy, one server p
 a path in place of bytes, "direct" puts its result to the node that will own it. The client's way pulls by GetBatch,
 transforms in as many processes as there are cores, and puts back by PutMany; "own pace" is those processes alone, with
 all clips in memory and results thrown away. Each row's results are compared with those of the first, byte for byte by
-their checksums. The second column of rates is the same job with a transform that gives back what it is given.
+their checksums. "Nothing to do" is the same job with a transform that gives back what it is given.
+
+A clip's cost is divided by what else is measured in the same round, each of it wall time by clip: "read" is a GetBatch
+of all clips; "channel" an inspection, which writes nothing, with nothing to do, less the read; "transform" an
+inspection less the one with nothing to do; "write" the job less its inspection. Together they are the job. A result
+that is put directly goes back to the node in an inspection: what it saves is in "write", which may be less than none.
+Of clients "transform" is their own pace, and "write" what is left.
 
 Prediction, written before the first run: a clip costs some 15 ms of a core to transform, 1 ms to be read, passed and
 stored by a server, and the results of three nodes and a server that share two cores come at 0.7 to 0.9 of the cores'
@@ -29,13 +35,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import click
 import cloudpickle
@@ -59,7 +66,9 @@ CHANNELS: dict[str, tuple[Communication, ...]] = {
     "Flask": ("hpush", "hpull"),
     "http.server": ("hpush", "hpull"),
 }
-CLIENTS, PACE, FUNCTION, COMMAND = "clients", "own pace", "function", "command"
+CLIENTS, PACE, FUNCTION, COMMAND, READ = "clients", "own pace", "function", "command", "read"
+NOTHING, INSPECTED = ", nothing", ", inspected"
+"""Endings of contestants' names: the transform has nothing to do; results are made and not written."""
 CLAIMS = [
     Claim(FUNCTION, PACE, 0.95),
     Claim(FUNCTION, CLIENTS, 1.0),
@@ -68,14 +77,16 @@ CLAIMS = [
     Claim("gRPC", "FastAPI ws", 1.0),
 ]
 CORES = len(os.sched_getaffinity(0))
+Rates: TypeAlias = dict[str, list[float]]
 
 
 def to_wav(data: bytes, nothing: bool = False) -> bytes:
     return bytes(data) if nothing else flac_to_wav(bytes(data), 2, 44100)
 
 
-def clips() -> dict[str, bytes]:
-    return {path.relative_to(SPEECH_DIR).as_posix(): path.read_bytes() for path in sorted(SPEECH_DIR.rglob("*.flac"))}
+def clips(most: int | None) -> dict[str, bytes]:
+    paths = sorted(SPEECH_DIR.rglob("*.flac"))[:most]
+    return {path.relative_to(SPEECH_DIR).as_posix(): path.read_bytes() for path in paths}
 
 
 def _serve(given: tuple[str, str], ready: Connection) -> None:
@@ -99,12 +110,16 @@ class Row(NamedTuple):
     command: bool = False
     clips: int | None = None
     """How many are passed through it; None: all."""
+    said: tuple[str, str, str, str] | None = None
+    """Web server, communication, fqn and direct put, as the table has them."""
 
 
-def rows(held: ExitStack, folder: Path) -> tuple[dict[str, Row], list[str]]:
+def rows(held: ExitStack, folder: Path, only: Sequence[str] = ()) -> tuple[dict[str, Row], list[str]]:
     """By name, and what their nodes are to be started with."""
     found, arguments = {}, ["--etl-code"]
     for framework in (*CHANNELS, "gRPC"):
+        if only and not any(name.startswith(framework) for name in only):
+            continue
         server = held.enter_context(ServerProcess(_serve, (framework, str(folder))))
         address = f"{'grpc' if framework == 'gRPC' else 'http'}://127.0.0.1:{server.port}"
         arguments += ["--etl-server", address]
@@ -115,11 +130,14 @@ def rows(held: ExitStack, folder: Path) -> tuple[dict[str, Row], list[str]]:
                 for direct in (False, True) if framework != "gRPC" else (False,):
                     name = f"{framework}{'' if channel == 'grpc' else ' ' + channel}"
                     name += f"{' fqn' * fqn}{' direct' * direct}"
-                    found[name] = Row(Server(address, communication=channel, fqn=fqn, direct_put=direct))
+                    said = framework, channel, "fqn" * fqn, str(direct)
+                    source = Server(address, communication=channel, fqn=fqn, direct_put=direct)
+                    found[name] = Row(source, said=said)
     found[FUNCTION] = Row(to_wav)
     program, template = _command(folder)
     found[COMMAND] = Row(Command(template.split()), command=True, clips=None if program == "ffmpeg" else 8)
-    return found, [*arguments, "--etl-command", program]
+    chosen = {name: row for name, row in found.items() if not only or name in only}
+    return chosen, [*arguments, "--etl-command", program]
 
 
 def _command(folder: Path) -> tuple[str, str]:
@@ -136,20 +154,20 @@ def _command(folder: Path) -> tuple[str, str]:
 
 
 class Bench:
-    """A cluster with all clips, and what each contestant does once."""
+    """A cluster with all clips, or so many of them, and what each contestant does once; of some rows only, if any."""
 
-    def __init__(self, held: ExitStack) -> None:
+    def __init__(self, held: ExitStack, only: Sequence[str] = (), most: int | None = None) -> None:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
         secret = folder / "secret"
         secret.write_text(SECRET)
         secret.chmod(0o600)
-        self.rows, arguments = rows(held, folder)
+        self.rows, arguments = rows(held, folder, only)
         cluster = held.enter_context(
             Cluster(folder, NODES, buckets={SOURCE: 1}, arguments=[*arguments, "--set", f"peer_secret_file={secret}"])
         )
         self._client: Client = held.enter_context(connect(cluster.url))
         self._pool = held.enter_context(ProcessPoolExecutor(CORES, mp_context=get_context("spawn")))
-        self.clips = clips()
+        self.clips = clips(most)
         for module in (to_wav.__module__, flac_to_wav.__module__):  # workers do not have them
             cloudpickle.register_pickle_by_value(sys.modules[module])
         self._client.bucket(SOURCE).put_many(self.clips.items())
@@ -161,12 +179,22 @@ class Bench:
 
     def contestants(self) -> dict[str, Callable[[], float]]:
         """Clips a second."""
-        found: dict[str, Callable[[], float]] = {PACE: self._pace, CLIENTS: self._by_clients}
+        found: dict[str, Callable[[], float]] = {PACE: self._pace, CLIENTS: self._by_clients, READ: self._read}
         for name, row in self.rows.items():
-            found[name] = lambda name=name: self._job(name)  # type: ignore[misc]
-            if not row.command:
-                found[f"{name}, nothing"] = lambda name=name: self._job(name, nothing=True)  # type: ignore[misc]
+            for nothing in (False, True) if not row.command else (False,):
+                for inspected in (False, True):
+                    found[f"{name}{NOTHING * nothing}{INSPECTED * inspected}"] = partial(
+                        self._job, name, nothing=nothing, inspected=inspected
+                    )
         return found
+
+    def _read(self) -> float:
+        began_s = time.perf_counter()
+        made = self._client.get_batch(list(self.clips), bucket=SOURCE).tobytes()
+        rate = len(self.clips) / (time.perf_counter() - began_s)
+        if made != list(self.clips.values()):
+            raise click.ClickException("clips that were read differ from those that were put")
+        return rate
 
     def _pace(self) -> float:
         began_s = time.perf_counter()
@@ -184,15 +212,18 @@ class Bench:
         self._compare(target.name, self.clips, nothing=False)
         return rate
 
-    def _job(self, name: str, *, nothing: bool = False) -> float:
+    def _job(self, name: str, *, nothing: bool, inspected: bool) -> float:
         to_bucket = f"to-{next(self._buckets)}"
         self._client.create_bucket(to_bucket)
         stage = Stage(_identifier(name), {"nothing": True} if nothing else {})
         names = list(self.clips)[: self.rows[name].clips]
         began_s = time.perf_counter()
-        self._client.bucket(SOURCE).transform(to_bucket, etl=stage, names=names)
+        self._client.bucket(SOURCE).transform(to_bucket, etl=stage, names=names, inspect=inspected)
         rate = len(names) / (time.perf_counter() - began_s)
-        self._compare(to_bucket, names, nothing=nothing)
+        if inspected:
+            self._client.delete_bucket(to_bucket)  # empty
+        else:
+            self._compare(to_bucket, names, nothing=nothing)
         return rate
 
     def _compare(self, bucket: str, names: Collection[str], *, nothing: bool) -> None:
@@ -212,55 +243,96 @@ def _identifier(name: str) -> str:
     return name.lower().replace(" ", "-").replace(".", "-")
 
 
-def rows_table(rates: dict[str, list[float]]) -> str:
-    """Fastest first."""
+def rows_table(rates: Rates, said: Mapping[str, Row], count: int) -> str:
+    """Fastest first, as the post has it, with what there is beside; in seconds for so many clips."""
     clients = statistics.median(rates[CLIENTS])
-    medians = {name: statistics.median(of) for name, of in rates.items() if not name.endswith(", nothing")}
-    lines = ["| what | clips/s | range | ÷ clients | with nothing to do, clips/s |", "|---|---:|---:|---:|---:|"]
-    for name, median in sorted(medians.items(), key=lambda pair: -pair[1]):
-        idle = rates.get(f"{name}, nothing")
+    lines = [
+        "| webserver | communication | fqn | direct put | seconds | range | ÷ clients | nothing to do, seconds |",
+        "|---|---|---|---|---:|---:|---:|---:|",
+    ]
+    for name in by_rate(rates, ""):
+        of, idle = rates[name], rates.get(f"{name}{NOTHING}")
+        columns = said[name].said if name in said and said[name].said is not None else (name, "", "", "")
         lines.append(
-            f"| {name} | {median:,.1f} | {min(rates[name]):,.1f} – {max(rates[name]):,.1f} | {median / clients:.2f} "
-            f"| {f'{statistics.median(idle):,.0f}' if idle else ''} |"
+            f"| {' | '.join(columns)} | {count / statistics.median(of):.3f} "
+            f"| {count / max(of):.3f} – {count / min(of):.3f} | {statistics.median(of) / clients:.2f} "
+            f"| {f'{count / statistics.median(idle):.3f}' if idle else ''} |"
         )
     return "\n".join(lines)
 
 
-def draw(rates: dict[str, list[float]], path: Path) -> None:
+def costs(rates: Rates, name: str) -> tuple[float | None, float | None, float | None, float | None]:
+    """Read, channel, transform and write of a clip, in ms: medians over rounds of what was measured in the same one."""
+
+    def median_ms(of: Callable[..., float], *names: str) -> float | None:
+        if any(one not in rates for one in names):
+            return None
+        return 1e3 * statistics.median(
+            of(*(1 / rate for rate in row)) for row in zip(*(rates[one] for one in names), strict=True)
+        )
+
+    whole, idle, read = f"{name}{INSPECTED}", f"{name}{NOTHING}{INSPECTED}", median_ms(lambda read: read, READ)
+    if name == CLIENTS:
+        transform = median_ms(lambda pace: pace, PACE)
+        return read, None, transform, median_ms(lambda all_, read, pace: all_ - read - pace, CLIENTS, READ, PACE)
+    channel = median_ms(lambda idle, read: idle - read, idle, READ)
+    transform = median_ms(lambda whole, idle: whole - idle, whole, idle)
+    if channel is None:  # of a command, which takes its own time to begin
+        transform = median_ms(lambda whole, read: whole - read, whole, READ)
+    return read, channel, transform, median_ms(lambda all_, whole: all_ - whole, name, whole)
+
+
+def costs_table(rates: Rates) -> str:
+    lines = ["| a clip's cost, ms | read | channel | transform | write | all |", "|---|---:|---:|---:|---:|---:|"]
+    for name in by_rate(rates, ""):
+        if name != PACE:
+            parts = " | ".join("" if one is None else f"{one:.2f}" for one in costs(rates, name))
+            lines.append(f"| {name} | {parts} | {1e3 / statistics.median(rates[name]):.2f} |")
+    return "\n".join(lines)
+
+
+def by_rate(rates: Rates, ending: str) -> list[str]:
+    """Contestants of this ending, without it, the fastest first."""
+    found = {name.removesuffix(ending): statistics.median(of) for name, of in rates.items() if name.endswith(ending)}
+    return sorted((name for name in found if "," not in name and name != READ), key=lambda name: -found[name])
+
+
+def draw(rates: Rates, count: int, path: Path) -> None:
+    """Seconds of each way, the fastest on top; and those with nothing to do."""
     figure, axes = new_figure(1, width=7.0, rows=2)
     figure.set_size_inches(7.0, 9.0)
-    for panel, ending, label in ((axes[0][0], "", "clips/s"), (axes[1][0], ", nothing", "clips/s, nothing to do")):
-        chosen = {
-            name.removesuffix(", nothing"): statistics.median(of)
-            for name, of in rates.items()
-            if name.endswith(", nothing") == bool(ending)
-        }
-        names = sorted(chosen, key=lambda name: chosen[name])
+    for panel, ending, label in ((axes[0][0], "", "seconds"), (axes[1][0], NOTHING, "seconds, with nothing to do")):
+        names = by_rate(rates, ending)[::-1]
+        seconds = [count / statistics.median(rates[f"{name}{ending}"]) for name in names]
         colors = ["#c0392b" if name in (CLIENTS, PACE) else "#92c5de" for name in names]
-        panel.barh(range(len(names)), [chosen[name] for name in names], color=colors)
+        panel.barh(range(len(names)), seconds, color=colors)
         panel.set_yticks(range(len(names)), names, fontsize=6)
         panel.set(xlabel=label)
     save(figure, path)
 
 
-def measured(rounds: int, only: Sequence[str] = ()) -> dict[str, list[float]]:
+def measured(rounds: int, only: Sequence[str] = (), most: int | None = None) -> tuple[Rates, dict[str, Row]]:
+    """Clips a second by contestant and round; and the rows of the table. `most`: clips."""
     with ExitStack() as held:
-        bench = Bench(held)
-        chosen = {
-            name: run
-            for name, run in bench.contestants().items()
-            if not only or name.removesuffix(", nothing") in (*only, CLIENTS, PACE)
-        }
-        rates = run_rounds(chosen, 1 + rounds)  # in the first of them processes are started, and decoders loaded
-        return {name: of[1:] for name, of in rates.items()}
+        bench = Bench(held, only, most)
+        rates = run_rounds(
+            bench.contestants(), 1 + rounds
+        )  # in the first of them processes are started, and decoders loaded
+        return {name: of[1:] for name, of in rates.items()}, bench.rows
 
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=3, show_default=True)
+@click.option("--only", multiple=True, help='Rows to run, as "FastAPI ws fqn direct"; all of them if not given.')
+@click.option("--clips", "most", type=int, help="So many of them; all if not given.")
 @click.option("--keep/--no-keep", default=True, show_default=True, help="Write the table and the picture.")
-def main(rounds: int, keep: bool) -> None:
-    rates = measured(rounds)
-    outcomes = judge(rates, CLAIMS)
+@click.option("--picture", type=click.Path(path_type=Path), help="Where the picture goes; beside the table if kept.")
+def main(rounds: int, only: tuple[str, ...], most: int | None, keep: bool, picture: Path | None) -> None:
+    if keep and (only or most):
+        raise click.UsageError("a table of some rows or clips is not kept: add --no-keep")
+    rates, said = measured(rounds, only, most)
+    count = len(clips(most))
+    outcomes = judge(rates, [claim for claim in CLAIMS if {claim.subject, claim.baseline} <= set(rates)])
     what, _, story = (__doc__ or "").partition("\n\n")
     decoder = "FFmpeg" if shutil.which("ffmpeg") else "PyAV"
     text = "\n\n".join(
@@ -268,16 +340,17 @@ def main(rounds: int, keep: bool) -> None:
             "# Clips to WAV, by every way",
             what,
             story.strip(),
-            f"Machine: {machine()}; {load()}. {rounds} rounds of {len(clips())} clips by {decoder}; {NODES} nodes, "
+            f"Machine: {machine()}; {load()}. {rounds} rounds of {count} clips by {decoder}; {NODES} nodes, "
             "servers, workers and clients share the cores.",
-            rows_table(rates),
+            rows_table(rates, said, count),
+            costs_table(rates),
             claims_table(outcomes),
-            f"![Clips a second]({PICTURE.name})",
+            f"![Seconds of each way]({PICTURE.name})",
         ]
     )
     print(text)
-    if keep:
-        draw(rates, PICTURE)
+    if keep or picture is not None:
+        draw(rates, count, picture or PICTURE)
     conclude(text + "\n", TABLE if keep else None, reached=all(outcome.reached for outcome in outcomes))
 
 
