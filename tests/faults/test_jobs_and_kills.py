@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,11 +20,13 @@ from ais_loader.testing import eventually
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.transform_job import find_job
 from ais_loader.wire.generated import ais_etl_pb2 as pb
+from tests.faults.ledger_kit import endpoints
 
 pytestmark = pytest.mark.slow
 OBJECTS = 10_000
 NAMES = {f"{at % 100:02d}/{at:05d}": b"text %d" % at for at in range(OBJECTS)}
 WAIT_S = 240.0
+REPOSITORY = Path(__file__).parents[2]
 
 
 def counting(folder: str) -> object:
@@ -106,3 +109,27 @@ def test_a_job_of_ten_thousand_objects_survives_its_client_its_workers_and_its_n
         assert OBJECTS <= len(runs(tmp_path / "counts")) < OBJECTS + 2500
         again = client.bucket("from").transform("to", etl="upper")
         assert (again.counts.transformed, again.counts.skipped) == (0, OBJECTS)
+
+
+def die_changing(cluster: ClusterProcesses, at: int, step: str) -> None:
+    """A controller that dies in the middle of a change of the map."""
+    task = {"endpoints": endpoints(cluster.nodes), "buckets": [f"half-{at}"], "die": step}
+    command = [sys.executable, "-m", "tests.faults.changing_process", json.dumps(task)]
+    done = subprocess.run(command, cwd=REPOSITORY, timeout=WAIT_S, check=False, stdout=subprocess.DEVNULL)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_job_survives_controllers_that_die_in_the_middle_of_changes(tmp_path: Path) -> None:
+    some = dict(list(NAMES.items())[:600])
+    with cluster_with_transform(tmp_path / "nodes", tmp_path / "counts") as cluster, connect(cluster.url) as client:
+        client.bucket("from").put_many(some.items())
+        die_changing(cluster, 0, "accepted:1")  # which whoever begins the job comes upon
+        job = client.bucket("from").transform("to", etl="upper", wait=False)
+        die_changing(cluster, 1, "prepared:3")
+        die_changing(cluster, 2, "accepted:2")
+        counts = job.wait(timeout_s=WAIT_S)
+        assert (job.state, counts.transformed, counts.failed) == ("done", len(some), 0)
+        to = client.bucket("to")
+        assert sorted(to) == sorted(some)
+        assert to.get_batch(list(some)).tobytes() == [data.upper() for data in some.values()]
+        assert sorted(runs(tmp_path / "counts")) == sorted(some.values())
