@@ -14,6 +14,7 @@ lock, and one client does both.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -21,6 +22,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
+
+import tenacity
 
 import ais_loader
 from ais_loader import Client, errors
@@ -30,9 +33,14 @@ from ais_loader.urls import store_folders
 if TYPE_CHECKING:
     from ais_loader.transport.embedded import EmbeddedTransport
 
+logger = logging.getLogger(__name__)
+
 IDLE_S = 1.0
 """How long the lock is kept after a write, as the next one follows often: opening and closing takes a twentieth of a
 second, a write a thousandth."""
+
+_TELL_AFTER_S = 1.0
+"""A wait for another writer that is longer is logged, once."""
 
 _stores: WeakValueDictionary[str, SharedStore] = WeakValueDictionary()
 _lock = threading.Lock()
@@ -84,9 +92,9 @@ class StoreReference:
         return self.store().reader()
 
     @contextmanager
-    def writer(self) -> Iterator[Client]:
-        """A client for writing until the end of the block. Raises StoreLocked, and what `connect` raises."""
-        with self.store().writer() as client:
+    def writer(self, wait_s: float = 0.0) -> Iterator[Client]:
+        """A client for writing until the end of the block; `wait_s` and errors as for `SharedStore.writer`."""
+        with self.store().writer(wait_s) as client:
             yield client
 
     def __getstate__(self) -> tuple[str | None, dict[str, Any]]:
@@ -140,12 +148,14 @@ class SharedStore:
         return self._reader
 
     @contextmanager
-    def writer(self) -> Iterator[Client]:
-        """A client that may write, until the end of the block. Raises StoreLocked, and what `connect` raises."""
+    def writer(self, wait_s: float = 0.0) -> Iterator[Client]:
+        """A client that may write, until the end of the block.
+
+        While somebody else holds the store for writing, it is asked for again and again for `wait_s` seconds; readers
+        of this process go on meanwhile. Raises StoreLocked after that, and what `connect` raises at once.
+        """
         write, pid = object(), os.getpid()
-        with self._lock:
-            client = self._writer_now()
-            self._writes.add(write)
+        client = self._begin(write, wait_s)
         try:
             yield client
         finally:
@@ -155,6 +165,37 @@ class SharedStore:
                     self._last_write_s = time.monotonic()
                     if self._writer is not None and self._timer is None:
                         self._wait(IDLE_S)
+
+    def _begin(self, write: object, wait_s: float) -> Client:
+        """Take part in writing under this name, as soon as nobody else writes."""
+        told = False
+
+        def tell(state: tenacity.RetryCallState) -> None:
+            nonlocal told
+            waited_s = state.seconds_since_start or 0.0
+            if not told and waited_s >= _TELL_AFTER_S and state.outcome is not None:
+                told = True
+                logger.warning("waiting up to %g s to write: %s", wait_s, state.outcome.exception())
+
+        def begin() -> Client:
+            with self._lock:
+                client = self._writer_now()
+                self._writes.add(write)
+                return client
+
+        waiting = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(errors.StoreLocked),
+            stop=tenacity.stop_before_delay(wait_s),
+            wait=tenacity.wait_random(0.02, 0.2),
+            before_sleep=tell,
+            reraise=True,
+        )
+        try:
+            return waiting(begin)
+        except errors.StoreLocked as error:
+            if wait_s <= 0:
+                raise
+            raise errors.StoreLocked(f"{error}; waited {wait_s:g} s for it") from error
 
     def _writer_now(self) -> Client:
         if not self._locks_to_write:

@@ -46,12 +46,14 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
     store: its URL, as `ais_loader.connect` takes it; None: what AIS_LOADER_URL says when the file system is asked for.
     connect_options: further arguments of `connect`: mode, options. With mode="a" an embedded store is held for writing
         as long as the process lives, with mode="r" it is never written to.
+    lock_wait_s: how long a write waits, in seconds, while another process holds an embedded store for writing; 0: it is
+        refused at once.
 
     Without a mode an embedded store is read beside whoever writes to it, and locked for writing from the first write
     (a file that is opened for writing counts until it is closed) until a second after the last one; `release_lock` lets
-    go of it at once. While another process writes, a write here raises PermissionError, which says who that is, and
-    the next write asks again. The first write makes a store that is not there. This process reads what it has written
-    at once; what another process has replaced or deleted is seen a second later at the latest, or at once after
+    go of it at once. A write that has waited `lock_wait_s` raises PermissionError, which says which process has the
+    lock; the next write asks again. The first write makes a store that is not there. This process reads what it has
+    written at once; what another process has replaced or deleted is seen a second later at the latest, or at once after
     `invalidate_cache`.
 
     Errors are those of files where there is one: FileNotFoundError, FileExistsError, IsADirectoryError,
@@ -66,9 +68,13 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         store: str | os.PathLike[str] | None = None,
         *,
         connect_options: dict[str, Any] | None = None,
+        lock_wait_s: float = 10.0,
         **storage_options: Any,
     ) -> None:
+        if not 0 <= lock_wait_s < float("inf"):
+            raise ValueError(f"lock_wait_s={lock_wait_s!r}: need a number of seconds, 0 or more")
         super().__init__(**storage_options)
+        self._lock_wait_s = lock_wait_s
         self._url = named_url(store)
         self._store = shared_store(self._url, connect_options)
 
@@ -80,7 +86,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
     @contextmanager
     def _writing(self, path: str) -> Iterator[Client]:
         """A client for writing; in here, errors are those of files."""
-        with as_files(path), self._store.writer() as client:
+        with as_files(path), self._store.writer(self._lock_wait_s) as client:
             yield client
 
     def release_lock(self) -> None:

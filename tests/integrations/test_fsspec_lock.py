@@ -73,8 +73,8 @@ def store(tmp_path: Path) -> Iterator[Path]:
     AISFileSystem.clear_instance_cache()
 
 
-def opened(store: Path) -> AISFileSystem:
-    return fsspec.filesystem("ais", store=store)
+def opened(store: Path, lock_wait_s: float = 0) -> AISFileSystem:
+    return fsspec.filesystem("ais", store=store, lock_wait_s=lock_wait_s)
 
 
 def writing(store: Path) -> str:
@@ -180,6 +180,37 @@ def test_a_write_beside_another_process_says_who_writes_and_works_when_it_is_fre
     assert elsewhere.said("c.close()") == "None"
     files.pipe_file("b/new", b"1")
     assert files.cat_file("b/new") == b"1"
+
+
+def test_a_write_waits_for_another_process_and_readers_do_not(
+    store: Path, elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ais_loader.integrations.shared_store._TELL_AFTER_S", 0.0)
+    files = opened(store, lock_wait_s=60)
+    assert elsewhere.said(writing(store)) == "1"
+    with ThreadPoolExecutor(1) as threads:
+        written = threads.submit(files.pipe_file, "b/new", b"1")
+        eventually(lambda: f"by process {elsewhere.pid}" in caplog.text, timeout_s=60)
+        assert files.cat_file("b/a") == b"one"
+        assert not written.done() and not files.exists("b/new")
+        assert elsewhere.said("c.close()") == "None"
+        written.result(timeout=60)
+    assert files.cat_file("b/new") == b"1"
+    files.release_lock()
+    assert caplog.text.count("waiting up to 60 s to write") == 1
+
+
+def test_a_wait_for_another_process_has_an_end(store: Path, elsewhere: Elsewhere) -> None:
+    files = opened(store, lock_wait_s=0.3)
+    assert elsewhere.said(writing(store)) == "1"
+    with pytest.raises(PermissionError, match=rf"by process {elsewhere.pid};.*waited 0\.3 s"):
+        files.pipe_file("b/new", b"1")
+    assert elsewhere.said("c.close()") == "None"
+    files.pipe_file("b/new", b"1")
+    assert files.cat_file("b/new") == b"1"
+    for wrong in (-1, float("inf")):
+        with pytest.raises(ValueError, match="lock_wait_s"):
+            opened(store, lock_wait_s=wrong)
 
 
 def test_a_killed_writer_keeps_nobody_waiting(store: Path) -> None:
