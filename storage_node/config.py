@@ -17,6 +17,7 @@ _WHERE = (
     "metrics_port",
     "peer_host",
     "peer_port",
+    "peer_lane_port",
     "peer_advertise",
     "peer_secret_file",
 )
@@ -50,6 +51,8 @@ class ServerConfig:
     Loopback, or the cluster's network."""
     peer_port: int = 0
     """0 picks the one that the cluster's map has for this node, or else a free one."""
+    peer_lane_port: int = 0
+    """Where lanes of nodes on other machines come in, on `peer_host`; 0 picks a free port."""
     peer_advertise: str = ""
     """As `advertise`, for other nodes and operators."""
     peer_secret_file: str = ""
@@ -282,7 +285,7 @@ class ServerConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: need a number of seconds, at least 0")
         if not 0 <= self.hedge_budget <= 1:
             raise ValueError(f"hedge_budget={self.hedge_budget}: need a share, 0 to 1")
-        for name in ("port", "lane_port", "peer_port"):
+        for name in ("port", "lane_port", "peer_port", "peer_lane_port"):
             if not 0 <= getattr(self, name) < 65536:
                 raise ValueError(f"{name}={getattr(self, name)}: need 0 to 65535")
         if not self.peer_host:

@@ -54,7 +54,7 @@ from storage_node.lane.listener import LaneListener
 from storage_node.metrics import metrics_served, require_library
 from storage_node.node import Node
 from storage_node.promote.store_folders import of_store, require_apart
-from storage_node.services.access import ANYONE, Methods, Role
+from storage_node.services.access import ANYONE, INSIDE, Methods, Role
 from storage_node.services.cluster import ClusterService
 from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
@@ -101,6 +101,9 @@ _OPTIONS = (
 )
 LANE_METHODS = ("Objects/Put", "Objects/PutMany")
 """What carries objects in: their calls go by lanes too."""
+PEER_LANE_METHODS: tuple[str, ...] = ()
+"""Those of the peer listener: lanes between nodes carry sessions, and no calls."""
+_GET_BATCH = "ais_loader.v1.GetBatch"
 _REAP_INTERVAL_S = 2.0
 _FOLLOW_S = 1.0
 
@@ -258,10 +261,18 @@ class NodeServer:
                 batches, self.config.host, self.config.lane_port, MAX_MESSAGE_BYTES, carried
             )
             held.callback(lanes.close)
-            session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes)}
-            methods.add_registered_method_handlers("ais_loader.v1.GetBatch", session, sizes=False)
+            session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
+            methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
             server = grpc.aio.server(options=_OPTIONS)
             server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_tenant),))
+            carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
+            self.peer_lanes = peer_lanes = LaneListener(
+                batches, self.config.peer_host, self.config.peer_lane_port, MAX_MESSAGE_BYTES, carried
+            )
+            held.callback(peer_lanes.close)
+            # Of the peer listener alone, whose callers have been checked: a token of one lets nobody in at the other.
+            session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
+            methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
             check = PeerCheck(node, self.membership)
             peer_server = grpc.aio.server(options=_OPTIONS, interceptors=(check,))
             peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
@@ -272,6 +283,7 @@ class NodeServer:
             await peer_server.start()
             await server.start()
             lanes.start()
+            peer_lanes.start()
             map_sync = MapSync(
                 node.learn, self.membership, self._acceptor_store, self.endpoint, self.peer_endpoint, node.caller
             )
@@ -295,7 +307,8 @@ class NodeServer:
             await repair.stop()
             batches.stop()
             promote.stop()
-            await asyncio.gather(server.stop(self._grace_s), peer_server.stop(self._grace_s), lanes.stop(self._grace_s))
+            listening = (server, peer_server, lanes, peer_lanes)
+            await asyncio.gather(*(one.stop(self._grace_s) for one in listening))
             await etl.close()
             await check.close()
             await confirmation.close()
@@ -336,11 +349,11 @@ class NodeServer:
         """See GetMapResponse."""
         return self.peer_endpoint or f":{self.peer_port}"
 
-    def _lane_handler(self, lanes: LaneListener) -> grpc.RpcMethodHandler:
-        """GetBatch/OpenLane."""
+    def _lane_handler(self, lanes: LaneListener, port: Callable[[], int]) -> grpc.RpcMethodHandler:
+        """GetBatch/OpenLane, of who reaches this node by `port`."""
 
         async def open_lane(request: ais_batch_pb2.OpenLaneRequest, context: Any) -> ais_batch_pb2.OpenLaneResponse:
-            if request.port not in (self.port, self.peer_port):
+            if request.port != port():
                 return ais_batch_pb2.OpenLaneResponse()
             try:
                 return lanes.offer(tenant_of(context))

@@ -115,7 +115,7 @@ def require_cluster(settings: Mapping[str, Any]) -> None:
         for name in ("host", "port", "peer_port"):
             if name in one:
                 raise WrongSetting(f"{where}{name}: nodes of a cluster choose it by themselves, and keep it")
-    for name in ("advertise", "peer_advertise", "lane_port"):
+    for name in ("advertise", "peer_advertise", "lane_port", "peer_lane_port"):
         if name in settings:
             raise WrongSetting(f"{name}: not the same for all nodes; set {NODES}.NODE.{name}")
 

@@ -125,7 +125,7 @@ def encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
+def _decode_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = data[at]
@@ -215,7 +215,7 @@ class Response:
     reject: pb.Reject | None = None
 
 
-def decode_response(data: bytes) -> Response:
+def decode_response(data: bytes | memoryview) -> Response:
     """A serialized SessionResponse; a frame's payload and arrays are views of `data`.
 
     Raises FrameError on bytes that are not what a node sends.
@@ -226,7 +226,7 @@ def decode_response(data: bytes) -> Response:
             end: pb.End | None = None
             if at < len(data) and data[at] == _TAG_END:
                 length, at = _decode_varint(data, at + 1)
-                end, at = pb.End.FromString(data[at : at + length]), at + length
+                end, at = pb.End.FromString(bytes(data[at : at + length])), at + length
                 if at == len(data):
                     return Response(batch_id, end=end)
             if at < len(data) and data[at] == _TAG_FRAME:
@@ -235,7 +235,7 @@ def decode_response(data: bytes) -> Response:
                     raise FrameError(f"frame of {length:,} bytes in a message that has room for {len(data) - at:,}")
                 if at + length == len(data):
                     return Response(batch_id, decode_frame(data, at), end)
-        return _from_response(pb.SessionResponse.FromString(data))
+        return _from_response(pb.SessionResponse.FromString(bytes(data)))
     except IndexError:
         raise FrameError("message ends in the middle of a field") from None
     except DecodeError as error:
@@ -256,7 +256,7 @@ _EMPTY_U32: U32 = np.empty(0, WIRE_U32)
 _EMPTY_U8: U8 = np.empty(0, np.uint8)
 
 
-def decode_frame(data: bytes, at: int) -> Frame:
+def decode_frame(data: bytes | memoryview, at: int) -> Frame:
     """The frame that fills `data` from `at` to its end."""
     arrays: dict[int, tuple[int, int]] = {}
     piece: Piece | None = None
@@ -267,7 +267,7 @@ def decode_frame(data: bytes, at: int) -> Frame:
         tag = data[at]
         if tag not in _FRAME_TAGS or tag in arrays:
             # From another encoder, or of a later version: legal, and rare enough to be copied.
-            return _from_message(pb.Frame.FromString(data[begin:]))
+            return _from_message(pb.Frame.FromString(bytes(data[begin:])))
         length, at = _decode_varint(data, at + 1)
         stop = at + length
         if stop > end:
@@ -275,10 +275,10 @@ def decode_frame(data: bytes, at: int) -> Frame:
         if tag == _TAG_PAYLOAD:
             payload = memoryview(data)[at:stop]
         elif tag == _TAG_PIECE:
-            message = pb.Piece.FromString(data[at:stop])
+            message = pb.Piece.FromString(bytes(data[at:stop]))
             piece = Piece(message.offset, message.entry_size, message.version)
         elif tag == _TAG_ERROR:
-            error = pb.EntryError.FromString(data[at:stop])
+            error = pb.EntryError.FromString(bytes(data[at:stop]))
             errors[error.index] = EntryFault(error.message, error.kind)
         else:
             arrays[tag] = (at, length)
@@ -297,7 +297,7 @@ def decode_frame(data: bytes, at: int) -> Frame:
     )
 
 
-def _u32(data: bytes, span: tuple[int, int] | None) -> U32:
+def _u32(data: bytes | memoryview, span: tuple[int, int] | None) -> U32:
     if span is None:
         return _EMPTY_U32
     if span[1] % 4:
@@ -305,7 +305,7 @@ def _u32(data: bytes, span: tuple[int, int] | None) -> U32:
     return np.frombuffer(data, WIRE_U32, span[1] // 4, span[0])
 
 
-def _u8(data: bytes, span: tuple[int, int] | None) -> U8:
+def _u8(data: bytes | memoryview, span: tuple[int, int] | None) -> U8:
     return _EMPTY_U8 if span is None else np.frombuffer(data, np.uint8, span[1], span[0])
 
 

@@ -4,6 +4,9 @@ A node is a client of its peers, over the same GetBatch session that trainers us
 sub-requests of all batches; it stays open between them and is given up when it has been idle for a while. Its reader
 never waits for anybody: what a peer may send is bounded by the credit of each stream, so none holds up another one.
 
+A session begins by gRPC, at once. A lane is opened beside it, through gRPC, and what is asked from then on goes by
+that; where there is none, or it breaks, by gRPC again, and lanes are tried again after a while.
+
 A peer that fails is remembered as failing until it sends something, be it the answer to a probe: batches ask it last,
 and once that has lasted for the time-out they do not wait for it any more.
 
@@ -14,9 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import math
 import time
-from collections.abc import AsyncIterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -29,11 +34,17 @@ from ais_loader.wire.frame import FrameError, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.suspects import Suspects
+from storage_node.batch.peer_lane import CONNECT_TIMEOUT_S, PeerLane, open_lane
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerSilent, PeerStream, PeerUnavailable
 from storage_node.cluster.caller import Caller
 from storage_node.cluster.map.sync import newer_map
 
+log = logging.getLogger(__name__)
+
 _SESSION = "/ais_loader.v1.GetBatch/Session"
+_OPEN_LANE = "/ais_loader.v1.GetBatch/OpenLane"
+LANE_AGAIN = Backoff(1.0, 60.0, jitter=0.5)
+"""How long sessions go by gRPC after a lane could not be opened, or has broken."""
 _PROBE = Backoff(1.0, 1.0, jitter=0.5)
 """A peer that has failed is asked for nothing, again and again after this time, until it answers or nobody cares."""
 _UNTIL_IT_ANSWERS = Backoff(math.inf, math.inf, jitter=0)
@@ -60,6 +71,11 @@ class PeerPool:
     @property
     def open_sessions(self) -> int:
         return sum(peer.session is not None for peer in self._peers.values())
+
+    @property
+    def open_lanes(self) -> int:
+        """How many of these sessions go by a lane."""
+        return sum(isinstance(peer.session, _LaneSession) and not peer.session.broken for peer in self._peers.values())
 
     def open(self, endpoint: str, request: pb.BatchRequest) -> PeerStream:
         """Send a sub-request; connects if need be. Never waits: whether anybody is there, the stream tells.
@@ -112,7 +128,7 @@ class Peer:
     def __init__(self, endpoint: str, timeout_s: float, idle_s: float, suspects: Suspects[str], caller: Caller) -> None:
         self.endpoint = endpoint
         self.suspects = suspects
-        self.session: _Session | None = None
+        self.session: PeerSession | None = None
         self.last_error = ""
         self.wanted_at = 0.0
         """When a batch last had a use for it."""
@@ -124,13 +140,70 @@ class Peer:
         self._idle: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._probe: asyncio.Task[None] | None = None
+        self._relieved: set[PeerSession] = set()
+        """Sessions by gRPC that end with their last stream: a lane has taken their place."""
+        self._opening: asyncio.Task[None] | None = None
+        self._lane_failures = 0
+        self._lane_not_before_s = 0.0
 
-    def begin(self, stream: PeerStream, request: pb.BatchRequest) -> tuple[_Session, int]:
+    def begin(self, stream: PeerStream, request: pb.BatchRequest) -> tuple[PeerSession, int]:
         """Raises PeerUnavailable when this node is stopping."""
         channel = self._connected()
         if self.session is None or self.session.broken:
-            self.session = _Session(self, channel.stream_stream(_SESSION))
+            self.session = _GrpcSession(self, channel.stream_stream(_SESSION))
+        self._look_for_lane(channel)
         return self.session, self.session.begin(stream, request)
+
+    def _look_for_lane(self, channel: Any) -> None:
+        """Nobody waits for it: it is opened beside the session that there is, and takes what comes after."""
+        if (
+            isinstance(self.session, _LaneSession)
+            or self._opening is not None
+            or self.endpoint in self.suspects
+            or time.monotonic() < self._lane_not_before_s
+        ):
+            return
+        self._opening = asyncio.create_task(self._open_lane(channel), name=f"lane to {self.endpoint}")
+
+    async def _open_lane(self, channel: Any) -> None:
+        host, _, port = self.endpoint.rpartition(":")
+        try:
+            ask = channel.unary_unary(
+                _OPEN_LANE,
+                request_serializer=pb.OpenLaneRequest.SerializeToString,
+                response_deserializer=pb.OpenLaneResponse.FromString,
+            )
+            offer = await ask(pb.OpenLaneRequest(port=int(port)), timeout=CONNECT_TIMEOUT_S)
+            if not offer.token:
+                raise OSError("none is offered")
+            lane = await open_lane(host.strip("[]"), offer)
+        except (OSError, FrameError, ValueError, grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            log.debug("no lane to %s: %s", self.endpoint, error)
+            self._lane_failed()
+            return
+        finally:
+            self._opening = None
+        if lane.closed.done():
+            self._lane_failed()
+            return
+        if self._closed or channel is not self._channel:  # given up meanwhile, as idle
+            lane.abort()
+            return
+        before, self.session = self.session, _LaneSession(self, lane)
+        if before is not None and not before.broken:
+            self._relieved.add(before)
+            self.rest(before)
+
+    def _lane_failed(self) -> None:
+        self._lane_not_before_s = time.monotonic() + LANE_AGAIN.pause_s(self._lane_failures)
+        self._lane_failures += 1
+
+    def lane_broke(self, lasted_s: float) -> None:
+        """Sessions go by gRPC until one is opened again: at once where it had lasted, as when a node begins anew."""
+        if lasted_s >= LANE_AGAIN.longest_s:
+            self._lane_failures = 0
+        else:
+            self._lane_failed()
 
     def _connected(self) -> Any:
         if self._closed:
@@ -148,10 +221,22 @@ class Peer:
         finally:
             self.rest()
 
-    def rest(self) -> None:
-        """Begin to count the time of idleness, if there is nothing to do."""
-        if (self.session is None or not self.session.streams) and self._idle is None and not self._closed:
+    def rest(self, session: PeerSession | None = None) -> None:
+        """Begin to count the time of idleness, if there is nothing to do. `session`: where a stream has ended."""
+        if session is not None and session in self._relieved and not session.streams:
+            self._relieved.discard(session)
+            self._run(session.close())
+        if not self._busy and self._idle is None and not self._closed:
             self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._reclaim)
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._relieved) or (self.session is not None and bool(self.session.streams))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"peer {self.endpoint}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def failed(self, error: PeerError) -> None:
         self.last_error = str(error)
@@ -175,52 +260,45 @@ class Peer:
 
     def _reclaim(self) -> None:
         self._idle = None
-        if self.session is None or not self.session.streams:
-            task = asyncio.create_task(_let_go(*self._detached()), name=f"reclaim {self.endpoint}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if not self._busy:
+            self._run(_let_go(*self._detached()))
 
-    def _detached(self) -> tuple[_Session | None, Any]:
-        session, self.session = self.session, None
+    def _detached(self) -> tuple[list[PeerSession], Any]:
+        sessions = [*self._relieved] if self.session is None else [self.session, *self._relieved]
+        self.session, self._relieved = None, set()
         channel, self._channel = self._channel, None
-        return session, channel
+        return sessions, channel
 
     async def close(self) -> None:
         self._closed = True
         if self._idle is not None:
             self._idle.cancel()
-        if self._probe is not None:
-            self._probe.cancel()
-            await asyncio.wait([self._probe])
+        for task in (self._probe, self._opening):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         await _let_go(*self._detached())
         if self._tasks:
             await asyncio.wait(self._tasks)
 
 
-async def _let_go(session: _Session | None, channel: Any) -> None:
-    if session is not None:
+async def _let_go(sessions: list[PeerSession], channel: Any) -> None:
+    for session in sessions:
         await session.close()
     if channel is not None:
         await channel.close()
 
 
-class _Session:
-    """One open stream. It has broken once `broken` is set; its peer streams know by then."""
+class PeerSession(ABC):
+    """One open session. It has broken once `broken` is set; its peer streams know by then."""
 
-    def __init__(self, peer: Peer, open_call: Any) -> None:
+    def __init__(self, peer: Peer) -> None:
         self.streams: dict[int, PeerStream] = {}
         self.broken: PeerError | None = None
         self._peer = peer
         self._closing = False
         self._ids = itertools.count(1)
         self._heard_at = time.monotonic()
-        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._call = open_call(self._messages())
-        self._reader = asyncio.create_task(self._read(), name=f"peer {peer.endpoint}")
-
-    async def _messages(self) -> AsyncIterator[bytes]:
-        while (message := await self._outgoing.get()) is not None:
-            yield message
 
     def begin(self, stream: PeerStream, request: pb.BatchRequest) -> int:
         batch_id = next(self._ids)
@@ -230,27 +308,70 @@ class _Session:
 
     def send(self, request: pb.SessionRequest) -> None:
         if self.broken is None:
-            self._outgoing.put_nowait(request.SerializeToString())
+            self._send(request.SerializeToString())
+
+    @abstractmethod
+    def _send(self, message: bytes) -> None:
+        """Never waits."""
+
+    @abstractmethod
+    def _give_up(self) -> None:
+        """End it soon: as `_broke`."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End it, and return when nothing of it is left. Streams that are still open see their peer as unavailable."""
 
     def forget(self, batch_id: int) -> None:
         if self.streams.pop(batch_id, None) is not None:
-            self._peer.rest()
+            self._peer.rest(self)
 
     def give_up_if_silent(self, timeout_s: float) -> None:
         """After a stream has heard nothing for so long: when no stream has, a new connection may do better."""
         if self.broken is None and time.monotonic() - self._heard_at >= timeout_s:
-            self._reader.cancel()
+            self._give_up()
+
+    def _came(self, message: bytes | memoryview) -> None:
+        """Raises FrameError."""
+        self._peer.suspects.answered(self._peer.endpoint)
+        self._heard_at = time.monotonic()
+        response = decode_response(message)
+        if (stream := self.streams.get(response.batch_id)) is not None:  # else it was cancelled meanwhile
+            stream.deliver(response)
+
+    def _broke(self, error: PeerError) -> None:
+        self.broken = error
+        if not self._closing:
+            self._peer.failed(error)
+        streams, self.streams = list(self.streams.values()), {}
+        for stream in streams:
+            stream.deliver(error)
+        self._peer.rest(self)
+
+
+class _GrpcSession(PeerSession):
+    def __init__(self, peer: Peer, open_call: Any) -> None:
+        super().__init__(peer)
+        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._call = open_call(self._messages())
+        self._reader = asyncio.create_task(self._read(), name=f"peer {peer.endpoint}")
+
+    async def _messages(self) -> AsyncIterator[bytes]:
+        while (message := await self._outgoing.get()) is not None:
+            yield message
+
+    def _send(self, message: bytes) -> None:
+        self._outgoing.put_nowait(message)
+
+    def _give_up(self) -> None:
+        self._reader.cancel()
 
     async def _read(self) -> None:
         error: PeerError
         endpoint = self._peer.endpoint
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
-                self._peer.suspects.answered(endpoint)
-                self._heard_at = time.monotonic()
-                response = decode_response(message)
-                if (stream := self.streams.get(response.batch_id)) is not None:  # else it was cancelled meanwhile
-                    stream.deliver(response)
+                self._came(message)
             error = PeerUnavailable(f"{endpoint} ended the session: {await self._call.details() or 'no reason given'}")
         except FrameError as malformed:
             error = PeerAnswerWrong(f"{endpoint} sent what is not a frame: {malformed}")
@@ -260,19 +381,46 @@ class _Session:
             error = PeerUnavailable(f"{endpoint}: the session was given up, as idle or as silent")
         except grpc.aio.UsageError as failure:  # read() on a call that has been cancelled
             error = PeerUnavailable(f"{endpoint}: {failure}")
-        self._break(error)
-
-    def _break(self, error: PeerError) -> None:
-        self.broken = error
-        if not self._closing:
-            self._peer.failed(error)
         self._outgoing.put_nowait(None)
         self._call.cancel()
-        streams, self.streams = list(self.streams.values()), {}
-        for stream in streams:
-            stream.deliver(error)
+        self._broke(error)
 
     async def close(self) -> None:
         self._closing = True
         self._reader.cancel()
         await asyncio.wait([self._reader])
+
+
+class _LaneSession(PeerSession):
+    def __init__(self, peer: Peer, lane: PeerLane) -> None:
+        super().__init__(peer)
+        self._lane = lane
+        self._opened_s = self._heard_at
+        self._given_up = self._begun = False
+        lane.came, lane.ended = self._came, self._ended
+
+    def _send(self, message: bytes) -> None:
+        self._begun = True
+        self._lane.send(message)
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._lane.abort()
+
+    def _ended(self, why: Exception) -> None:
+        endpoint = self._peer.endpoint
+        if not self._begun:  # nobody has lost anything: the node may need the place
+            self._closing = True
+        if not self._closing or not self._begun:
+            self._peer.lane_broke(time.monotonic() - self._opened_s)
+        if isinstance(why, FrameError):
+            self._broke(PeerAnswerWrong(f"{endpoint} sent what is not a frame: {why}"))
+        elif self._closing or self._given_up:
+            self._broke(PeerUnavailable(f"{endpoint}: the session was given up, as idle or as silent"))
+        else:
+            self._broke(PeerUnavailable(f"{endpoint} ended the session: {why}"))
+
+    async def close(self) -> None:
+        self._closing = True
+        self._lane.abort()
+        await asyncio.wait([self._lane.closed])

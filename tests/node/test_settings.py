@@ -75,6 +75,7 @@ def test_every_field_can_be_set() -> None:
         "metrics_port",
         "peer_host",
         "peer_port",
+        "peer_lane_port",
         "peer_advertise",
         "peer_secret_file",
     }

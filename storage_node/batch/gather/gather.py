@@ -151,6 +151,8 @@ class Gather:
             sender.grant = credit.add
             self._run(sender, self._read_here(sender, part, credit))
             return
+        # The client looks at what it gets, whoever has sent it, and then asks for what its owner has looked at.
+        part.receiver_checks = self._request.receiver_checks
         try:
             peer = self._resources.peers.open(endpoint, part)
         except PeerUnavailable as error:

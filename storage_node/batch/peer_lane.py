@@ -1,0 +1,156 @@
+"""Lane to another node, at the node that asks: whole messages in and out of a stream socket, on the event loop.
+
+No task waits at the socket, because an event loop does not wake who waits for a socket that was closed: its transport
+calls what is here, for bytes that have come and once for the end, whatever that was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ais_loader.wire.frame import FrameError
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.lane import FAILED, GREETING, HEADER, MAGIC, MAX_RESPONSE_BYTES, MESSAGE, VERSION, WELCOME
+
+CONNECT_TIMEOUT_S = 1.0
+_HEADS_BYTES = 4 << 10
+"""Received at once where a message is about to begin: its header, and small ones whole."""
+_UNTAKEN_MS = 20_000
+
+
+class PeerLane(asyncio.BufferedProtocol):
+    """One connection. Belongs to the event loop.
+
+    `came` is called for each message, which it may keep, and `ended` once, with the reason, after the last of them;
+    both are set when the lane is open.
+    """
+
+    def __init__(self, token: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self._token = token
+        self._transport: Any = None
+        self._heads = memoryview(bytearray(_HEADS_BYTES))
+        self._heads_bytes = 0
+        self._message: memoryview | None = None
+        """The one that is coming in, of `_kind`, as far as `_filled`."""
+        self._filled = self._kind = 0
+        self._why: Exception | None = None
+        self.welcome: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self.came: Callable[[memoryview], None] = lambda message: None
+        self.ended: Callable[[Exception], None] = lambda why: None
+
+    def send(self, message: bytes) -> None:
+        """Never waits: what the node does not take at once leaves when it does."""
+        self._transport.write(HEADER.pack(len(message), MESSAGE) + message)
+
+    def abort(self) -> None:
+        """End it now, with whatever is under way; `closed` is done when nothing of it is left."""
+        self._transport.abort()
+
+    # -- called by the transport
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.write(GREETING.pack(MAGIC, VERSION, self._token))
+
+    def get_buffer(self, _: int) -> memoryview:
+        if self._message is None:
+            return self._heads[self._heads_bytes :]
+        return self._message[self._filled :]
+
+    def buffer_updated(self, count: int) -> None:
+        try:
+            if self._message is None:
+                self._heads_bytes += count
+                self._take_heads()
+            else:
+                self._filled += count
+                self._take_if_whole()
+        except Exception as error:  # noqa: BLE001 - the boundary of the transport: whoever waits is told
+            self._why = error
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        begun = self._message is not None or self._heads_bytes
+        ended = "the lane broke in the middle of a message" if begun else "the lane has ended"
+        why = self._why or error or ConnectionError(ended)
+        if not self.welcome.done():
+            self.welcome.set_exception(why)
+            self.welcome.exception()  # whoever opened it may have gone
+        self.closed.set_result(None)
+        self.ended(why)
+
+    # -- receiving
+
+    def _take_heads(self) -> None:
+        """The messages that have come; of the last one the beginning, if there is any."""
+        at, heads = 0, self._heads[: self._heads_bytes]
+        while len(heads) - at >= HEADER.size:
+            size_bytes, kind = HEADER.unpack_from(heads, at)
+            if size_bytes > MAX_RESPONSE_BYTES or kind not in (MESSAGE, FAILED, WELCOME):
+                raise FrameError(f"a header of kind {kind} that announces {size_bytes:,} bytes")
+            at += HEADER.size
+            # Not a bytearray, which would be filled with zeros first.
+            self._message = np.empty(size_bytes, np.uint8).data
+            self._kind, self._filled = kind, min(size_bytes, len(heads) - at)
+            self._message[: self._filled] = heads[at : at + self._filled]
+            at += self._filled
+            self._take_if_whole()
+        self._heads_bytes = len(heads) - at
+        self._heads[: self._heads_bytes] = bytes(heads[at:])
+
+    def _take_if_whole(self) -> None:
+        message = self._message
+        if message is None or self._filled < len(message):
+            return
+        self._message = None
+        if self._kind == FAILED:
+            told = objects_pb.Error.FromString(bytes(message))
+            raise ConnectionError(told.message)
+        if (self._kind == WELCOME) is self.welcome.done():
+            raise FrameError(f"a message of kind {self._kind} out of its turn")
+        if self._kind == WELCOME:
+            self.welcome.set_result(None)
+        else:
+            self.came(message)
+
+
+async def open_lane(host: str, offer: pb.OpenLaneResponse) -> PeerLane:
+    """By a Unix socket where the node is on this machine, and by TCP at `host` otherwise.
+
+    Raises OSError, FrameError, TimeoutError.
+    """
+    loop = asyncio.get_running_loop()
+
+    def lane() -> PeerLane:
+        return PeerLane(offer.token)
+
+    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        try:
+            # The abstract name of a node on another machine, or in another network namespace, is nobody's here.
+            _, opened = await loop.create_unix_connection(lane, f"\0{offer.unix_name}")
+        except OSError:
+            transport, opened = await loop.create_connection(lane, host, offer.tcp_port)
+            _set_tcp_options(transport.get_extra_info("socket"))
+        try:
+            await opened.welcome
+        except BaseException:
+            opened.abort()
+            raise
+    return opened
+
+
+def _set_tcp_options(sock: Any) -> None:
+    """A node whose machine has gone without a word is found out: while nothing is due, and while it takes nothing."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)
