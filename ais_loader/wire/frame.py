@@ -189,6 +189,11 @@ def encode_prefix(
 
 def encode_frame(batch_id: int, frame: Frame, end: pb.End | None = None) -> bytes:
     """A whole SessionResponse, with one copy of the payload. Raises FrameError for a frame that does not add up."""
+    return b"".join(encode_parts(batch_id, frame, end))
+
+
+def encode_parts(batch_id: int, frame: Frame, end: pb.End | None = None) -> tuple[bytes, memoryview]:
+    """The same without a copy: what stands before the payload, and that."""
     checked(frame)
     prefix, _ = encode_prefix(
         batch_id,
@@ -202,7 +207,7 @@ def encode_frame(batch_id: int, frame: Frame, end: pb.End | None = None) -> byte
         errors=frame.errors,
         end=end,
     )
-    return b"".join((prefix, frame.payload))
+    return prefix, frame.payload
 
 
 @dataclass(slots=True)

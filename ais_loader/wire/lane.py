@@ -20,6 +20,9 @@ Or, where the offer names the method, calls instead of a session, one after anot
 The messages are those of the method. DATA is a PutRequest with nothing but these bytes as its data. A node that answers
 before it has taken LAST says LAST, or FAILED, and ends the connection.
 
+Between nodes it is the same: OpenLane is asked of the peer listener, which has checked who asks. Its offer names no
+methods, and its token is good at no other listener of the node.
+
 A header is the size of what follows and its kind, both little-endian uint32. Whoever is told what makes no sense ends
 the connection. A node ends a session in good order between two messages; a client that ends the connection wants
 nothing of what is still due.

@@ -19,7 +19,7 @@ from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FrameSpan
 from storage_node.tasks import retrieve, settled
 
-Message: TypeAlias = bytes | FileFrame
+Message: TypeAlias = bytes | FileFrame | tuple[bytes, memoryview]
 """A serialized SessionResponse, whole or with its payload still in files."""
 
 

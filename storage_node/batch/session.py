@@ -47,7 +47,9 @@ class Outgoing(Protocol):
 
 
 class OutgoingLane(Outgoing, Protocol):
-    """That of a lane, whose payloads may come from files."""
+    """That of a lane, whose payloads may be elsewhere, and come from files."""
+
+    async def write_parts(self, prefix: bytes, payload: memoryview) -> None: ...
 
     async def write_file(self, frame: FileFrame) -> None: ...
 
@@ -89,12 +91,15 @@ class BatchService:
         stream: Outgoing,
         tenant: str,
         lane: OutgoingLane | None = None,
+        *,
+        sends_files: bool = False,
     ) -> None:
         """One session, until the client ends it or its connection breaks; nothing of it is left afterwards.
 
-        `tenant`: whose client it is; its batches may be for others. `lane`: the stream, if it is one that sends files.
+        `tenant`: whose client it is; its batches may be for others. `lane`: the stream, if it is one, and whether it
+        `sends_files`.
         """
-        session = _Session(self, stream, lane)
+        session = _Session(self, stream, lane, sends_files=sends_files)
         place = self.places.take(tenant, session.end_idle)
         if place is None:
             raise Overloaded(f"{self.places.held} sessions are open (max_sessions), all of them in use: try again")
@@ -112,8 +117,11 @@ class BatchService:
 class _Session:
     place: Place
 
-    def __init__(self, service: BatchService, stream: Outgoing, lane: OutgoingLane | None) -> None:
+    def __init__(
+        self, service: BatchService, stream: Outgoing, lane: OutgoingLane | None, *, sends_files: bool
+    ) -> None:
         self._service = service
+        self._sends_files = sends_files
         self._stream = stream
         self._lane = lane
         self._write_lock = asyncio.Lock()
@@ -239,11 +247,17 @@ class _Session:
         async with self._write_lock:
             if self._stuck is not None:
                 raise Gone
-            self._service.node.metrics.sent_bytes += len(message)
+            size_bytes = sum(map(len, message)) if isinstance(message, tuple) else len(message)
+            self._service.node.metrics.sent_bytes += size_bytes
             self._writer, self._writing_since_s = asyncio.current_task(), time.monotonic()
             try:
                 if isinstance(message, bytes):
                     await self._stream.write(message)
+                elif isinstance(message, tuple):
+                    if self._lane is None:
+                        await self._stream.write(b"".join(message))
+                    else:
+                        await self._lane.write_parts(*message)
                 else:
                     assert self._lane is not None
                     await self._lane.write_file(message)
@@ -333,9 +347,8 @@ class _Session:
                 return AssembledBatch(service.resources, batch_id, request, credit, self._send, tally, place, routing)
         if request.transform:
             return TransformedBatch(service.resources, batch_id, request, credit, self._send, tally, place)
-        sends_files = self._lane is not None
         return LocalBatch(
-            service.resources, batch_id, request, credit, self._send, tally, place, sends_files=sends_files
+            service.resources, batch_id, request, credit, self._send, tally, place, sends_files=self._sends_files
         )
 
 

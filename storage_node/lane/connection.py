@@ -98,19 +98,23 @@ class LaneConnection:
     async def write(self, message: bytes, kind: int = MESSAGE) -> None:
         """Raises OSError."""
         with self._whole():
-            await self._write(message, kind)
+            await self._write(HEADER.pack(len(message), kind), memoryview(message))
 
-    async def _write(self, message: bytes, kind: int) -> None:
-        header = HEADER.pack(len(message), kind)
+    async def _write(self, head: bytes, rest: memoryview) -> None:
         try:
-            sent = self._socket.sendmsg((header, message))
+            sent = self._socket.sendmsg((head, rest))
         except BlockingIOError:
             sent = 0
-        if sent < len(header):
-            await self._loop.sock_sendall(self._socket, header[sent:])
-            sent = len(header)
-        if sent < len(header) + len(message):
-            await self._loop.sock_sendall(self._socket, memoryview(message)[sent - len(header) :])
+        if sent < len(head):
+            await self._loop.sock_sendall(self._socket, head[sent:])
+            sent = len(head)
+        if sent < len(head) + len(rest):
+            await self._loop.sock_sendall(self._socket, rest[sent - len(head) :])
+
+    async def write_parts(self, prefix: bytes, payload: memoryview) -> None:
+        """As `write`, of a message in two."""
+        with self._whole():
+            await self._write(HEADER.pack(len(prefix) + len(payload), MESSAGE) + prefix, payload)
 
     async def write_file(self, frame: FileFrame) -> None:
         """As `write`, of a frame that stays the caller's."""

@@ -137,7 +137,7 @@ class LaneListener:
     async def _serve(self, sock: socket.socket) -> None:
         connection = LaneConnection(sock, self._max_request_bytes, self._batches.node.read)
         # By TCP, sending from files was found to be slower than reading and sending (benchmarks/lane.md).
-        from_files = connection if sock.family == socket.AF_UNIX else None
+        from_files = sock.family == socket.AF_UNIX
         try:
             tenant = await self._greeted(connection)
             if tenant is None:
@@ -158,7 +158,9 @@ class LaneListener:
                         await calls.begun()
                 return
             try:
-                await self._batches.serve(connection.requests(begun), connection, tenant, from_files)
+                await self._batches.serve(
+                    connection.requests(begun), connection, tenant, connection, sends_files=from_files
+                )
             except LoaderError as error:
                 await connection.write(error_message(error.kind, str(error)), FAILED)
         except (OSError, EOFError):

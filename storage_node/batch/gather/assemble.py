@@ -14,12 +14,13 @@ import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.answer_check import digest
-from ais_loader.wire.frame import U8, Frame, encode_frame
+from ais_loader.wire.frame import U8, Frame, encode_frame, encode_parts
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.fairness import Slot
 from storage_node.batch.gather.gather import Gather
 from storage_node.batch.gather.routing import ReplicaRouting
+from storage_node.batch.local_batch import Message
 from storage_node.batch.outcomes import Busy
 from storage_node.batch.resources import BatchResources
 from storage_node.metric_counters import BatchTally, clock_s
@@ -36,7 +37,7 @@ class AssembledBatch:
         batch_id: int,
         request: pb.BatchRequest,
         credit: Credit,
-        send: Callable[[bytes], Awaitable[None]],
+        send: Callable[[Message], Awaitable[None]],
         tally: BatchTally,
         place: Place,
         routing: ReplicaRouting,
@@ -91,7 +92,7 @@ class AssembledBatch:
                 try:
                     if sending is not None:
                         await asyncio.shield(sending)
-                    message = encode_frame(self._batch_id, frame, end)
+                    message = encode_parts(self._batch_id, frame, end)
                 except BaseException:
                     slot.release()
                     raise
@@ -178,7 +179,7 @@ class AssembledBatch:
         slot.writing()
         return slot
 
-    async def _send_and_release(self, message: bytes, slot: Slot, release: Callable[[], None]) -> None:
+    async def _send_and_release(self, message: Message, slot: Slot, release: Callable[[], None]) -> None:
         try:
             with self._place.waiting():
                 await self._send(message)
