@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,7 +108,8 @@ def test_status_is_shown_again_and_again_until_interrupted(tmp_path: Path, monke
         if len(pauses) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cluster_command.time, "sleep", pause)
+    # Of the command alone: other threads of this process sleep too.
+    monkeypatch.setattr(cluster_command, "time", SimpleNamespace(sleep=pause))
     result = CliRunner().invoke(main, ["cluster", "status", "--root", str(tmp_path), "--watch", "2"])
     assert (result.exit_code, pauses) == (130, [2.0, 2.0])
     assert result.stdout.count(f"no cluster below {tmp_path}") == 2
