@@ -1,9 +1,10 @@
-"""Limits of a machine for bytes between two processes: copying in memory, and a bare Unix socket."""
+"""Limits of a machine for bytes between two processes: copying in memory, and bare sockets."""
 
 from __future__ import annotations
 
 import multiprocessing
 import socket
+import tempfile
 import time
 
 
@@ -16,17 +17,36 @@ def memcpy(size_bytes: int, count: int) -> float:
     return count / (time.perf_counter() - start)
 
 
-def _send(end: socket.socket, size_bytes: int, count: int) -> None:
-    block = bytes(size_bytes)
-    with end:
+def _send(end: socket.socket, size_bytes: int, count: int, *, from_file: bool) -> None:
+    with end, tempfile.TemporaryFile() as file:
+        block = bytes(size_bytes)
+        file.write(block)
+        file.flush()
         for _ in range(count):
-            end.sendall(block)
+            if from_file:
+                end.sendfile(file, 0, size_bytes)
+            else:
+                end.sendall(block)
 
 
-def unix_socket(size_bytes: int, count: int) -> float:
-    """Blocks per second that one process receives from another, in Python on both sides; without the first one."""
-    here, there = socket.socketpair()
-    sender = multiprocessing.get_context("spawn").Process(target=_send, args=(there, size_bytes, count + 1))
+def _pair(*, tcp: bool) -> tuple[socket.socket, socket.socket]:
+    if not tcp:
+        return socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        here = socket.create_connection(listening.getsockname())
+        there, _ = listening.accept()
+    return here, there
+
+
+def through_socket(size_bytes: int, count: int, *, tcp: bool = False, from_file: bool = False) -> float:
+    """Blocks per second that one process receives from another, in Python on both sides; without the first one.
+
+    `from_file`: by sendfile, from the page cache.
+    """
+    here, there = _pair(tcp=tcp)
+    sender = multiprocessing.get_context("spawn").Process(
+        target=_send, args=(there, size_bytes, count + 1), kwargs={"from_file": from_file}
+    )
     sender.start()
     there.close()
     here.settimeout(60)

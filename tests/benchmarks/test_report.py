@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.report.judging import fallen, knee, ratios
-from benchmarks.report.limits import memcpy
+from benchmarks.report.limits import memcpy, through_socket
 
 
 def test_a_ratio_is_the_median_of_those_within_rounds() -> None:
@@ -25,3 +27,9 @@ def test_the_knee_is_the_fewest_workers_near_the_best() -> None:
 
 def test_copying_is_measured() -> None:
     assert memcpy(1000, 10) > 0
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+@pytest.mark.parametrize("from_file", [False, True])
+def test_blocks_come_through_sockets_of_each_kind(tcp: bool, from_file: bool) -> None:
+    assert through_socket(10_000, 5, tcp=tcp, from_file=from_file) > 0
