@@ -221,8 +221,7 @@ def _ask_node(url: str, *, as_json: bool) -> bool:
                     lines.add(f"{key.replace('_', ' ')}: {printable(str(value))}")
             for drive in described["drives"]:
                 free = f"{size_text(drive['free_bytes'])} free of {size_text(drive['size_bytes'])}"
-                about = f"about {count_text(drive['objects_estimate'], 'object')}, {free}"
-                lines.add(f"{printable(drive['path'] or drive['uuid'])}: {printable(drive['state'])}, {about}")
+                lines.add(f"{printable(drive['path'] or drive['uuid'])}: {printable(drive['state'])}, {free}")
             for node in silent:
                 lines.add(f"error: node {node['uuid']} at {node['endpoint']}: {printable(node['error'])}")
     return not silent and all(drive["state"] == "ok" for drive in described["drives"])
