@@ -60,7 +60,7 @@ def test_of_three_nodes_two_of_which_own_the_object_one_always_has_it(owners: li
     assert Model(owners).lost((1, 1, 0)) is None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_of_three_nodes_one_always_has_the_newest_version_while_an_old_one_is_left() -> None:
     assert Model([(0, 1), (2,), (0, 1)]).lost((1, 2, 0)) is None
 

@@ -395,10 +395,14 @@ def joining(cluster: ClusterProcesses, *nodes: NodeProcess) -> Iterator[None]:
 
 @contextmanager
 def filled(
-    root: Path, keys: Sequence[str], *, nodes: int = 3, copies: int = 2
+    root: Path, keys: Sequence[str], *, nodes: int = 3, copies: int = 2, arguments: Sequence[str] = ()
 ) -> Iterator[tuple[ClusterProcesses, Bucket, Ledger]]:
-    """A cluster with these keys in its bucket."""
-    with ClusterProcesses(root, nodes, buckets={BUCKET: copies}) as cluster, connect(cluster.url) as client:
+    """A cluster with these keys in its bucket. `arguments`: of each node's `serve`."""
+    buckets = {BUCKET: copies}
+    with (
+        ClusterProcesses(root, nodes, buckets=buckets, arguments=arguments) as cluster,
+        connect(cluster.url) as client,
+    ):
         bucket, ledger = client.bucket(BUCKET), Ledger()
         put(bucket, ledger, keys)
         yield cluster, bucket, ledger

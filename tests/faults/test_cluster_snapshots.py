@@ -74,14 +74,17 @@ def faults(ledger: Ledger, before: Mapping[str, tuple[int, bool]], found: Mappin
     return wrong
 
 
-def test_under_writers_and_kills_all_copies_have_the_same_and_go_on_having_it(cluster: ClusterProcesses) -> None:
+@pytest.mark.parametrize("rounds", [3, pytest.param(6, marks=pytest.mark.exhaustive)])
+def test_under_writers_and_kills_all_copies_have_the_same_and_go_on_having_it(
+    cluster: ClusterProcesses, rounds: int
+) -> None:
     ledger, seen = Ledger(), dict[str, dict[str, bytes]]()
     keys = [f"k{at:02d}" for at in range(30)]
     with connect(cluster.url) as client:
         bucket = client.bucket(BUCKET)
         put(bucket, ledger, keys)
         with writing(cluster.url, ledger, keys, seed=7) as writers:
-            for at in range(6):
+            for at in range(rounds):
                 name = f"s{at}"
                 before = {key: ledger.expected(key) for key in keys}
                 made = bucket.snapshot(name)
