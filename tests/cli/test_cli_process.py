@@ -243,6 +243,7 @@ def test_two_commands_share_a_store_as_one_writer_and_readers(store: str) -> Non
         assert refused.returncode == 1 and f"by process {os.getpid()}".encode() in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_put_survives_a_node_that_restarts_meanwhile(tmp_path: Path) -> None:
     with NodeProcess(tmp_path / "s") as node:
         with connect(node.url) as client:

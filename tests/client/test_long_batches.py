@@ -50,6 +50,7 @@ def test_a_stream_is_read_whole_again_and_again(client: Client) -> None:
             assert first + reader.read() == data()
 
 
+@pytest.mark.slow
 def test_a_reader_that_pauses_leaves_the_nodes_memory_to_others(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

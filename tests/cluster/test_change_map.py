@@ -122,6 +122,7 @@ def test_concurrent_changes_are_all_made(nodes: list[NodeServer]) -> None:
     assert sorted(bucket.name for bucket in map_.bucket) == sorted(f"b{at}" for at in range(12))
 
 
+@pytest.mark.slow
 def test_a_node_joins_and_another_leaves(tmp_path: Path, nodes: list[NodeServer]) -> None:
     make_cluster(nodes)
     changed(nodes, create_bucket("b", copies=3))

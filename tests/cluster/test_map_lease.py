@@ -36,6 +36,7 @@ def test_without_each_part_of_the_agreement_the_last_copy_goes(slip: Slip) -> No
     assert Model([(0,), (1,), (0,)], slip).lost((1, 0)) is not None
 
 
+@pytest.mark.slow
 def test_of_a_deleted_object_no_copy_rises_while_it_moves() -> None:
     assert Model([(0, 1)], dead=True).lost((DEAD, 0, OLD)) is None
     assert Model([(0,), (1,)], dead=True).lost((DEAD, 0, OLD)) is None

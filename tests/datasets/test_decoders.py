@@ -114,6 +114,7 @@ def label_and_text(item: Item) -> tuple[str, Any]:
     return item.entry.name.partition(".")[0], decoders.by_extension(item)
 
 
+@pytest.mark.slow
 def test_decoders_go_to_spawned_workers(client: Client) -> None:
     dataset = MapDataset(client.url, ["ais://b/t.txt", "ais://b/j.JSON"], label_and_text)
     loader = DataLoader(dataset, num_workers=1, batch_size=2, multiprocessing_context="spawn", collate_fn=list)

@@ -31,6 +31,7 @@ def bytes_of(item: Item) -> bytes:
     return item.tobytes()
 
 
+@pytest.mark.slow
 def test_a_prefix_is_listed_by_a_store_s_address_too_and_in_spawned_workers_read(local_store: Client) -> None:
     dataset = MapDataset(local_store.url, f"ais://{BUCKET}/en/00")
     assert [len(sample) for sample in dataset[:]] == [len(CORPUS[f"en/{at:03d}.wav"]) for at in range(10)]
@@ -99,6 +100,7 @@ def test_what_cannot_be_meant_is_told_at_once(store: Client) -> None:
         MapDataset(store, "ais://no-such-bucket/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_loader_that_would_batch_batches_is_refused_in_the_dataset_s_words(store: Client, num_workers: int) -> None:
     dataset = BatchIterableDataset(store.url, ShufflePlan(URLS, 4))

@@ -277,6 +277,7 @@ def test_what_is_put_by_a_lane_is_counted_and_has_a_place_as_by_grpc(tmp_path: P
         assert bucket.put("a", b"3").size_bytes == 1
 
 
+@pytest.mark.slow
 def test_a_node_that_stops_ends_idle_lanes_at_once(tmp_path: Path) -> None:
     with serving(tmp_path) as node:
         lane = open_lane(node)

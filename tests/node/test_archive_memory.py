@@ -45,6 +45,7 @@ def costly_archives() -> Iterator[tuple[str, bytes]]:
     yield "links.tar.zst", zstandard.ZstdCompressor().compress(links)
 
 
+@pytest.mark.slow
 def test_archives_that_ask_for_much_get_little(own_node: NodeProcess) -> None:
     with connect(own_node.url) as client:
         bucket = client.create_bucket("b")

@@ -105,6 +105,7 @@ def test_a_connection_that_breaks_is_made_again_when_there_is_no_second_copy(
     assert single.links[1].connections_made >= 2  # one more when the node has asked for a newer map meanwhile
 
 
+@pytest.mark.slow
 def test_connections_that_break_again_and_again_cost_time_only(single: LocalCluster) -> None:
     for _ in range(3):
         for link in single.links[1:]:
@@ -175,6 +176,7 @@ def test_silence_in_the_middle_is_noticed_too(pair: LocalCluster) -> None:
     pair.links[1].flow()
 
 
+@pytest.mark.slow
 def test_a_silent_node_leaves_its_entries_unavailable_within_the_time_out(single: LocalCluster) -> None:
     began_s = time.monotonic()
     answer = in_the_middle(single, single.links[1].stall)

@@ -56,6 +56,7 @@ def on_drive(cluster: DriveCluster, number: int, drive: int, bucket: str) -> set
     return {name for name, _ in found.scan(store.bucket(bucket).uuid_bytes, "", "")}
 
 
+@pytest.mark.slow
 def test_what_is_on_a_disabled_drive_is_read_from_other_copies_and_written_past_it(tmp_path: Path) -> None:
     with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
         bucket = client.bucket(TWO)
@@ -105,6 +106,7 @@ def test_what_has_one_copy_on_a_disabled_drive_is_answered_with_its_status(tmp_p
             bucket.head(min(away))
 
 
+@pytest.mark.slow
 def test_a_drive_that_was_given_up_is_filled_again_from_other_nodes(tmp_path: Path) -> None:
     with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
         bucket = client.bucket(TWO)

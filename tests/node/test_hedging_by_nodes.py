@@ -36,6 +36,7 @@ def test_the_entries_of_a_silent_node_come_from_the_other_holder(pair: LocalClus
     assert service.resources.hedging.budget.hedged == hedged
 
 
+@pytest.mark.slow
 def test_a_node_that_was_silent_is_asked_again_when_it_has_answered(pair: LocalCluster) -> None:
     endpoint = pair.links[1].url.removeprefix("grpc://")
     assert_whole(in_the_middle(pair, pair.links[1].stall))

@@ -103,6 +103,7 @@ def test_lost_copies_come_back_with_their_bytes_metadata_and_versions(tmp_path: 
         assert sum(node.repair.metrics.objects_pushed for node in cluster.nodes) >= len(before)
 
 
+@pytest.mark.slow
 def test_a_node_that_returns_has_all_it_missed_and_serves_none_of_what_is_old(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.5) as cluster, client_of(cluster) as (_, bucket):
         for name in NAMES:
@@ -258,6 +259,7 @@ def test_a_copy_is_let_go_of_only_when_the_others_are_on_their_disks(
         assert {name: bytes(bucket.get(name)) for name in names} == {name: content(name, "1") for name in names}
 
 
+@pytest.mark.slow
 def test_a_node_that_leaves_gives_everything_away_and_goes(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.5) as cluster, client_of(cluster) as (_, bucket):
         for name in NAMES:

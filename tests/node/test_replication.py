@@ -100,6 +100,7 @@ def test_overwriting_through_other_nodes_gives_ever_higher_versions(cluster: Loc
     assert versions == sorted(set(versions))
 
 
+@pytest.mark.slow
 def test_writers_of_the_same_names_through_all_nodes_leave_all_copies_equal(cluster: LocalCluster) -> None:
     names = [f"n{at}" for at in range(6)]
     acknowledged: dict[str, list[tuple[Version, bytes]]] = {name: [] for name in names}

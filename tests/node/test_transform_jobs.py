@@ -81,6 +81,7 @@ def test_nodes_share_a_bucket_out_and_each_source_is_transformed_once(client: Cl
     assert set(counted.runs().values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_node_that_is_gone_is_done_without(client: Client, cluster: LocalCluster, counted: Counted) -> None:
     cluster.nodes[2].stop(grace_s=0)
     job = client.bucket(BUCKET).transform("to", etl="upper")

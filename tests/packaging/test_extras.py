@@ -273,6 +273,7 @@ def _optional_imports(node: ast.AST, guarded: frozenset[str] = frozenset(), insi
         yield from _optional_imports(child, guarded | _guards(node), inside)
 
 
+@pytest.mark.slow
 def test_no_optional_package_is_imported_but_where_its_absence_is_told() -> None:
     behind_a_check = {  # in functions that nobody gets to without it
         "storage_node/metrics.py": {"prometheus_client in a function"},

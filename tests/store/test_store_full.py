@@ -105,6 +105,7 @@ def test_a_group_on_a_full_drive_fails_in_its_places_and_leaves_nothing(small: S
     assert_sound(small.root)
 
 
+@pytest.mark.slow
 def test_a_drive_full_to_the_last_byte_loses_nothing_and_goes_on_when_there_is_room(small: SmallDrive) -> None:
     with store_at(small.root) as store:
         kept = {f"{number}": b"%d" % number * 100 for number in range(20)}

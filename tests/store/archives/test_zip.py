@@ -174,6 +174,7 @@ def test_a_lying_zip_is_told_with_the_byte_where_it_is(lie: str) -> None:
         served(LIES[lie], "s.zip")
 
 
+@pytest.mark.slow
 def test_a_number_of_entries_without_zip64_is_counted_modulo_65536() -> None:
     files = {f"{number:05}": b"" for number in range(65_540)}
     data = in_zip(files, zipfile.ZIP_STORED)
