@@ -88,7 +88,7 @@ def growth(gib: int, folder: Path) -> list[Outcome]:
     with NodeProcess([store]) as node, ais_loader.connect(node.url) as client:
         _, of_client, of_node = memory.stream(node, client, gib << 30)
     sides = {
-        f"growth of the {side} over {gib} GiB": [float(max(size, 1))]
+        f"growth of the {side} over {gib} GiB": [float(max(size, MIB))]
         for side, size in (("client", of_client), ("node", of_node))
     }
     limit = {"256 MiB": [float(memory.LIMIT_BYTES)]}
