@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from ais_loader.errors import LoaderError
@@ -123,7 +124,7 @@ def jobs_of_node(
     """As they are kept in the map of the node's cluster. Results that servers put to this node are stored as theirs."""
     store = NodeStore(node, writes, etl.spool)
     etl.http_side.put_result = taken_by(store, Putter(store.put_small, wait_s=0.0), etl.spool)
-    return JobManager(
+    jobs = JobManager(
         membership.node_uuid,
         store,
         NodeJobRecords(node, membership),
@@ -132,6 +133,14 @@ def jobs_of_node(
         node.config.etl_workers,
         etl.http_side.results_url,
     )
+    loop = asyncio.get_running_loop()
+
+    def follow(view: ClusterView) -> None:
+        with contextlib.suppress(RuntimeError):  # the node has stopped
+            loop.call_soon_threadsafe(jobs.changed)  # when the map is in use
+
+    membership.on_change(follow)
+    return jobs
 
 
 class PeerParts:

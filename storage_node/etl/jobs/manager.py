@@ -23,6 +23,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.job_names import JobNames
 from ais_loader.wire.object_info import Stored, info_of
 from storage_node.etl.jobs.job_store import JobStore
+from storage_node.etl.jobs.looks import Looks
 from storage_node.etl.jobs.part import MAX_FAILURES, Part
 from storage_node.etl.jobs.putter import SMALL_BYTES
 from storage_node.etl.jobs.run import JobRun
@@ -31,7 +32,6 @@ from storage_node.etl.jobs.stamp import stages_text, stamp
 from storage_node.etl.values import Origin, Transforms
 from storage_node.store.names import check_bucket_name, check_object_name
 
-TICK_S = 0.25
 ASK_S = 1.0
 """Between two looks at what the other nodes have done, while there is something to be done here."""
 DOWN_S = 3.0
@@ -100,6 +100,7 @@ class _Running:
         self.others: dict[bytes, pb.NodeJob] = {}
         self.asked_s = -ASK_S
         self.complete_since_s: float | None = None
+        self.began_s = time.monotonic()
         self.fatal: LoaderError | None = None
 
 
@@ -130,15 +131,22 @@ class JobManager:
         self._silent_since_s: dict[bytes, float] = {}
         self._results_url = results_url
         self._results_urls = _ResultsUrls(self._peers, self._others)
+        self._looks = Looks()
 
     # -- what goes on by itself
+
+    def changed(self) -> None:
+        """Jobs have, or the map: they are looked at without delay."""
+        self._looks.changed()
 
     async def run(self) -> None:
         """Until it is cancelled; then what runs is let go of."""
         try:
             while True:
+                seen = self._looks.changes
                 await self._look()
-                await asyncio.sleep(TICK_S)
+                youngest_s = max((running.began_s for running in self._running.values()), default=0.0)
+                await self._looks.pause(seen, time.monotonic() - youngest_s)
         finally:
             for running in self._running.values():
                 running.run.stop()
@@ -167,6 +175,7 @@ class JobManager:
             if running.fatal is None:
                 running.fatal = error
                 run.stop()
+                self.changed()
 
         run = JobRun(
             known,
@@ -175,6 +184,7 @@ class JobManager:
             part,
             lambda: self._division(known),
             fatal,
+            self.changed,
             self._concurrency,
             self._results_urls,
         )
@@ -290,6 +300,7 @@ class JobManager:
                 add(counts, part.counts)
         try:
             await self._records.end(running.run.job.uuid, state, problem, counts)
+            self.changed()
         except LoaderError as error:
             log.warning("job %s has ended, which cannot be recorded now: %s", running.run.job.name, error)
 
@@ -330,6 +341,7 @@ class JobManager:
         job.uuid, job.state = job.uuid or uuid.uuid4().bytes, pb.TransformJob.RUNNING
         job.created_ns = time.time_ns()
         await self._records.start(job)
+        self.changed()
         return await self._info(self._job(job.name))
 
     def _fill_versions(self, stages: Sequence[pb.JobStage]) -> None:
@@ -362,8 +374,9 @@ class JobManager:
 
     async def watch(self, request: pb.WatchJobRequest) -> AsyncIterator[pb.JobInfo]:
         """Raises JobNotFound, also when it is deleted meanwhile."""
-        last, said_s = b"", 0.0
+        last, said_s, began_s = b"", 0.0, time.monotonic()
         while True:
+            seen = self._looks.changes
             info = await self._info(self._job(request.name))
             done = info.job.state != pb.TransformJob.RUNNING
             text = info.SerializeToString(deterministic=True)
@@ -372,7 +385,7 @@ class JobManager:
                 last, said_s = text, time.monotonic()
             if done or not request.wait:
                 return
-            await asyncio.sleep(TICK_S)
+            await self._looks.pause(seen, time.monotonic() - began_s)
 
     async def list(self) -> pb.ListJobsResponse:
         return pb.ListJobsResponse(job=await asyncio.gather(*map(self._info, self._records.jobs())))
@@ -393,6 +406,7 @@ class JobManager:
         if job.state == pb.TransformJob.RUNNING:
             counts = (await self._info(job)).counts
             await self._records.end(job.uuid, pb.TransformJob.STOPPED, "", counts)
+            self.changed()
         return await self._info(self._job(name))
 
     async def delete(self, name: str) -> None:
@@ -400,6 +414,7 @@ class JobManager:
         if self._job(name).state == pb.TransformJob.RUNNING:
             raise InvalidRequest(f"job {name!r} is running: stop it first")
         await self._records.delete(name)
+        self.changed()
 
     async def copy(self, request: pb.CopyObjectRequest) -> pb.CopyObjectResponse:
         """Raises LoaderError."""

@@ -83,6 +83,7 @@ class JobRun:
 
     Args:
         division: how the sources are shared out now.
+        on_finished: called after each pass that went through all of them.
         concurrency: objects in transformation at once, where the job does not say.
         results_urls: where servers put results to other nodes.
     """
@@ -95,12 +96,13 @@ class JobRun:
         part: Part,
         division: Callable[[], Division],
         on_fatal: OnFatal,
+        on_finished: Callable[[], None],
         concurrency: int,
         results_urls: ResultsUrls | None = None,
     ) -> None:
         self.job, self.part = job, part
         self._store, self._transforms = store, transforms
-        self._division, self._on_fatal = division, on_fatal
+        self._division, self._on_fatal, self._on_finished = division, on_fatal, on_finished
         self._names = JobNames(job)
         self._call = batch_pb.TransformCall(
             stage=[batch_pb.TransformStage(name=stage.name, args=stage.args) for stage in job.stage]
@@ -195,6 +197,7 @@ class JobRun:
             await self._delete_orphans(division)
         if self._go_on(division):
             self.part.finished = True
+            self._on_finished()
 
     def _require_versions(self) -> None:
         """Raises TransformNotFound, which ends the job; TransformGone while a transform is stopped."""

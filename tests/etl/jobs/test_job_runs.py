@@ -18,6 +18,7 @@ from ais_loader.errors import (
     TransformNotFound,
 )
 from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.etl.jobs import looks
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Origin
 
@@ -47,6 +48,23 @@ def test_each_source_becomes_one_result_that_names_both_versions(one: OneStore) 
     assert metadata["ais.etl-source"] == "a/d/0001.txt"
     assert metadata["ais.etl-source-version"] == str(one.store.head("a", "d/0001.txt").version)
     assert one.upper.version.hex() in metadata["ais.etl-stages"]
+
+
+def test_what_happens_on_the_node_itself_is_seen_without_a_pause(
+    one: OneStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pauses are longer than a run of the kit may take."""
+    monkeypatch.setattr(looks, "SHORTEST_S", 60.0)
+    monkeypatch.setattr(looks, "LONGEST_S", 60.0)
+    one.put("a", NAMES)
+    assert one.run().job.state == DONE
+
+    def refuse(origin: Origin, data: bytes) -> bytes:
+        raise TransformFailed("refused")
+
+    one.upper.answer = refuse
+    one.put("a", {"x": b"x"})
+    assert one.run(continue_on_error=False).job.state == FAILED
 
 
 def test_a_second_run_makes_only_what_has_changed(one: OneStore) -> None:
