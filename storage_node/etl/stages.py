@@ -15,9 +15,11 @@ from dataclasses import replace
 from ais_loader.errors import LoaderError, TransformFailed, TransformGone, TransformNotFound, TransformRefused
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.etl.bursts import Bursts
 from storage_node.etl.http_side import Destination, PutResult
 from storage_node.etl.stage_context import StageContext, StageCounts, StageLog, told
 from storage_node.etl.values import Content, Origin, Stage
+from storage_node.etl.worker import INLINE_BYTES
 from storage_node.etl.worker_stage import CommandStage, PythonStage, WorkerStage, workers_of
 from storage_node.tasks import retrieve
 from storage_node.turns import ASKING, TimedTurns
@@ -77,6 +79,8 @@ class NodeTransforms:
         self._opened: dict[str, _Opened] = {}
         self._of_name: dict[str, tuple[StageLog, StageCounts]] = {}
         self._turns = TimedTurns(workers_of(context.config), context.config.tenant_weights)
+        self._bursts: dict[tuple[Stage, str, str], Bursts] = {}
+        """By stage, arguments and tenant."""
         self._closing: set[asyncio.Task[None]] = set()
         self._problems: dict[str, str] = {}
         self._closed = False
@@ -217,12 +221,29 @@ class NodeTransforms:
     async def _counted(
         self, opened: Stage, stage: batch_pb.TransformStage, origin: Origin, content: Content
     ) -> Content:
+        if isinstance(opened, WorkerStage) and content.data is not None and content.size_bytes <= INLINE_BYTES:
+            return await self._with_others(opened, stage, origin, content)
         async with self._counting(stage, origin) as counts:
             made = await opened.run(origin, content, stage.args)
         counts.objects += 1
         counts.input_bytes += content.size_bytes
         counts.output_bytes += made.size_bytes
         return made
+
+    async def _with_others(
+        self, opened: WorkerStage, stage: batch_pb.TransformStage, origin: Origin, content: Content
+    ) -> Content:
+        key = opened, stage.args, (tenant := ASKING.get())
+        bursts = self._bursts.get(key)
+        if bursts is None:
+            bursts = self._bursts[key] = Bursts(
+                workers_of(self._context.config),
+                lambda: opened.burst,
+                lambda: self._turns.turn(tenant),
+                lambda inputs: self._counted_burst(opened, stage, inputs),
+                lambda: self._bursts.__delitem__(key),
+            )
+        return await bursts.run(origin, content)
 
     @contextlib.asynccontextmanager
     async def _counting(
@@ -260,22 +281,28 @@ class NodeTransforms:
     ) -> Sequence[Content | LoaderError]:
         if not isinstance(opened, WorkerStage) or len(inputs) == 1:
             return await asyncio.gather(*(self._outcome(opened, stage, *one) for one in inputs))
-        counts = self.counts(stage.name)
         async with self._turns.turn(ASKING.get()):
-            began_s = time.monotonic()
-            counts.running += 1
-            outcomes: Sequence[Content | LoaderError]
-            try:
-                outcomes = await opened.run_many(inputs, stage.args)
-            except LoaderError as error:
-                outcomes = [error] * len(inputs)
-            except Exception as error:  # a defect of ours: of these objects, not of their neighbours
-                for _ in inputs:
-                    counts.failure(error)
-                raise TransformFailed(f"{stage.name}: {type(error).__name__}: {error}") from error
-            finally:
-                counts.running -= 1
-                counts.busy_s += time.monotonic() - began_s
+            return await self._counted_burst(opened, stage, inputs)
+
+    async def _counted_burst(
+        self, opened: WorkerStage, stage: batch_pb.TransformStage, inputs: Sequence[tuple[Origin, Content]]
+    ) -> Sequence[Content | LoaderError]:
+        """In a turn."""
+        counts = self.counts(stage.name)
+        began_s = time.monotonic()
+        counts.running += 1
+        outcomes: Sequence[Content | LoaderError]
+        try:
+            outcomes = await opened.run_many(inputs, stage.args)
+        except LoaderError as error:
+            outcomes = [error] * len(inputs)
+        except Exception as error:  # a defect of ours: of these objects, not of their neighbours
+            for _ in inputs:
+                counts.failure(error)
+            raise TransformFailed(f"{stage.name}: {type(error).__name__}: {error}") from error
+        finally:
+            counts.running -= 1
+            counts.busy_s += time.monotonic() - began_s
         for (_, content), outcome in zip(inputs, outcomes, strict=True):
             if isinstance(outcome, LoaderError):
                 counts.failure(outcome)

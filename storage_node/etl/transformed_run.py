@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,17 @@ from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES
 from storage_node.store.read.frame_plan import MAX_WHOLE_BYTES, FrameSpan
 from storage_node.tasks import retrieve
+
+_TOGETHER_BYTES = 256 << 10
+"""Inputs that are read at once, but for one that is larger: each that is kept keeps them all."""
+
+
+class _Begun(NamedTuple):
+    """An entry that is to pass through its transforms, when its input is there."""
+
+    call: pb.TransformCall
+    versions: tuple[bytes, ...]
+    work: Work
 
 
 class TransformedRun:
@@ -256,7 +267,7 @@ class TransformedRun:
         """A result that is kept, and delivered in one go: the short way, without anything under way."""
         if position >= self._n or self._batch.status[position] or (position == 0 and self._request.resume_offset):
             return None
-        which = self._request.transform_index[position] if self._request.transform_index else 0
+        which = self._call_of(position)
         if not which:
             return None
         made_by = self._made_by.get(which)
@@ -299,44 +310,82 @@ class TransformedRun:
 
     async def _look_ahead(self) -> None:
         """Begin as many entries as there is room for; the one that is due in any case."""
-        settings = self._settings
-        while self._next < self._n and len(self._due) < settings.ahead:
-            room = Room(settings)
-            if not room.take(int(self._batch.sizes[self._next]), anyway=not self._due):
-                return
-            position, self._next = self._next, self._next + 1
-            try:
-                started = await self._started(position)
-            except BaseException:
-                room.release()
-                raise
-            self._due.append(Due(position, room, started, self._kind(position)))
+        burst = self._burst()
+        ahead = burst * self._settings.ahead
+        if burst > 1 and len(self._due) > ahead // 2:
+            return  # there will be more to be read together
+        while group := self._group(ahead):
+            await self._begin(group)
 
-    async def _started(self, position: int) -> asyncio.Future[Shared | Failed]:
+    def _burst(self) -> int:
+        """How many of the next entries are worth to be passed through together."""
+        if self._next >= self._n or not (which := self._call_of(self._next)):
+            return 1
+        return self._settings.transforms.burst(self._request.transform[which - 1])
+
+    def _group(self, ahead: int) -> list[tuple[int, Room]]:
+        """The next entries, whose inputs are read together, each with its room."""
+        group: list[tuple[int, Room]] = []
+        size_bytes = 0
+        while self._next < self._n and len(self._due) + len(group) < ahead:
+            entry_bytes = int(self._batch.sizes[self._next])
+            size_bytes += entry_bytes
+            if group and size_bytes > _TOGETHER_BYTES:
+                break
+            room = Room(self._settings)
+            if not room.take(entry_bytes, anyway=not self._due and not group):
+                break
+            group.append((self._next, room))
+            self._next += 1
+        return group
+
+    async def _begin(self, group: Sequence[tuple[int, Room]]) -> None:
+        begun: list[_Begun | Shared | Failed | None] = []
+        try:
+            for position, _ in group:
+                begun.append(self._begun(position))
+            wanted = [
+                position
+                for (position, _), one in zip(group, begun, strict=True)
+                if one is None or isinstance(one, _Begun)
+            ]
+            inputs = await self._inputs(wanted)
+        except BaseException:
+            for one in begun:
+                if isinstance(one, _Begun):
+                    one.work.close()
+                elif isinstance(one, Shared):
+                    one.release()
+            for _, room in group:
+                room.release()
+            raise
+        for (position, room), one in zip(group, begun, strict=True):
+            if isinstance(one, _Begun):
+                result = self._going(position, one, inputs[position])
+            else:
+                result = known(one if one is not None else _as_stored(inputs[position]))
+            self._due.append(Due(position, room, result, self._kind(position)))
+
+    def _begun(self, position: int) -> _Begun | Shared | Failed | None:
+        """What is known already, or wants an input; None for an entry that is delivered as it is stored."""
         if self._batch.status[position]:
-            return known(self._failed(position))
-        which = self._request.transform_index[position] if self._request.transform_index else 0
+            return self._failed(position)
+        which = self._call_of(position)
         if not which:
-            content = await self._input(position)
-            return known(content if isinstance(content, Failed) else Shared(content))
+            return None
         call = self._request.transform[which - 1]
         try:
             versions = self._settings.transforms.versions(call)
+            if (kept := self._settings.cache.find(self._key(position, versions, args_of(call)))) is not None:
+                self._settings.transforms.kept_result(call, kept.content.size_bytes)
+                return kept
+            # In the same moment: replaced from now on, it is still these that make it.
+            return _Begun(call, versions, Work(self._settings.transforms.admit(call)))
         except LoaderError as error:
-            return known(failed_by(error))
-        if (kept := self._settings.cache.find(self._key(position, versions, args_of(call)))) is not None:
-            self._settings.transforms.kept_result(call, kept.content.size_bytes)
-            return known(kept)
-        try:  # in the same moment: replaced from now on, it is still these that make it
-            admitted = self._settings.transforms.admit(call)
-        except LoaderError as error:
-            return known(failed_by(error))
-        work = Work(admitted)
-        try:
-            source = await self._input(position)
-        except BaseException:
-            work.close()
-            raise
+            return failed_by(error)
+
+    def _going(self, position: int, begun: _Begun, source: Content | Failed) -> asyncio.Future[Shared | Failed]:
+        call, versions, work = begun
         if isinstance(source, Failed):
             work.close()
             return known(source)
@@ -365,16 +414,30 @@ class TransformedRun:
             settings.transforms.kept_result(call, made.content.size_bytes)
         return made
 
-    async def _input(self, position: int) -> Content | Failed:
+    async def _inputs(self, positions: Sequence[int]) -> dict[int, Content | Failed]:
         """Whole and verified."""
-        size_bytes = int(self._batch.sizes[position])
-        if size_bytes <= MAX_IN_MEMORY_BYTES:
-            span = FrameSpan(position, position + 1, size_bytes)
-            frame: Frame = await self._settings.on_thread(self._batch.read, span)
-            if frame.status[0]:
-                return self._failed(position)
-            return Content(len(frame.payload), int(frame.checksum[0]), frame.payload)
-        return await self._settings.on_thread(self._spooled, position, size_bytes)  # type: ignore[no-any-return]
+        if not positions:
+            return {}
+        found: dict[int, Content | Failed] = await self._settings.on_thread(self._read, positions)
+        return found
+
+    def _read(self, positions: Sequence[int]) -> dict[int, Content | Failed]:
+        """On a thread."""
+        found: dict[int, Content | Failed] = {}
+        for first, stop in _runs(positions):
+            size_bytes = int(self._batch.sizes[first:stop].sum())
+            if size_bytes > MAX_IN_MEMORY_BYTES:  # it is alone
+                found[first] = self._spooled(first, size_bytes)
+                continue
+            frame = self._batch.read(FrameSpan(first, stop, size_bytes))
+            start = 0
+            for at, (entry_bytes, checksum, status) in enumerate(
+                zip(frame.size.tolist(), frame.checksum.tolist(), frame.status.tolist(), strict=True), first
+            ):
+                data = frame.payload[start : start + entry_bytes]
+                start += entry_bytes
+                found[at] = self._failed(at) if status else Content(entry_bytes, checksum, data)
+        return found
 
     def _spooled(self, position: int, size_bytes: int) -> Content | Failed:
         """On a thread."""
@@ -399,6 +462,10 @@ class TransformedRun:
 
     # -- entries
 
+    def _call_of(self, position: int) -> int:
+        """Its call's number in the request, from 1 on; 0 for an entry without one."""
+        return self._request.transform_index[position] if self._request.transform_index else 0
+
     def _value(self, column: str, position: int, default: Any) -> Any:
         values = self._entries.get(column)
         return values[position] if values else default
@@ -417,8 +484,7 @@ class TransformedRun:
         return f"{version}/{content.size_bytes}/{content.checksum:08x}"
 
     def _kind(self, position: int) -> int:
-        which = self._request.transform_index[position] if self._request.transform_index else 0
-        return int(pb.TRANSFORMED) if which else int(self._batch.kind(position))
+        return int(pb.TRANSFORMED) if self._call_of(position) else int(self._batch.kind(position))
 
     def _origin(self, position: int) -> Origin:
         return Origin(
@@ -429,3 +495,18 @@ class TransformedRun:
             self._value("start", position, 0),
             self._value("length", position, -1),
         )
+
+
+def _as_stored(source: Content | Failed) -> Shared | Failed:
+    return source if isinstance(source, Failed) else Shared(source)
+
+
+def _runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Of ascending positions: first and stop of each that follow each other."""
+    first = stop = positions[0]
+    for position in positions:
+        if position != stop:
+            yield first, stop
+            first = position
+        stop = position + 1
+    yield first, stop

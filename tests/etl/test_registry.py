@@ -116,10 +116,10 @@ def test_what_was_taken_on_is_made_by_the_version_that_there_was(
 ) -> None:
     """The change comes between the moment in which a request is taken on and that in which a worker has it."""
     changed = threading.Event()
-    read = TransformedRun._input
+    read = TransformedRun._inputs
 
-    async def read_late(run: Any, position: int) -> Any:
-        content = await read(run, position)
+    async def read_late(run: Any, positions: Any) -> Any:
+        contents = await read(run, positions)
         transforms = run._settings.transforms
         if not changed.is_set():
             changed.set()
@@ -131,7 +131,7 @@ def test_what_was_taken_on_is_made_by_the_version_that_there_was(
             }[change]
             await registry.change(edit)
             transforms.follow()
-        return content
+        return contents
 
     etls: list[LocalEtl] = []
     begin = LocalEtl.__init__
@@ -141,7 +141,7 @@ def test_what_was_taken_on_is_made_by_the_version_that_there_was(
         etls.append(self)
 
     monkeypatch.setattr(LocalEtl, "__init__", noted)
-    monkeypatch.setattr(TransformedRun, "_input", read_late)
+    monkeypatch.setattr(TransformedRun, "_inputs", read_late)
     with connect(tmp_path / "s") as client:
         bucket = client.create_bucket("b")
         bucket.put("x", b"abc")
