@@ -75,9 +75,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             tests[item.path, item.cls, item.originalname].append(item)
     for cases_by_url in tests.values():
         _mark_uncovered(cases_by_url)
+    _mark_beyond_samples(items)
     for item in items:
         if item.get_closest_marker("exhaustive") is not None:
             item.add_marker(pytest.mark.slow)
+
+
+def _mark_beyond_samples(items: list[pytest.Item]) -> None:
+    """Of the cases of a `sampled(n)` test in its set, n stay; the others are exhaustive.
+
+    They are spread over all, and not always at the same place of a period, which would be one value of a parameter.
+    """
+    sampled: dict[Hashable, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("sampled") is not None:
+            slow, exhaustive = (item.get_closest_marker(name) is not None for name in ("slow", "exhaustive"))
+            if not exhaustive:
+                sampled[item.path, item.cls, item.originalname, slow].append(item)
+    for cases in sampled.values():
+        marker = cases[0].get_closest_marker("sampled")
+        assert marker is not None
+        (count,) = marker.args
+        step = max(1, len(cases) // count)
+        stay = {at * len(cases) // count + at % step for at in range(count)}
+        for at, item in enumerate(cases):
+            if at not in stay:
+                item.add_marker(pytest.mark.exhaustive)
 
 
 def _mark_uncovered(items: list[pytest.Function]) -> None:

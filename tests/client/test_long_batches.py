@@ -51,6 +51,7 @@ def test_a_stream_is_read_whole_again_and_again(client: Client) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 def test_a_reader_that_pauses_leaves_the_nodes_memory_to_others(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

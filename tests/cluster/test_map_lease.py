@@ -57,6 +57,7 @@ def test_without_each_part_of_the_agreement_a_deleted_object_rises(slip: Slip) -
         pytest.param([(0, 1), (0, 2), (1, 2)], marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.sampled(1)
 def test_of_three_nodes_two_of_which_own_the_object_one_always_has_it(owners: list[tuple[int, ...]]) -> None:
     assert Model(owners).lost((1, 1, 0)) is None
 

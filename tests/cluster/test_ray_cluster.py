@@ -5,6 +5,7 @@ That Ray listens on loopback, on ports that were free, and is ended by its sessi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -91,9 +92,15 @@ class Operator:
         """As a power cut does: Ray's head and all nodes at once."""
         head = ray_head.remembered(self.root)
         assert head is not None
-        for pid in head.processes():
-            os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not head.processes())
+
+        def all_killed() -> bool:
+            """One that was being started when its parent was killed is seen by the next look."""
+            for pid in head.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not head.processes()
+
+        eventually(all_killed)
 
 
 @pytest.fixture(scope="module")

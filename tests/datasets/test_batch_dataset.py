@@ -39,6 +39,7 @@ def planned(epoch: int, steps: range = range(STEPS)) -> list[list[bytes]]:
 
 class TestOrder:
     @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+    @pytest.mark.sampled(4)
     def test_batches_come_in_the_plans_order_from_any_number_of_workers(self, store: Client, num_workers: int) -> None:
         loader = BatchLoader(BatchIterableDataset(store, PLAN), num_workers=num_workers)
         assert list(loader) == planned(0)
@@ -48,6 +49,7 @@ class TestOrder:
         assert list(DataLoader(dataset, batch_size=None, num_workers=2)) == planned(0)
         assert list(dataset) == planned(0)
 
+    @pytest.mark.sampled(1)
     def test_ranks_and_workers_together_have_every_sample_once(self, store: Client) -> None:
         ranks = [
             list(BatchLoader(BatchIterableDataset(store, PLAN, rank=rank, world_size=2), num_workers=2))

@@ -102,6 +102,7 @@ def test_what_cannot_be_meant_is_told_at_once(store: Client) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.sampled(1)
 def test_a_loader_that_would_batch_batches_is_refused_in_the_dataset_s_words(store: Client, num_workers: int) -> None:
     dataset = BatchIterableDataset(store.url, ShufflePlan(URLS, 4))
     loader = DataLoader(

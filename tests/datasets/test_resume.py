@@ -49,6 +49,7 @@ class TestLoader:
         assert list(resumed) == planned(1)
 
     @pytest.mark.parametrize("batches", [1, STEPS, *(pytest.param(at, marks=pytest.mark.slow) for at in (0, 5))])
+    @pytest.mark.sampled(1)
     def test_workers_that_read_ahead_do_not_move_the_position(self, store: Client, batches: int) -> None:
         state = state_after(loader_of(store, num_workers=2), batches)
         assert (state["epoch"], state["step"]) == (0, batches)

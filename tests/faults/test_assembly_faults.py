@@ -206,6 +206,7 @@ def ask_with_a_fault(gathering: Gathering, harm: object, number: int, *, early: 
 
 
 @product([*FAULTS, *PASSING], 0)
+@pytest.mark.sampled(4)
 def test_with_two_copies_nothing_is_lost(gathering: Gathering, harm: object, early: bool, ordered: bool) -> None:
     gathering.with_copies(2)
     answer = ask_with_a_fault(gathering, harm, 0, early=early, ordered=ordered)
@@ -215,6 +216,7 @@ def test_with_two_copies_nothing_is_lost(gathering: Gathering, harm: object, ear
 
 
 @product(PASSING, 1)
+@pytest.mark.sampled(2)
 def test_with_one_copy_a_way_that_is_slow_or_breaks_once_loses_nothing(
     gathering: Gathering, harm: object, early: bool, ordered: bool
 ) -> None:
@@ -226,6 +228,7 @@ def test_with_one_copy_a_way_that_is_slow_or_breaks_once_loses_nothing(
 
 
 @product(FAULTS, 1)
+@pytest.mark.sampled(2)
 def test_with_one_copy_its_entries_are_unavailable_in_their_place_and_in_time(
     gathering: Gathering, harm: object, early: bool, ordered: bool
 ) -> None:

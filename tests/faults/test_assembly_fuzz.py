@@ -259,6 +259,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("seeds", CASES)
+@pytest.mark.sampled(1)
 def test_a_client_that_puts_a_batch_together_is_never_fooled(pair: Pair, seeds: range) -> None:
     ended = {"good": 0, "failed entries": 0, "refused": 0}
     url = pair.cluster.nodes[0].url
@@ -302,6 +303,7 @@ def _read(client: Client, names: list[str], ordered: bool, assembly: str, timeou
 
 
 @pytest.mark.parametrize("seeds", CASES)
+@pytest.mark.sampled(1)
 def test_a_node_that_gathers_a_batch_is_never_fooled(pair: Pair, seeds: range) -> None:
     ended = {"good": 0, "failed entries": 0, "refused": 0}
     with closing(GrpcTransport(pair.cluster.nodes[0].url, retry_s=0.2, verify_payload=True)) as transport:

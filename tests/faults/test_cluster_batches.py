@@ -143,6 +143,7 @@ def check(items: list[Item], names: list[str], *, ordered: bool = True) -> None:
         ),
     ],
 )
+@pytest.mark.sampled(3)
 def test_nobody_notices_a_node_that_is_killed_while_each_object_has_another_copy(
     cluster: Cluster, client: Client, victim: int, assembly: str, ordered: bool
 ) -> None:

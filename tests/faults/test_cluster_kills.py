@@ -164,6 +164,7 @@ def test_a_node_that_gathers_a_batch_is_killed_after_half_of_it(
         for mode in MODES
     ],
 )
+@pytest.mark.sampled(4)
 def test_a_batch_outlives_all_nodes_at_once(
     cluster: ClusterProcesses, bucket: str, assembly: str, ordered: bool
 ) -> None:

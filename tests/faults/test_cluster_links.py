@@ -161,6 +161,7 @@ BEGINNING, MIDDLE = 0, len(MIXED) // 2
         ),
     ],
 )
+@pytest.mark.sampled(4)
 def test_a_client_cut_off_from_a_node_has_everything_from_the_others(
     net: Net, client: Client, assembly: str, ordered: bool, at: int
 ) -> None:
@@ -204,6 +205,7 @@ def test_the_only_copies_of_a_node_that_is_cut_off_from_the_client_time_out_in_t
         *(pytest.param(*other, marks=pytest.mark.exhaustive) for other in (("one", False), ("two", True))),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_node_that_gathers_is_parted_from_one_that_sends(
     net: Net, client: Client, bucket: str, ordered: bool
 ) -> None:
@@ -262,6 +264,7 @@ if Machines.possible():
 # -- again and again
 
 
+@pytest.mark.sampled(1)
 def test_many_cuts_leave_nothing_behind(net: Net) -> None:
     """Nobody dies here: what each of them has in memory can be compared."""
     draw = random.Random(11)

@@ -54,6 +54,7 @@ def deleted(client: Client, bucket: str) -> bool:
 
 
 @pytest.mark.parametrize("victim", [0, 3], ids=["a-source-is-down", "the-new-node-is-down"])
+@pytest.mark.sampled(1)
 def test_all_keys_change_while_a_node_joins_and_one_is_down_and_back(tmp_path: Path, victim: int) -> None:
     with (
         filled(tmp_path / "cluster", KEYS) as (cluster, _, ledger),

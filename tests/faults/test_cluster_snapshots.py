@@ -137,6 +137,7 @@ def test_what_was_down_while_objects_were_replaced_retains_what_a_snapshot_sees(
 
 
 @pytest.mark.parametrize("point", ["snapshot.held", "snapshot.cut_by_all", "snapshot.settled"])
+@pytest.mark.sampled(1)
 def test_a_node_that_dies_while_it_makes_a_snapshot_leaves_nothing_and_holds_nobody_up(
     cluster: ClusterProcesses, point: str
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_sender_that_stands_still_in_the_middle_of_a_batch_and_goes_on_costs_n
 @pytest.mark.slow
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("acquainted", [True, False])
+@pytest.mark.sampled(2)
 def test_a_client_less_patient_than_the_node_that_gathers_for_it_loses_only_what_nobody_else_has(
     cluster: ClusterProcesses, acquainted: bool, ordered: bool
 ) -> None:

@@ -209,6 +209,7 @@ POINTS = ["put.staged", "put.intended", "put.published", "put.committed", "delet
         for dying, who in enumerate(["coordinator", "owner"])
     ],
 )
+@pytest.mark.sampled(3)
 def test_a_node_that_dies_within_its_commit_has_the_old_or_the_new_object(folder: Path, point: str, dying: int) -> None:
     with ClusterProcesses(folder, 2, buckets={BUCKET: 2}) as cluster:
         old, new = content("a", 1, 300_000), None if point == "delete.committed" else content("a", 2, 600_000)

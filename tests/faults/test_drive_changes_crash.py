@@ -67,6 +67,7 @@ def crashes() -> Iterator[CrashServer]:
 
 
 @pytest.mark.parametrize(("operation", "point"), POINTS)
+@pytest.mark.sampled(9)
 def test_a_change_of_drives_that_is_cut_off_loses_nothing_and_is_finished_later(
     tmp_path: Path, crashes: CrashServer, operation: str, point: str
 ) -> None:

@@ -83,6 +83,7 @@ def free_port() -> int:
         lambda client: client.bucket("b").get_batch(["a"]).packed(),
     ],
 )
+@pytest.mark.sampled(7)
 def test_a_node_that_is_down_is_named_within_the_time_for_retries(call: Callable[[Client], object]) -> None:
     port = free_port()
     with (

@@ -82,6 +82,7 @@ def test_a_node_killed_and_started_again_in_mid_read_goes_unnoticed(node: NodePr
 
 @pytest.mark.parametrize("read_ahead_bytes", [MiB, 8 * MiB])
 @pytest.mark.parametrize("opened", [Bucket.open, Bucket.reader])
+@pytest.mark.sampled(2)
 def test_a_silent_node_ends_the_read_in_time_and_it_can_be_read_on(
     node: NodeProcess, opened: Callable[..., ObjectFile | ObjectReader], read_ahead_bytes: int
 ) -> None:

@@ -114,6 +114,7 @@ def history(tmp_path: Path, server: CrashServer) -> History:
 
 @pytest.mark.parametrize("durability", ["process", pytest.param("power", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.sampled(3)
 def test_an_operation_that_is_killed_at_a_fail_point_happened_whole_or_not_at_all(
     history: History, server: CrashServer, operation: str, durability: str
 ) -> None:

@@ -235,6 +235,7 @@ SMALLEST = [(1, 1, True), (1, 200_000, False), (50_000, 1, False), (3 * MiB, 200
         for case in itertools.product([1, 50_000, 3 * MiB], [1, 200_000], [True, False])
     ],
 )
+@pytest.mark.sampled(2)
 def test_however_small_the_budgets_are_every_batch_comes_to_its_end(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, window: int, budget: int, ordered: bool
 ) -> None:

@@ -89,6 +89,7 @@ def in_the_middle(cluster: LocalCluster, then: Callable[[], None]) -> Answer:
 
 
 @pytest.mark.parametrize("after_bytes", [0, 100_000, 5 * MiB, 20 * MiB])
+@pytest.mark.sampled(2)
 def test_a_connection_that_breaks_costs_nothing_when_there_is_a_second_copy(
     pair: LocalCluster, after_bytes: int
 ) -> None:

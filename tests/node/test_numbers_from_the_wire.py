@@ -155,6 +155,7 @@ def outcome(channel: Any, name: str, messages: list[bytes]) -> tuple[grpc.Status
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(METHODS) - SKIPPED))
+@pytest.mark.sampled(71)
 def test_no_number_is_taken_in_that_does_harm(served: Served, name: str) -> None:
     node, uuid = served.node, served.bucket_uuid
     if TABLE[name] & Role.CLIENT:

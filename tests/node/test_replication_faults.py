@@ -171,6 +171,7 @@ def version_of(text: str) -> Version:
         *(pytest.param(how, 2, marks=pytest.mark.slow) for how in ("put_many", "delete")),
     ],
 )
+@pytest.mark.sampled(2)
 def test_an_owner_lost_between_staging_and_commit_costs_its_copy_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, min_copies: int
 ) -> None:

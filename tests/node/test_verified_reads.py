@@ -150,6 +150,7 @@ def test_a_range_with_a_flipped_byte_is_refused(stored: Stored, way: Way, length
         *[(way, "s.tar") for way in (by_target, by_command)],
     ],
 )
+@pytest.mark.sampled(10)
 def test_a_range_of_a_member_with_a_flipped_byte_is_refused(stored: Stored, way: Way, shard: str, length: int) -> None:
     archive = archive_of(shard)
     stored.bucket.put(shard, archive)

@@ -40,6 +40,7 @@ async def _fetches_nothing(*_: object) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["put", "delete"])
 @pytest.mark.parametrize("apart", ["in-doubt", "unheard", "older-map"])
+@pytest.mark.sampled(3)
 def test_the_later_write_stays_when_its_two_holders_fail_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, apart: str
 ) -> None:

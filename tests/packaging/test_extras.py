@@ -164,6 +164,7 @@ QUICK = ("torch", "rocksdict", "ray", "lz4")
 @pytest.mark.parametrize(
     "package", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EXTRAS]
 )
+@pytest.mark.sampled(1)
 def test_without_a_package_what_needs_it_names_its_extra_and_all_else_works(package: str, folder: Path) -> None:
     everything = {
         "public names": PUBLIC_NAMES,
@@ -205,6 +206,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("case", COMMANDS)
+@pytest.mark.sampled(2)
 def test_a_command_that_needs_a_package_names_its_extra(case: str, folder: Path) -> None:
     package, code, words = COMMANDS[case]
     told = run_without(

@@ -190,6 +190,7 @@ def test_a_list_of_paths_changed_by_another_thread_does_not_change_the_read(read
 
 
 @pytest.mark.fresh_process
+@pytest.mark.sampled(2)
 def test_a_forked_child_reads_as_its_parent_did(reader: Reader, folder: Folder) -> None:
     paths, contents = folder.add_many(20, 1000)
     args = whole_files(folder, paths, contents)

@@ -90,6 +90,7 @@ def test_without_damage_everything_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.sampled(3)
 def test_a_damaged_log_is_refused_and_the_files_bring_back_what_was_acknowledged(tmp_path: Path, damage: str) -> None:
     root = tmp_path / "drive"
     acknowledged = killed_after_work(root)

@@ -119,6 +119,7 @@ def members_of(data: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("operation", "point"), CRASHES)
+@pytest.mark.sampled(8)
 def test_a_crash_leaves_the_old_or_the_new_and_doing_it_again_ends_it(
     tmp_path: Path, crashes: CrashServer, operation: str, point: str
 ) -> None:

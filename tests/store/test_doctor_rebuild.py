@@ -63,6 +63,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("damage", [*CATALOG_DAMAGES, "bad table"])
 @pytest.mark.parametrize("after", ["a close", "a crash"])
+@pytest.mark.sampled(8)
 def test_every_object_comes_back_byte_for_byte_and_nothing_else(root: Path, damage: str, after: str) -> None:
     with store_at(root) as store:
         wanted = live_a_little(store)

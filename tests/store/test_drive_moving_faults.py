@@ -58,6 +58,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.sampled(16)
 def test_an_error_of_any_kind_hides_nothing(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
 ) -> None:

@@ -64,6 +64,7 @@ def members(store: Store, name: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", SHARDS)
+@pytest.mark.sampled(3)
 def test_an_index_file_that_is_not_what_was_written_is_made_again(tmp_path: Path, name: str) -> None:
     root = tmp_path / "drive"
     with store_at(root) as store:

@@ -83,6 +83,7 @@ def crashes() -> Iterator[CrashServer]:
 
 
 @pytest.mark.parametrize(("operation", "point"), POINTS)
+@pytest.mark.sampled(11)
 def test_a_crash_leaves_snapshots_whole_or_gone_and_nothing_else(
     tmp_path: Path, crashes: CrashServer, operation: str, point: str
 ) -> None:

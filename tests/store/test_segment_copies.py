@@ -75,6 +75,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.sampled(6)
 def test_with_one_copy_damaged_a_rebuild_has_everything_and_a_repair_makes_it_whole(
     tmp_path: Path, damage: str
 ) -> None:

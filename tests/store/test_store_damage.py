@@ -225,6 +225,7 @@ CATALOG_DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("mode", ["a", "r"])
 @pytest.mark.parametrize("damage", CATALOG_DAMAGES)
+@pytest.mark.sampled(7)
 def test_a_catalog_that_cannot_be_opened_says_how_to_make_it_anew(tmp_path: Path, damage: str, mode: str) -> None:
     with store_at(tmp_path / "drive") as store:
         for name, data in DATA.items():

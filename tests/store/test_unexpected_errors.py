@@ -109,6 +109,7 @@ def seen(store: Store) -> tuple[object, ...]:
 @pytest.mark.parametrize("afterwards", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.sampled(120)
 def test_what_the_store_says_is_what_its_drive_has(tmp_path: Path, change: str, place: str, afterwards: bool) -> None:
     for at, error in ((1, MemoryError("no memory")), (2, KeyboardInterrupt())):
         root = tmp_path / f"drive-{at}"

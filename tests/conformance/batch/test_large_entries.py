@@ -59,6 +59,7 @@ def test_a_large_entry_that_is_replaced_while_it_is_read_is_one_version_or_the_o
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 def test_an_entry_over_256_mib_fails_in_a_batch_and_is_read_in_ranges_or_by_get(
     client: Client, bucket: Bucket, tmp_path: Path
 ) -> None:

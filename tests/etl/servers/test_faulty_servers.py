@@ -297,6 +297,7 @@ def test_a_grpc_server_of_something_else_says_so() -> None:
     ("framework", "communication"),
     [pytest.param(*case, id=f"{case[0]}-{Communication.Name(case[1])}") for case in CHANNELS],
 )
+@pytest.mark.sampled(4)
 def test_a_server_that_is_started_anew_in_the_middle_loses_no_object(
     framework: str, communication: Communication
 ) -> None:

@@ -70,6 +70,7 @@ def started(framework: str, workers: int) -> Iterator[tuple[str, subprocess.Pope
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.sampled(2)
 def test_several_processes_share_a_port_and_one_that_dies_is_made_anew(framework: str) -> None:
     async def pids(address: str, made: int = 40) -> set[int]:
         """Over connections of their own: those that there are stay with their process."""

@@ -61,6 +61,7 @@ each_channel = pytest.mark.parametrize(
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("fqn", [False, True], ids=["bytes", "fqn"])
 @each_channel
+@pytest.mark.sampled(24)
 def test_what_the_author_wrote_is_made_of_every_object(
     framework: str, communication: Communication, fqn: bool, form: str, address: Address, files: Path
 ) -> None:
