@@ -157,7 +157,7 @@ class Item:
     """One answer, in the place of its entry: number `index` of the batch.
 
     `data` is a read-only memoryview of bytes, shape (n,), valid for as long as it is kept; it keeps its whole frame
-    (about 1 MiB) alive, so copy with `tobytes()` what outlives the batch. It is empty when `status` is not OK; `error`,
+    (1 to 4 MiB) alive, so copy with `tobytes()` what outlives the batch. It is empty when `status` is not OK; `error`,
     a LoaderError and otherwise None, then says why.
     """
 

@@ -16,7 +16,7 @@ from storage_node.metric_counters import BatchTally, clock_s
 from storage_node.places import Place
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.file_frame import FileFrame
-from storage_node.store.read.frame_plan import FrameSpan
+from storage_node.store.read.frame_plan import FILE_FRAME_BYTES, FrameSpan
 from storage_node.tasks import retrieve, settled
 
 Message: TypeAlias = bytes | FileFrame | tuple[bytes, memoryview]
@@ -71,6 +71,9 @@ class LocalBatch:
 
     async def _run_streaming(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
         resources = self._resources
+        if self._sends_files:
+            # Two of them for what the client takes at first: the second is on its way while it has the first.
+            batch.file_frame_bytes = min(FILE_FRAME_BYTES, self._request.initial_credit_bytes // 2)
         sending: asyncio.Task[None] | None = None
         entries, ended = 0, False
         try:

@@ -37,6 +37,8 @@ class StoreBatch:
         self._reader = FrameReader(self._table, lookup, request)
         self.wait_us = 0
         """What END is to say of it; see ais_batch.proto."""
+        self.file_frame_bytes = 0
+        """What frames may have that `read_message` leaves in files; 0 where it is not used."""
 
     @property
     def n(self) -> int:
@@ -84,7 +86,13 @@ class StoreBatch:
 
     def planned(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[FrameSpan]:
         """The frames of `spans` as far as can be said before any has been read."""
-        return plan_frames(self._table.sizes, target_bytes=target_bytes, resume_offset=self._resume_offset())
+        return plan_frames(
+            self._table.sizes,
+            target_bytes=target_bytes,
+            resume_offset=self._resume_offset(),
+            in_files=self._reader.in_files() if self.file_frame_bytes else None,
+            file_frame_bytes=self.file_frame_bytes,
+        )
 
     def _resume_offset(self) -> int:
         table = self._table

@@ -18,10 +18,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-MIN_ENTRY_BYTES = 32 << 10
-"""From this size on, on average, sending from files is quicker than reading, comparing and sending."""
-MAX_FILES = 64
-"""Descriptors that a frame may hold."""
 _PATIENCE_MS = 5
 """How long a thread waits for a reader that is about to make room."""
 _ZEROS = bytes(64 << 10)

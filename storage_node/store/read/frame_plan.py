@@ -22,6 +22,13 @@ MAX_ENTRIES_PER_FRAME = 4096
 """Bounds the header of a frame of empty or failed entries."""
 MAX_ENTRIES = 10_000
 """In one request."""
+FILE_FRAME_BYTES = 4 << 20
+"""A frame that is sent from its files costs its sender about the same whatever it has, and no memory. Receivers
+have room for as much: a single entry may be as large."""
+MIN_FILE_ENTRY_BYTES = 32 << 10
+"""From this size on, on average, sending from files is quicker than reading, comparing and sending."""
+MAX_FILES = 64
+"""Descriptors that a frame may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +46,18 @@ class FrameSpan:
         return self.piece_bytes is not None
 
 
-def plan_frames(sizes: npt.NDArray[np.int64], *, target_bytes: int, resume_offset: int = 0) -> Iterator[FrameSpan]:
+def plan_frames(
+    sizes: npt.NDArray[np.int64],
+    *,
+    target_bytes: int,
+    resume_offset: int = 0,
+    in_files: npt.NDArray[np.bool_] | None = None,
+    file_frame_bytes: int = 0,
+) -> Iterator[FrameSpan]:
     """Cut entries of these sizes (shape (n,), bytes; 0 for those known to fail) into frames of about `target_bytes`.
 
-    With `resume_offset` the first entry continues there, and is sent as pieces whatever its size.
+    With `resume_offset` the first entry continues there, and is sent as pieces whatever its size. Frames of entries
+    that may stay `in_files` (shape (n,)) until they are sent have up to `file_frame_bytes`, if that is more.
     """
     n = len(sizes)
     sizes = sizes.copy()  # what is read meanwhile may turn out to have another size
@@ -66,8 +81,34 @@ def plan_frames(sizes: npt.NDArray[np.int64], *, target_bytes: int, resume_offse
         large = np.flatnonzero(sizes[first + 1 : stop] > target_bytes)
         if len(large):
             stop = first + 1 + int(large[0])
+        if in_files is not None:
+            stop = _stop_in_files(sizes, in_files, first, stop, file_frame_bytes)
         yield FrameSpan(first, stop, int(ends[stop - 1]) - before)
         first = stop
+
+
+def goes_from_files(entries: int, payload_bytes: int) -> bool:
+    """Whether a frame of so many, all of which are in files, is sent from there."""
+    return entries <= MAX_FILES and payload_bytes >= entries * MIN_FILE_ENTRY_BYTES
+
+
+def _stop_in_files(
+    sizes: npt.NDArray[np.int64], in_files: npt.NDArray[np.bool_], first: int, stop: int, most_bytes: int
+) -> int:
+    """Where a frame that would end before `stop` ends if it, and what follows, is sent from files."""
+    ends = np.cumsum(sizes[first : first + MAX_FILES])
+    elsewhere = np.flatnonzero(~in_files[first : first + MAX_FILES])
+    count = int(np.searchsorted(ends, most_bytes, side="right"))
+    if len(elsewhere):
+        count = min(count, int(elsewhere[0]))
+    here = stop - first
+    if (
+        count <= here
+        or not goes_from_files(here, int(ends[here - 1]))
+        or not goes_from_files(count, int(ends[count - 1]))
+    ):
+        return stop
+    return first + count
 
 
 def check_range(start: int, length: int, size_bytes: int) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 
 import numpy as np
+import numpy.typing as npt
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.frame import Frame, FrameError, checked, encode_frame, encode_prefix
@@ -13,8 +14,8 @@ from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_reader import Failure, announce, read_frame, read_list
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable
 from storage_node.store.read.entry_reader import EntryReader, frame_of
-from storage_node.store.read.file_frame import MAX_FILES, MIN_ENTRY_BYTES, FileFrame, opened
-from storage_node.store.read.frame_plan import FrameSpan
+from storage_node.store.read.file_frame import FileFrame, opened
+from storage_node.store.read.frame_plan import FrameSpan, goes_from_files
 
 _MIN_ENTRIES_PER_PART = 16
 MAX_GROWTH_BYTES = 16 << 20
@@ -88,10 +89,14 @@ class FrameReader:
                 return result, last
         return encode_frame(batch_id, self.read(span)), False
 
+    def in_files(self) -> npt.NDArray[np.bool_] | None:
+        """Which entries may be in a `file_frame`, shape (n,); None where some are read once for several."""
+        return None if self._has_duplicates else self._table.kind == pb.STORED
+
     def file_frame(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[FileFrame, bool] | None:
         """See `StoreBatch.read_message`; None where the frame is to be read."""
         table, n = self._table, span.stop - span.first
-        if span.is_piece or n > MAX_FILES or span.payload_bytes < n * MIN_ENTRY_BYTES or not self._is_plain(span):
+        if span.is_piece or not goes_from_files(n, span.payload_bytes) or not self._is_plain(span):
             return None
         at = slice(span.first, span.stop)
         if (table.kind[at] != pb.STORED).any():
