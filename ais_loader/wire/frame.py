@@ -31,7 +31,8 @@ U8: TypeAlias = npt.NDArray[np.uint8]
 WIRE_U32 = np.dtype("<u4")
 TARGET_PAYLOAD_BYTES = 1 << 20
 """A frame is closed when its payload reaches this size: large enough that the cost per message vanishes, small enough
-that several fit in flight and a consumer that keeps one small view keeps little alive."""
+that several fit in flight and a consumer that keeps one small view keeps little alive. What a lane sends from files may
+be larger (storage_node/store/read/frame_plan.py)."""
 
 _TAG_BATCH_ID, _TAG_END, _TAG_FRAME = 0x08, 0x1A, 0x7A
 _TAG_INDEX, _TAG_SIZE, _TAG_CHECKSUM, _TAG_STATUS, _TAG_KIND, _TAG_PIECE, _TAG_ERROR, _TAG_PAYLOAD = (
@@ -356,6 +357,7 @@ def checked(frame: Frame) -> Frame:
 # A whole answer of one small object, which a busy node writes and its clients read thousands of times a second: always
 # the same fields, so both ends handle it as one struct. Any other encoder's bytes go through decode_response.
 _SINGLE = struct.Struct("<2s4x2sI2sI7s")
+_SINGLE_BEGINS = b"\x0a\x04\0\0\0\0\x12\x04"
 
 
 def encode_single(batch_id: int, size_bytes: int, checksum: int, answer_digest: int, kind: int = pb.STORED) -> bytes:
@@ -385,7 +387,7 @@ def decode_single(
 
     `digest_of` gives the digest that END must carry for an OK entry with a given checksum.
     """
-    at = data.find(b"\x0a\x04\0\0\0\0\x12\x04", 0, 64)
+    at = data.find(_SINGLE_BEGINS, 0, 64)
     if at < 0 or len(data) < at + _SINGLE.size:
         return None
     _, _, size_bytes, _, checksum, _ = _SINGLE.unpack_from(data, at)
@@ -393,3 +395,24 @@ def decode_single(
     if data[:start] != encode_single(batch_id, size_bytes, checksum, digest_of(checksum), kind):
         return None
     return memoryview(data)[start:], checksum
+
+
+def decode_single_parts(
+    prefix: bytes, payload: bytes, batch_id: int, digest_of: Callable[[int], int], kind: int = pb.STORED
+) -> int | None:
+    """The checksum, of a message that was received in two parts; None for anything that `decode_single` refuses, and
+    for one that was cut elsewhere."""
+    at = prefix.find(_SINGLE_BEGINS, 0, 64)
+    if at < 0 or len(prefix) < at + _SINGLE.size:
+        return None
+    _, _, size_bytes, _, checksum, _ = _SINGLE.unpack_from(prefix, at)
+    whole = size_bytes == len(payload) and prefix == encode_single(
+        batch_id, size_bytes, checksum, digest_of(checksum), kind
+    )
+    return int(checksum) if whole else None
+
+
+def single_prefix_bytes(batch_id: int, message_bytes: int) -> int:
+    """Where the payload begins in a message of this size, if it is one that encode_single began."""
+    most = len(encode_single(batch_id, message_bytes, 0, 0))
+    return len(encode_single(batch_id, max(0, message_bytes - most), 0, 0))

@@ -1,4 +1,5 @@
-"""Fast path for a batch of a few small objects: frame and END in one message, on the event loop, without waiting.
+"""Fast path for a batch of a few small objects, or of a larger one from its file: frame and END in one message, on the
+event loop, without waiting.
 
 Only when everything is at hand: the catalog entries in the cache and the bytes in the page cache. Any other request,
 and anything that goes wrong, takes the ordinary way, which knows how to wait and how to fail. A batch spread over
@@ -19,6 +20,8 @@ from storage_node.etl.local_etl import LocalEtl
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.read.batch_reader import CachedFile, read_cached
+from storage_node.store.read.file_frame import FileFrame, opened
+from storage_node.store.read.frame_plan import FILE_FRAME_BYTES
 from storage_node.store.store import Store
 
 MAX_BYTES = 384 << 10
@@ -51,19 +54,9 @@ def answer_inline(
     store: Store, request: pb.BatchRequest, batch_id: int, membership: Membership | None = None
 ) -> tuple[bytes, int] | None:
     """The whole answer as one serialized SessionResponse, and the objects' bytes; None if it takes more."""
-    if (
-        not 0 < len(request.name) <= MAX_ENTRIES
-        or any(_OTHER_FIELDS(request))
-        or request.initial_credit_bytes < MAX_BYTES
-        or len(request.bucket) != 1
-    ):
+    bucket_uuid = _plain_bucket(store, request, membership)
+    if bucket_uuid is None:
         return None
-    bucket = store.record.current.buckets.get(request.bucket[0])
-    if bucket is None or store.replicas.stale.any:  # a copy here may be stale
-        return None
-    if membership is not None and not _may_answer(membership, request):
-        return None
-    bucket_uuid = bucket.uuid_bytes
     files: list[CachedFile] = []
     held: set[Drive] = set()  # a drive that is given up meanwhile closes its folders with the last who holds it
     size_bytes = 0
@@ -80,6 +73,29 @@ def answer_inline(
         files.append((drive.files.objects_fd, path, record.offset, record.size_bytes, record.checksum))
     answer = read_cached(_prefix(batch_id, files, size_bytes), tuple(files))
     return None if answer is None else (answer, size_bytes)
+
+
+def answer_from_file(
+    store: Store, request: pb.BatchRequest, batch_id: int, membership: Membership | None = None
+) -> tuple[FileFrame, int] | None:
+    """As `answer_inline`, of one object that is too large for that: its bytes stay in the file until they are sent, and
+    whoever asked compares them. To be closed."""
+    if len(request.name) != 1 or not request.receiver_checks:
+        return None
+    bucket_uuid = _plain_bucket(store, request, membership)
+    found = None if bucket_uuid is None else store.drive_set.cached(bucket_uuid, request.name[0])
+    if found is None:
+        return None
+    drive, record = found
+    size_bytes = record.size_bytes
+    if record.offset or not MAX_BYTES < size_bytes <= min(FILE_FRAME_BYTES, request.initial_credit_bytes):
+        return None
+    prefix = encode_single(batch_id, size_bytes, record.checksum, digest_of_ok(record.checksum), pb.UNCHECKED)
+    frame = opened(prefix, [drive.files.objects_fd], [record.path], [0], [size_bytes])
+    if frame is not None and not frame.cached:
+        frame.close()
+        return None
+    return None if frame is None else (frame, size_bytes)
 
 
 def answer_kept(
@@ -133,6 +149,23 @@ def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int) -> bytes:
         end=end,
     )
     return prefix
+
+
+def _plain_bucket(store: Store, request: pb.BatchRequest, membership: Membership | None) -> bytes | None:
+    """The bucket whose objects a request asks for, whole, if this node may answer it; None if there is more to it."""
+    if (
+        not 0 < len(request.name) <= MAX_ENTRIES
+        or any(_OTHER_FIELDS(request))
+        or request.initial_credit_bytes < MAX_BYTES
+        or len(request.bucket) != 1
+    ):
+        return None
+    bucket = store.record.current.buckets.get(request.bucket[0])
+    if bucket is None or store.replicas.stale.any:  # a copy here may be stale
+        return None
+    if membership is not None and not _may_answer(membership, request):
+        return None
+    return bucket.uuid_bytes
 
 
 def _may_answer(membership: Membership, request: pb.BatchRequest) -> bool:

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
-from storage_node.batch.fast_path import MAX_BYTES, answer_inline, answer_kept
+from storage_node.batch.fast_path import MAX_BYTES, answer_from_file, answer_inline, answer_kept
 from storage_node.batch.gather.assemble import AssembledBatch
 from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.local_batch import LocalBatch, Message
@@ -191,7 +191,11 @@ class _Session:
             if answer is not None:
                 # Waits while the client does not read: it will not be asking for more then, either.
                 self._answering = True
-                await self._send(answer[0])
+                try:
+                    await self._send(answer[0])
+                finally:
+                    if isinstance(answer[0], FileFrame):
+                        answer[0].close()
                 self._service.node.metrics.small(request.request, answer[1], clock_s() - began_s)
                 self._answering = False
                 return
@@ -209,7 +213,7 @@ class _Session:
             elif event == "cancel":
                 batch[0].cancel()
 
-    def _answer_small(self, batch_id: int, request: pb.BatchRequest) -> tuple[bytes, int] | None:
+    def _answer_small(self, batch_id: int, request: pb.BatchRequest) -> tuple[Message, int] | None:
         """See `small`. Not past others whose turn it is, nor while batches are rejected: those go the ordinary way, and
         so does more than one entry while tenants share the node, or while its memory is spent."""
         service, tenant = self._service, request.tenant
@@ -218,8 +222,11 @@ class _Session:
         if len(request.name) > 1 and (service.resources.slots.crowded or service.resources.budget.is_full(MAX_BYTES)):
             return None
         node, etl = service.node, service.resources.etl
+        answer: tuple[Message, int] | None
         if not request.transform:
             answer = answer_inline(node.store, request, batch_id, node.membership)
+            if answer is None and self._sends_files and not node.pressure.pause()[0]:
+                answer = answer_from_file(node.store, request, batch_id, node.membership)
         elif etl is not None:
             answer = answer_kept(node.store, etl, request, batch_id, node.membership)
         else:

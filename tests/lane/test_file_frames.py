@@ -1,4 +1,4 @@
-"""Large frames from files: the bytes and their order, whatever lies between; cut in the middle; within the credit."""
+"""Large frames and objects from files: the bytes and their order, whatever lies between; cut, damaged, not taken."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from ais_loader import Client, ClusterOptions, Entry, Status, connect
-from ais_loader.testing import seeded_bytes
+from ais_loader import Client, ClusterOptions, Entry, Status, connect, errors
+from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.server import NodeServer
@@ -19,6 +20,7 @@ from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FILE_FRAME_BYTES
 from tests.lane.lane_kit import open_lane
 from tests.node.node_kit import serving
+from tests.store.store_kit import flip_a_byte, object_files
 
 MIB = 1 << 20
 DATA = {f"{at:02}": seeded_bytes(700_000 + at, seed=at) for at in range(16)}
@@ -135,17 +137,16 @@ def test_what_comes_is_within_the_credit_but_for_a_frame_of_half_of_it(node: Nod
         lane.send(1, request=request)
         came, largest = b"", 0
         most_bytes = max(credit_bytes // 2, TARGET_PAYLOAD_BYTES + 700_000)
-        lane.socket.settimeout(0.3)
-        try:
-            while True:
-                frame = lane.response().frame
-                assert frame is not None
-                largest = max(largest, len(frame.payload))
-                came += bytes(frame.payload)
-        except TimeoutError:
-            """No credit is left."""
+        while len(came) < credit_bytes:
+            frame = lane.response().frame
+            assert frame is not None
+            largest = max(largest, len(frame.payload))
+            came += bytes(frame.payload)
         assert largest <= most_bytes
-        assert credit_bytes <= len(came) < credit_bytes + most_bytes
+        assert len(came) < credit_bytes + most_bytes
+        lane.socket.settimeout(0.2)
+        with pytest.raises(TimeoutError):  # no credit is left
+            lane.receive()
         lane.socket.settimeout(TIMEOUT_S)
         lane.send(1, credit=pb.Credit(payload_bytes=1 << 40))
         while (response := lane.response()).end is None:
@@ -154,3 +155,86 @@ def test_what_comes_is_within_the_credit_but_for_a_frame_of_half_of_it(node: Nod
         if response.frame is not None:
             came += bytes(response.frame.payload)
     assert came == b"".join(DATA.values())
+
+
+# -- one object
+
+
+@pytest.mark.usefixtures("cached")
+def test_one_object_comes_from_its_file(client: Client, frames: list[FileFrame]) -> None:
+    assert [client.bucket("b").get(name) for name in DATA] == list(DATA.values())
+    assert [frame.payload_bytes for frame in frames] == [len(data) for data in DATA.values()]
+
+
+def test_one_that_is_cut_off_is_asked_for_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_frame, "_is_cached", lambda *_: True)
+    assert client.bucket("b").get("00") == DATA["00"]
+    cut: list[FileFrame] = []
+    send = FileFrame.send
+
+    def cut_first(self: FileFrame, sock: socket.socket, patience_ms: int = 5) -> None:
+        if not cut:
+            cut.append(self)
+            os.sendfile(sock.fileno(), self.parts[0].fd, 0, 300_000)
+            sock.shutdown(socket.SHUT_RDWR)
+            raise ConnectionResetError("cut")
+        send(self, sock, patience_ms)
+
+    monkeypatch.setattr(FileFrame, "send", cut_first)
+    assert client.bucket("b").get("01") == DATA["01"]
+    assert len(cut) == 1
+    assert not cut[0].parts[0].owned  # closed
+
+
+@pytest.mark.usefixtures("cached")
+def test_one_that_was_damaged_or_cut_short_is_corrupt_and_the_others_are_not(tmp_path: Path) -> None:
+    with serving(tmp_path) as node, connect(node.url, options=ClusterOptions(lane="auto")) as client:
+        bucket = client.create_bucket("b")
+        for at in range(3):
+            bucket.put(f"{at}", DATA[f"{at:02}"])
+        assert bucket.get("0") == DATA["00"]
+        [drive] = [Path(drive) for drive in node._drives]
+        files = {path.stat().st_size: path for path in object_files(drive)}
+        flip_a_byte(files[len(DATA["00"])], 500_000)
+        os.truncate(files[len(DATA["01"])], 400_000)
+        for name in ("0", "1"):
+            with pytest.raises(errors.CorruptObject):
+                bucket.get(name)
+        assert bucket.get("2") == DATA["02"]
+
+
+def test_who_takes_nothing_of_one_holds_up_nobody_else(
+    node: NodeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_frame, "_is_cached", lambda *_: True)
+    assert client.bucket("b").get("00") == DATA["00"]
+    with open_lane(node) as deaf:
+        for batch_id in range(1, 40):  # more than the buffers of a socket have room for
+            deaf.send(batch_id, request=request_of("00"))
+        assert [client.bucket("b").get(name) for name in DATA] == list(DATA.values())
+        assert node.batches is not None
+        eventually(lambda: any(session.stuck_s() > 0 for session in node.batches._sessions))  # type: ignore[union-attr]
+        for batch_id in range(1, 40):
+            response = deaf.response()
+            assert response.batch_id == batch_id
+            assert response.frame is not None
+            assert response.frame.payload == DATA["00"]
+            assert response.end is not None
+
+
+def test_one_waits_like_a_batch_while_the_node_has_too_much_to_do(
+    node: NodeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_frame, "_is_cached", lambda *_: True)
+    assert node.batches is not None
+    metrics, pressure = node.batches.node.metrics, node.batches.node.pressure
+    before_s = metrics.throttle_s["cpu"]
+    assert client.bucket("b").get("00") == DATA["00"]
+    assert metrics.throttle_s["cpu"] == before_s
+    monkeypatch.setattr(pressure, "pause", lambda: (0.001, "cpu"))
+    assert client.bucket("b").get("00") == DATA["00"]
+    assert metrics.throttle_s["cpu"] > before_s
+
+
+def request_of(*names: str) -> pb.BatchRequest:
+    return pb.BatchRequest(bucket=["b"], name=names, initial_credit_bytes=1 << 40, receiver_checks=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Client, ClusterOptions, Status, connect, errors
-from ais_loader.testing import FaultyLink, seeded_bytes
+from ais_loader.testing import FaultyLink, eventually, seeded_bytes
 from ais_loader.transport.session.lane import Lane, Lanes
 from ais_loader.wire.frame import FrameError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -188,7 +188,8 @@ def test_large_entries_are_sent_from_their_files(node: NodeServer, monkeypatch: 
     with connect(node.url, options=AUTO) as client:
         assert read(client) == list(DATA.values())
         assert client.bucket("b").get("s/05") == DATA["s/05"]
-    assert len(sent) == 2 and not any(frame.damaged for frame in sent)
+    eventually(lambda: len(sent) == 2)
+    assert not any(frame.damaged for frame in sent)
     with connect(node.url, options=ClusterOptions(lane="grpc")) as client:
         before = len(sent)
         assert read(client) == list(DATA.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 
@@ -13,9 +14,12 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Response, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.batch.fast_path import ANSWERED, MAX_BYTES, MAX_ENTRIES, answer_inline
+from storage_node.batch.fast_path import ANSWERED, MAX_BYTES, MAX_ENTRIES, answer_from_file, answer_inline
 from storage_node.cluster.map.membership import Membership
+from storage_node.store.read import file_frame
 from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.file_frame import FileFrame
+from storage_node.store.read.frame_plan import FILE_FRAME_BYTES
 from storage_node.store.store import Store
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 from tests.store.batch_read_kit import content, crc
@@ -99,6 +103,63 @@ def test_what_takes_more_is_left_to_the_ordinary_way(tmp_path: Path) -> None:
         assert answer(store, found[:1]) is not None
         drive_of(store)._cache.forget()
         assert answer(store, found[:1]) is None  # the catalog would have to be asked
+
+
+def test_one_that_is_larger_is_answered_from_its_file(tmp_path: Path) -> None:
+    with store_at(tmp_path) as store:
+        sizes = [MAX_BYTES, MAX_BYTES + 1, FILE_FRAME_BYTES, FILE_FRAME_BYTES + 1]
+        found = filled(store, sizes)
+
+        def from_file(*wanted: str, receiver_checks: bool = True, **fields: object) -> FileFrame | None:
+            request = batch_of(list(wanted), bucket=BUCKET, receiver_checks=receiver_checks, **fields)
+            answered = answer_from_file(store, request, 77)
+            if answered is None:
+                return None
+            answered[0].close()
+            assert answered[1] == answered[0].payload_bytes
+            return answered[0]
+
+        for at in (1, 2):
+            frame = from_file(found[at])
+            assert frame is not None
+            data = content(at, sizes[at])
+            [part] = frame.parts
+            assert (part.offset, part.left_bytes, part.owned) == (0, sizes[at], False)
+            response = decode_response(frame.prefix + data)
+            assert response.frame is not None
+            assert response.frame.payload == data
+            assert (response.frame.checksum.tolist(), response.frame.checksum_kind[0]) == ([crc(data)], pb.UNCHECKED)
+            assert response.end is not None
+            assert response.end.digest == digest(response.frame.status, response.frame.checksum)
+        one = found[1]
+        assert from_file(found[0]) is None  # small enough to be read
+        assert from_file(found[3]) is None  # comes in pieces
+        assert from_file(one, receiver_checks=False) is None
+        assert from_file(one, found[2]) is None
+        assert from_file(one, credit=MAX_BYTES) is None
+        assert from_file("nobody") is None
+        assert from_file(one, start=[0], length=[1]) is None
+        assert from_file(one, version=["1"]) is None
+        held = len(os.listdir("/proc/self/fd"))
+        path = file_of(store, one)
+        os.truncate(path, MAX_BYTES)
+        assert from_file(one) is None
+        path.unlink()
+        assert from_file(one) is None
+        drive_of(store)._cache.forget()
+        assert from_file(found[2]) is None
+        assert len(os.listdir("/proc/self/fd")) == held
+
+
+def test_one_that_a_drive_has_to_be_waited_for_is_left_to_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store_at(tmp_path) as store:
+        request = batch_of(filled(store, [MAX_BYTES + 1]), bucket=BUCKET, receiver_checks=True)
+        monkeypatch.setattr(file_frame, "_is_cached", lambda *_: False)
+        held = len(os.listdir("/proc/self/fd"))
+        assert answer_from_file(store, request, 77) is None
+        assert len(os.listdir("/proc/self/fd")) == held
 
 
 def test_a_node_answers_only_for_what_the_newest_map_gives_it(tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ from ais_loader.wire.frame import (
     Piece,
     decode_response,
     decode_single,
+    decode_single_parts,
     encode_frame,
     encode_prefix,
     encode_single,
     encode_varint,
+    single_prefix_bytes,
 )
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
@@ -262,6 +264,13 @@ def test_the_short_form_of_one_small_answer_is_the_same_message(batch_id: int, p
     assert (response.frame.index.tolist(), response.frame.status.tolist()) == ([0], [pb.OK])
     assert (response.frame.checksum.tolist(), response.frame.checksum_kind.tolist()) == ([checksum], [pb.STORED])
     assert response.frame.payload == payload
+    assert decode_single(data, batch_id, digest_of, pb.UNCHECKED) is None
+    at = single_prefix_bytes(batch_id, len(data))
+    assert at == len(data) - len(payload)
+    assert decode_single_parts(data[:at], data[at:], batch_id, digest_of) == checksum
+    assert decode_single_parts(data[:at], data[at:], batch_id, digest_of, pb.UNCHECKED) is None
+    for other in (0, 1, at - 1, at + 1):
+        assert decode_single_parts(data[:other], data[other:], batch_id, digest_of) is None
     assert decode_single(data, batch_id - 1, digest_of) is None
     assert decode_single(data, batch_id, lambda value: value) is None
     position = random.Random(batch_id).randrange(len(data) - len(payload))

@@ -119,6 +119,18 @@ class Lane:
         self.tell(message)
         return self.receive()
 
+    def ask_in_parts(self, message: bytes, cut: Callable[[int], int]) -> tuple[bytes, bytes]:
+        """As `ask`. `cut` says of an answer of so many bytes where its first part ends: each has memory of its own."""
+        self.tell(message)
+        try:
+            size_bytes = self._header()
+            if size_bytes is None:
+                raise EOFError("the stream has ended")
+            at = min(cut(size_bytes), size_bytes)
+            return self._exactly(at) if at else b"", self._exactly(size_bytes - at)
+        except (OSError, errors.LoaderError) as error:
+            raise EOFError(str(error)) from error
+
     def receive(self) -> bytes:
         try:
             message = self._message()
@@ -183,6 +195,11 @@ class Lane:
 
     def _message(self) -> bytes | None:
         """The next one; None when the node has ended the session between two."""
+        size_bytes = self._header()
+        return None if size_bytes is None else self._exactly(size_bytes)
+
+    def _header(self) -> int | None:
+        """The size of the next message. Raises why the node has ended the session."""
         # One call where all is there, which it is unless the connection has broken.
         header = self._socket.recv(HEADER.size, socket.MSG_WAITALL)
         if len(header) < HEADER.size:
@@ -192,11 +209,10 @@ class Lane:
         size_bytes, kind = HEADER.unpack(header)
         if size_bytes > MAX_RESPONSE_BYTES or kind not in (MESSAGE, FAILED):
             raise FrameError(f"a header of kind {kind} that announces {size_bytes:,} bytes")
-        data = self._exactly(size_bytes)
         if kind == FAILED:
-            told = objects_pb.Error.FromString(data)
+            told = objects_pb.Error.FromString(self._exactly(size_bytes))
             raise errors.from_node(told.kind, told.message)
-        return data
+        return int(size_bytes)
 
     def _exactly(self, size_bytes: int) -> bytes:
         data = self._socket.recv(size_bytes, socket.MSG_WAITALL) if size_bytes else b""

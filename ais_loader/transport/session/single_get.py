@@ -8,17 +8,29 @@ Anything but a complete good answer is left to the ordinary way, which knows how
 from __future__ import annotations
 
 import time
+from typing import TypeVar
 
 from ais_loader.checksum import crc32c
 from ais_loader.entry import entry_error
 from ais_loader.errors import SilenceTimeout, TransformError, TransformFailed, TransformTimeout
+from ais_loader.transport.session.lane import Lane
 from ais_loader.transport.session.stream_pool import PooledStream, StreamPool
 from ais_loader.wire.answer_check import AnswerCheck, compare_unchecked, digest_of_ok
-from ais_loader.wire.frame import EntryFault, FrameError, decode_response, decode_single
+from ais_loader.wire.frame import (
+    EntryFault,
+    FrameError,
+    decode_response,
+    decode_single,
+    decode_single_parts,
+    single_prefix_bytes,
+)
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 _CREDIT_BYTES = 1 << 40
 """The caller wants all of it in memory: nothing is gained by slowing the node down."""
+_APART_BYTES = 64 << 10
+"""From this size on the object is received into memory of its own, and not copied out of a message."""
+T = TypeVar("T", bytes, memoryview)
 
 
 class SingleGet:
@@ -61,12 +73,34 @@ class SingleGet:
     def _ask(self, session: PooledStream, request: pb.BatchRequest, timeout_s: float) -> bytes | memoryview | None:
         """Raises anything when the stream cannot be used again."""
         batch_id = next(session.batch_ids)
-        message = session.stream.ask(pb.SessionRequest(batch_id=batch_id, request=request).SerializeToString())
-        kind = pb.TRANSFORMED if request.transform else pb.STORED
-        if (single := decode_single(message, batch_id, digest_of_ok, kind)) is not None:
-            if self._verify_payload and crc32c(single[0]) != single[1]:
-                raise FrameError("damaged on its way")
-            return single[0]
+        asked = pb.SessionRequest(batch_id=batch_id, request=request).SerializeToString()
+        kinds = (pb.TRANSFORMED,) if request.transform else (pb.STORED, pb.UNCHECKED)
+        if isinstance(session.stream, Lane):
+
+            def cut(size_bytes: int) -> int:
+                return single_prefix_bytes(batch_id, size_bytes) if size_bytes >= _APART_BYTES else 0
+
+            prefix, payload = session.stream.ask_in_parts(asked, cut)
+            for kind in kinds if prefix else ():
+                if (checksum := decode_single_parts(prefix, payload, batch_id, digest_of_ok, kind)) is not None:
+                    return self._compared(payload, checksum, kind)
+            message = prefix + payload
+        else:
+            message = session.stream.ask(asked)
+        for kind in kinds:
+            if (single := decode_single(message, batch_id, digest_of_ok, kind)) is not None:
+                return self._compared(*single, kind)
+        return self._gathered(session, request, message, batch_id, timeout_s)
+
+    def _compared(self, data: T, checksum: int, kind: int) -> T:
+        if (self._verify_payload or kind == pb.UNCHECKED) and crc32c(data) != checksum:
+            raise FrameError("damaged, on its way or before")
+        return data
+
+    def _gathered(
+        self, session: PooledStream, request: pb.BatchRequest, message: bytes, batch_id: int, timeout_s: float
+    ) -> bytes | memoryview | None:
+        """From an answer that begins with this message, and is not one of the short form."""
         parts: list[memoryview] = []
         checksum, check, wrong = 0, AnswerCheck(1), None
         while True:
