@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
@@ -24,6 +24,7 @@ from storage_node.cluster.repair.plan import (
     owned_by,
     page_of,
     questions,
+    same_owners,
 )
 from storage_node.store.format import CatalogEntry, Version, tombstone
 
@@ -193,6 +194,41 @@ def test_a_finished_change_leaves_active_nodes_alone() -> None:
 def test_a_change_is_not_finished_under_another_version_of_the_map() -> None:
     before = a_map([pb.MapNode.ACTIVE, pb.MapNode.JOINING])
     assert finish_changes(6)(_copy(before)) == before
+
+
+@pytest.mark.parametrize(
+    "change, same",
+    [
+        (lambda map_: map_.bucket.add(name="new", uuid=b"n" * 16, copies=2), True),
+        (lambda map_: map_.bucket.pop(), True),
+        (lambda map_: map_.job.add(name="j"), True),
+        (lambda map_: None, True),
+        (lambda map_: setattr(map_.bucket[0], "copies", 3), False),
+        (lambda map_: map_.bucket[0].former_copies.append(1), False),
+        (lambda map_: map_.bucket[0].snapshot.add(name="s", cut=4), False),
+        (lambda map_: setattr(map_.node[1], "weight", 2.0), False),
+        (lambda map_: setattr(map_.node[1], "state", pb.MapNode.LEAVING), False),
+        (lambda map_: setattr(map_.node[1], "peer_endpoint", "elsewhere:1"), False),
+        (lambda map_: map_.node.pop(), False),
+    ],
+)
+def test_owners_are_the_same_when_nodes_and_the_buckets_that_there_were_are(
+    change: Callable[[pb.ClusterMap], object], same: bool
+) -> None:
+    before = a_map([pb.MapNode.ACTIVE] * 3)
+    for at, node in enumerate(before.node):
+        node.peer_endpoint = f"host:{at}"
+    before.bucket.add(name="a", uuid=b"a" * 16, copies=2)
+    before.bucket.add(name="b", uuid=b"b" * 16, copies=2)
+    after = _copy(before)
+    after.version += 1
+    change(after)
+    assert same_owners(ClusterView(before), ClusterView(after)) is same
+
+
+def test_while_a_map_changes_nothing_is_the_same() -> None:
+    changing = a_map([pb.MapNode.ACTIVE, pb.MapNode.JOINING])
+    assert not same_owners(ClusterView(changing), ClusterView(_copy(changing)))
 
 
 def _copy(map_: pb.ClusterMap) -> pb.ClusterMap:

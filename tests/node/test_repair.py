@@ -103,6 +103,30 @@ def test_lost_copies_come_back_with_their_bytes_metadata_and_versions(tmp_path: 
         assert sum(node.repair.metrics.objects_pushed for node in cluster.nodes) >= len(before)
 
 
+def test_a_bucket_that_is_made_has_nobody_go_through_those_that_there_are(tmp_path: Path) -> None:
+    with (
+        LocalCluster(tmp_path, 3, copies=2, repair_interval_s=3600.0) as cluster,
+        client_of(cluster) as (client, bucket),
+    ):
+
+        def in_place() -> bool:
+            versions = {node.membership.view.version for node in cluster.nodes if node.membership.view is not None}
+            return {node.repair.metrics.clean_version for node in cluster.nodes} == versions and len(versions) == 1
+
+        bucket.put("k", b"x")
+        eventually(in_place, TIMEOUT_S)
+        passes = [node.repair.metrics.passes for node in cluster.nodes]
+        for at in range(3):
+            client.create_bucket(f"new-{at}")
+            client.bucket(f"new-{at}").put("k", b"x")
+        eventually(in_place, TIMEOUT_S)
+        assert [node.repair.metrics.passes for node in cluster.nodes] == passes
+        bucket.set(copies=3)
+        eventually(in_place, TIMEOUT_S)
+        assert all(node.repair.metrics.passes > before for node, before in zip(cluster.nodes, passes, strict=True))
+        assert all(set(held(node)) == {"k"} for node in cluster.nodes)
+
+
 @pytest.mark.slow
 def test_a_node_that_returns_has_all_it_missed_and_serves_none_of_what_is_old(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.5) as cluster, client_of(cluster) as (_, bucket):

@@ -207,6 +207,17 @@ def finish_changes(version: int) -> Edit:
     return edit
 
 
+def same_owners(before: ClusterView, after: ClusterView) -> bool:
+    """Whether every object and snapshot that there was by the one map has the owners that it had, and no others.
+
+    A bucket that is new had no objects before: what it has was put to its owners.
+    """
+    if before.is_changing or after.is_changing or list(before.map.node) != list(after.map.node):
+        return False
+    known = {bucket.uuid: bucket for bucket in before.map.bucket}
+    return all(known.get(bucket.uuid, bucket) == bucket for bucket in after.map.bucket)
+
+
 def batches(names: Sequence[str], sizes: Sequence[int], *, most_names: int, most_bytes: int) -> list[list[int]]:
     """Positions in groups that are sent together; one that is too large is a group of its own."""
     groups: list[list[int]] = []

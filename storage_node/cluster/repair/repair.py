@@ -35,6 +35,7 @@ from storage_node.cluster.repair.plan import (
     page_of,
     plan,
     questions,
+    same_owners,
 )
 from storage_node.cluster.repair.reconcile import Reconciler
 from storage_node.cluster.repair.shortage import shortages
@@ -91,8 +92,12 @@ class Repair:
         self.damage = DamageRepair(node, membership, self._peers)
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
+        self._asked = False
+        """Whether a pass is to be made whatever the map is."""
         self._of_pass: ClusterView | None = None
         """The map of the last pass."""
+        self._in_place: ClusterView | None = None
+        """The map of the last pass, if that found nothing to move."""
         self._unsure_due = asyncio.Event()
         self._store.replicas.is_owner = self._owns
         self._leases = writes.leases
@@ -134,6 +139,7 @@ class Repair:
 
     def wake(self) -> None:
         """Begin the next pass now."""
+        self._asked = True
         self._wake.set()
 
     def compare_again(self) -> None:
@@ -181,25 +187,41 @@ class Repair:
     # -- passes
 
     async def _run(self) -> None:
-        in_vain = 0
+        in_vain, due_s = 0, time.monotonic()
         while True:
             self._of_pass = view = self._membership.view
-            wait_s = self._node.config.repair_interval_s
+            asked, self._asked = self._asked, False
             self._wake.clear()
-            if view is not None and self._membership.position is not None:
-                before = self._done()
-                try:
-                    clean, counted = await self._pass(view)
-                except LoaderError as error:
-                    log.warning("a pass of repair ended early: %s", error)
-                    clean = counted = False
-                gets_on = clean or counted or self._done() != before
-                in_vain = 0 if gets_on else in_vain + 1
-                if not clean or view.is_changing:
-                    wait_s = min(wait_s, RETRY.whole_s(in_vain))
-                if counted and view.is_changing:
-                    await finish(view, self._membership, self._peers)
-            await self._wait(wait_s)
+            if view is not None and not asked and time.monotonic() < due_s and self._is_in_place_by(view):
+                self._in_place, self.metrics.clean_version = view, view.version
+            else:
+                wait_s = self._node.config.repair_interval_s
+                if view is not None and self._membership.position is not None:
+                    before = self._done()
+                    try:
+                        clean, counted = await self._pass(view)
+                    except LoaderError as error:
+                        log.warning("a pass of repair ended early: %s", error)
+                        clean = counted = False
+                    self._in_place = view if clean and counted else None
+                    gets_on = clean or counted or self._done() != before
+                    in_vain = 0 if gets_on else in_vain + 1
+                    if not clean or view.is_changing:
+                        wait_s = min(wait_s, RETRY.whole_s(in_vain))
+                    if counted and view.is_changing:
+                        await finish(view, self._membership, self._peers)
+                due_s = time.monotonic() + wait_s
+            await self._wait(due_s - time.monotonic())
+
+    def _is_in_place_by(self, view: ClusterView) -> bool:
+        """Whether what the last pass has found is true by this map as well.
+
+        Buckets and jobs come and go all the time, and a pass goes through all objects.
+        """
+        before = self._in_place
+        if before is None or self.metrics.clean_version != before.version or self._store.replicas.stale.buckets():
+            return False
+        return self._all_in_place() and same_owners(before, view)
 
     def _done(self) -> tuple[int, ...]:
         counts = self.metrics
