@@ -35,10 +35,14 @@ def test_a_cluster_keeps_its_promises_while_nodes_are_killed() -> None:
 
 def test_what_is_found_is_kept_and_found_again_in_what_was_kept() -> None:
     with throwaway_folder() as folder:
-        assert_clean(EmbeddedSoak(folder, seed=2, say=print).run(lives=2, duration_s=100))
-        kept = folder / "round-000"
+        for seed in range(2, 8):
+            kept = folder / str(seed) / "round-000"
+            assert_clean(EmbeddedSoak(kept.parent, seed=seed, say=print).run(lives=2, duration_s=100))
+            there = [item[1] for one in read_history([kept / "end0.jsonl"]) for item in found_by(one) if item[1]]
+            if there:  # on a busy machine two lives may be too short for anything to be left
+                break
+        value = str(there[0])
         # As if what is there in the end had never been put.
-        value = next(item[1] for one in read_history([kept / "end0.jsonl"]) for item in found_by(one) if item[1])
         for history in kept.glob("w*.jsonl"):
             history.write_text(history.read_text().replace(f'"{value}"', '"w-0:2000"'))
         verdict = judge_again(kept)
