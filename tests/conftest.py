@@ -12,6 +12,7 @@ survive a fork. Marked `fresh_process`, it is run by a pytest of its own.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -30,6 +31,11 @@ pytest_plugins = ["ais_loader.testing.fixtures", "tests.run_bounds"]
 # The suite starts some hundred interpreters, each of which would compile all that it imports: 0.7 s of a node's 1.1.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell without a terminal has what it starts in the background ignore Ctrl-C, and that is inherited by all that tests
+# start, and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _INSIDE = "AIS_LOADER_TEST_FRESH_PROCESS"
 
