@@ -11,6 +11,9 @@ Expected: inputs are read some 25 at a time, and go to a worker in bursts of 5 t
 of a batch waits for the last worker, and the next batch is asked for when the client has the one before. So 0.7 of the
 job's rate. Before, each object was read by itself and sent by itself: 1,170 to 1,450 objects/s in three alternating
 runs, and 3,110 to 3,670 since, at 240 us of processor time in place of 580 to 750.
+
+Found: a quarter to 0.4 of the job's rate, by the load. Bursts have 10 objects on average and not 25, as each takes its
+share of what waits just then, and workers have nothing to do while a batch is delivered and the next one asked for.
 """
 
 from __future__ import annotations
