@@ -429,8 +429,8 @@ def test_a_child_that_keeps_the_socket_holds_up_nothing(tmp_path: Path, dies: bo
             libc.setsid()
             libc.sleep(600)
             libc._exit(0)
-        with open(pids, "w") as file:
-            file.write(str(pid))
+        with open(pids, "a") as file:  # one of each try
+            file.write(f"{pid}\n")
         time.sleep(0 if dies else 600)
         os._exit(3)
 
@@ -445,7 +445,8 @@ def test_a_child_that_keeps_the_socket_holds_up_nothing(tmp_path: Path, dies: bo
     try:
         asyncio.run(asyncio.wait_for(run(), 30))
     finally:
-        os.kill(int(pids.read_text()), signal.SIGKILL)
+        for pid in pids.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def test_a_program_that_a_transform_starts_inherits_no_socket(tmp_path: Path) -> None:
