@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import tenacity
-
 from ais_loader import Bucket, errors
 from ais_loader.extras import needs
 from ais_loader.urls import SCHEME
@@ -33,7 +31,7 @@ WRITE_ID = "ray-data-write"
 _GROUP = 1_000
 _GROUP_BYTES = 32 << 20
 _LOCK_WAIT_S = 120.0
-"""For an embedded store, which one process at a time can write to."""
+"""For an embedded store, which one process at a time can write to. A wait of more than a second is logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +149,8 @@ class AISSink(Datasink):  # type: ignore[misc]  # Ray is not type-checked here
         return memoryview(buffer) if buffer is not None else memoryview(b"")
 
     def _put(self, store: StoreReference, group: list[Row], task_id: str) -> None:
-        waiting = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(errors.StoreLocked),
-            stop=tenacity.stop_after_delay(_LOCK_WAIT_S),
-            wait=tenacity.wait_random(0.02, 0.2),
-            reraise=True,
-        )
-        for attempt in waiting:
-            with attempt, store.writer() as client:
-                self._put_new(client.bucket(self._bucket), group, task_id)
+        with store.writer(_LOCK_WAIT_S) as client:
+            self._put_new(client.bucket(self._bucket), group, task_id)
 
     def _put_new(self, bucket: Bucket, group: list[Row], task_id: str) -> None:
         """What an earlier run of this task has not stored."""

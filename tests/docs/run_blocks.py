@@ -18,7 +18,7 @@ from typing import Any
 
 COMMAND_TIMEOUT_S = 100
 SERVERS = ("ais-loader serve", "ais-loader ui")
-"""Commands that do not end by themselves: the first line that they say is their answer."""
+"""Commands that do not end by themselves: the lines up to the first with an address are their answer."""
 FILE_NAME = re.compile(r"# ([\w-]+\.\w+)\n")
 
 
@@ -90,17 +90,19 @@ class Page:
         return done.stdout
 
     def serve(self, command: str, port: str) -> str:
-        """Start a node; what it says when it is ready."""
+        """Start a node; what a terminal shows until it is ready."""
         if command.startswith("ais-loader serve"):
             command += f" --port {port}"
         words = ["bash", "-c", f"exec {command}"]
-        node = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=sys.stderr, text=True)
+        node = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.nodes.append(node)
         assert node.stdout is not None
-        said = node.stdout.readline()
-        if not said:
-            raise Wrong(f"$ {command}\nended with code {node.wait()} without serving")
-        return said
+        said = ""
+        for line in node.stdout:
+            said += line
+            if "://" in line:
+                return said
+        raise Wrong(f"$ {command}\nended with code {node.wait()} without serving:\n{said}")
 
     def settings(self, text: str) -> str:
         """Have a node's reader take a file of settings, for every node that it names."""
