@@ -595,8 +595,12 @@ class Bucket(BucketComposing, BucketTransforming):
             n >= 0 entries, for MapDataset, ShufflePlan and get_batch: an `EntryTable`, of some bytes each, unless
             `pinned`.
 
-        Raises BucketNotFound, and what else `objects` raises.
+        Raises BucketNotFound, InvalidRequest for a prefix that no name has, and what else `objects` raises.
         """
+        if isinstance(prefix, str) and prefix.startswith("/"):
+            raise errors.InvalidRequest(
+                f"entries({prefix!r}): no object's name begins with '/'; did you mean {prefix.lstrip('/')!r}?"
+            )
         return listed_entries(self.objects(prefix), self.name, pattern=pattern, pinned=pinned)
 
     def __iter__(self) -> Iterator[str]:

@@ -94,6 +94,8 @@ def get(
         return
     if begins or include or exclude:
         raise click.UsageError("--prefix, --include and --exclude choose among many objects: give -r, too")
+    if not (whole := _parsed(name, parse_target)).name:
+        raise click.UsageError(f"{whole} is a bucket: need BUCKET/NAME, or -r, which gets the objects in it")
     entry = _parsed(name, parse_entry)
     if head_only:
         if entry.member is not None or file != STDOUT or start or length is not None:

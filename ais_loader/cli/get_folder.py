@@ -65,10 +65,12 @@ def get_folder(
                     progress=heard,
                     on_bytes=moved,
                 )
-            except BaseException:
+            except BaseException as error:
                 bar.close()
                 if last != Progress():
                     note(f"{_counts(last.done, last.size_bytes, last.skipped)}; run this again to go on")
+                elif isinstance(error, KeyboardInterrupt):  # counted are groups that are done, and files may be there
+                    note("files that have been written stay; run this again to go on")
                 raise
     if not done.downloaded + done.skipped + done.failed:
         which = " that are wanted" if include or exclude else ""

@@ -61,6 +61,25 @@ _SHORT_HELP = {
     "bench": "Measure what a store does: an embedded one, a node, or a cluster.",
     "completion": "Print a script that has a shell complete commands, options, buckets and names.",
 }
+# What others call a command, and what is one of a group here.
+_ELSEWHERE = {
+    "copy": "cp",
+    "create": "bucket create",
+    "delete": "rm",
+    "down": "cluster down",
+    "download": "get -r",
+    "list": "ls",
+    "logs": "cluster logs",
+    "move": "mv",
+    "node": "serve",
+    "rename": "mv",
+    "server": "serve",
+    "start": "serve",
+    "stat": "get --head",
+    "status": "cluster status",
+    "up": "cluster up",
+    "upload": "put -r",
+}
 OPERATORS_COMMANDS = "ais_loader.commands"
 """Entry points of the commands that come with storage_node, where it is installed."""
 _INTERRUPTED = 130
@@ -87,7 +106,8 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            meant = _ELSEWHERE.get(args[0], near[0] if near else None)
+            hint = f"; did you mean {meant!r}?" if meant else ""
             ctx.fail(f"no command {args[0]!r}{hint}")
         name, command, rest = super().resolve_command(ctx, args)
         if ctx.params.get("store") and name not in _COMMANDS:

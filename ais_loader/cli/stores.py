@@ -68,7 +68,10 @@ class StoreChoice:
         with contextlib.suppress(LoaderError):
             for target in self.named:
                 if target.name and repr(target.name) in reason:
-                    near = nearest_name(client.bucket(target.bucket), target.name)
+                    bucket = client.bucket(target.bucket)
+                    if _has_recursive() and next(bucket.objects(target.folder, page_size=1), None) is not None:
+                        return printable(f"the folder {target.bucket}/{target.folder}, with -r")
+                    near = nearest_name(bucket, target.name)
                     return None if near is None else printable(f"{target.bucket}/{near}")
         return None
 
@@ -97,6 +100,11 @@ class StoreChoice:
             return store_folders(self.url)
         except InvalidRequest as error:
             raise _wrong_store(error) from error
+
+
+def _has_recursive() -> bool:
+    """Whether the command that runs takes folders by -r."""
+    return any("-r" in option.opts for option in click.get_current_context().command.params)
 
 
 def _wrong_store(error: InvalidRequest) -> click.BadParameter:

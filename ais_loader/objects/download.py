@@ -50,6 +50,8 @@ def download(
     """See `Bucket.download`. `on_bytes` hears of bytes that are in their file, or were; in threads of its own."""
     check_on_error(on_error, "raise", "return")
     top = os.path.expanduser(os.fspath(folder))
+    if os.path.lexists(top) and not os.path.isdir(top):
+        raise errors.InvalidRequest(f"{top} is not a folder, and files below one are what is written")
     above, wanted = prefix.rpartition("/")[0], chooser(include, exclude)
     cut = len(above) + 1 if above else 0
     named = ((info, info.name[cut:]) for info in bucket.objects(prefix) if wanted(info.name[cut:]))

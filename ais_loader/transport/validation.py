@@ -3,6 +3,7 @@ names that no archive may have."""
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from collections.abc import Mapping
 
@@ -15,7 +16,7 @@ MAX_METADATA_BYTES = 4096
 def require_text(text: str, refusal: type[errors.LoaderError], what: str) -> None:
     """Raises `refusal` for a lone surrogate, InvalidRequest for what is no string at all."""
     if not isinstance(text, str):
-        raise errors.InvalidRequest(f"{what} {text!r}: need a str, got {type(text).__name__}")
+        raise errors.InvalidRequest(f"{what} {textwrap.shorten(repr(text), 60)}: need a str, got {type(text).__name__}")
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -326,6 +326,8 @@ def _absolute(root: Path) -> Path:
 
 def _make_room(root: Path) -> None:
     """The root, where it is missing; what is in the way of nodes is found out before anything is started."""
+    from storage_node.store.drive.identity import is_drive_folder
+
     try:
         root.mkdir(parents=True, exist_ok=True)
         usable = os.access(root, os.W_OK | os.X_OK)
@@ -334,6 +336,11 @@ def _make_room(root: Path) -> None:
         usable, why = False, error.strerror or str(error)
     if not usable:
         raise click.ClickException(f"no nodes can be below {root}: {why}")
+    if is_drive_folder(root):
+        raise click.ClickException(
+            f"{root} is a store itself, which `ais-loader serve --drive {root}` serves; nodes need a folder of their "
+            "own"
+        )
 
 
 def _ray_address(given: str) -> str:

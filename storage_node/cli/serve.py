@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -303,4 +304,6 @@ def _require_address(host: str, port: int) -> None:
         socket.create_server(address[:2], family=family).close()
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        raise click.ClickException(f"cannot listen on {host}, port {port}: {reason}") from error
+        hint = "; is a node running there? --port takes another one, 0 any that is free"
+        message = f"cannot listen on {host}, port {port}: {reason}{hint if error.errno == errno.EADDRINUSE else ''}"
+        raise click.ClickException(message) from error

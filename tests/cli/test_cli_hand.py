@@ -46,11 +46,26 @@ def test_the_folder_of_a_cluster_is_named_by_the_environment(tmp_path: Path) -> 
     assert CliRunner(env={"AIS_LOADER_ROOT": str(tmp_path)}).invoke(main, ["cluster", "drive", "list"]).exit_code < 2
 
 
+def test_nodes_are_not_made_inside_a_store(store: str) -> None:
+    before = sorted(os.listdir(store))
+    made = CliRunner().invoke(main, ["cluster", "up", "--root", store])
+    assert (made.exit_code, made.stdout) == (1, "")
+    assert made.stderr == (
+        f"Error: {store} is a store itself, which `ais-loader serve --drive {store}` serves; nodes need a folder of "
+        "their own\n"
+    )
+    assert sorted(os.listdir(store)) == before
+
+
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
         (["lss"], "no command 'lss'; did you mean 'ls'?"),
         (["promot"], "did you mean 'promote'?"),
+        (["status"], "no command 'status'; did you mean 'cluster status'?"),
+        (["upload"], "did you mean 'put -r'?"),
+        (["get", "speech"], "speech is a bucket: need BUCKET/NAME, or -r, which gets"),
+        (["get", "speech/en"], "no object 'en' in bucket 'speech'; did you mean the folder speech/en/, with -r?"),
         (["ls", "speach"], "did you mean 'speech'?"),
         (["get", "speech/en/ana.wav"], "no object 'en/ana.wav' in bucket 'speech'; did you mean speech/en/anna.wav?"),
         (["get", "--head", "speech/topp"], "did you mean speech/top?"),

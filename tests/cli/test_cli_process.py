@@ -108,7 +108,10 @@ def _killed_after(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def test_a_second_node_on_a_port_says_so_in_one_line(node: NodeProcess, tmp_path: Path) -> None:
     result = run_process("serve", "--drive", tmp_path / "s", "--port", str(node.port))
-    reason = f"Error: cannot listen on 127.0.0.1, port {node.port}: Address already in use\n"
+    reason = (
+        f"Error: cannot listen on 127.0.0.1, port {node.port}: Address already in use; is a node running there? --port "
+        "takes another one, 0 any that is free\n"
+    )
     assert (result.returncode, result.stdout, result.stderr.decode()) == (1, b"", reason)
 
 

@@ -64,6 +64,19 @@ WRONG: list[tuple[str, str]] = [
     ),
     ('connect("note.txt")', "StoreFormatError: {here}/note.txt is not a folder: a store is one, or several"),
     (
+        'connect("note.txt/store")',
+        "StoreFormatError: {here}/note.txt is not a folder, and nothing can be at {here}/note.txt/store: a store is "
+        "one, or several",
+    ),
+    (
+        'connect("grpc://no-machine.invalid:7480", options=ClusterOptions(retry_s=0)).buckets()',
+        "NodeUnavailable: no-machine.invalid:7480: no machine of that name can be found; look at the URL",
+    ),
+    (
+        'connect("grpc://127.0.0.1:70000")',
+        "InvalidRequest: 'grpc://127.0.0.1:70000': '127.0.0.1:70000' is not host:port, as in grpc://10.0.0.5:7480",
+    ),
+    (
         'connect("papers")',
         "StoreFormatError: {here}/papers is not a store, and not empty either (thesis.tex); look at the path, or give "
         "an empty or new folder",
@@ -92,6 +105,10 @@ WRONG: list[tuple[str, str]] = [
         "InvalidName: bucket name 'my pictures': need 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot",
     ),
     (
+        'client.create_bucket("pictures/cat")',
+        "InvalidName: bucket name 'pictures/cat': need 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot",
+    ),
+    (
         'client.delete_bucket("pictures")',
         "BucketNotEmpty: bucket 'pictures' holds objects; pass force=True to delete them with it",
     ),
@@ -103,6 +120,18 @@ WRONG: list[tuple[str, str]] = [
     (
         'bucket.get("/cat/1.png")',
         "ObjectNotFound: no object '/cat/1.png' in bucket 'pictures' (nor can there be: it begins or ends with '/')",
+    ),
+    (
+        'bucket.get(Entry("pictures", "cat/1.png"))',
+        "InvalidRequest: object name Entry(bucket='pictures', name='cat/1.png', [...]: need a str, got Entry",
+    ),
+    (
+        'bucket.entries("/cat/")',
+        "InvalidRequest: entries('/cat/'): no object's name begins with '/'; did you mean 'cat/'?",
+    ),
+    (
+        'bucket.download("cat/", "note.txt")',
+        "InvalidRequest: note.txt is not a folder, and files below one are what is written",
     ),
     ('client.open("cat/1.png")', "InvalidRequest: 'cat/1.png': need a URL like ais://bucket/name"),
     (
@@ -116,6 +145,13 @@ WRONG: list[tuple[str, str]] = [
     ),
     ('bucket.put("a", Path("none.png"))', "InvalidRequest: none.png: no such file"),
     ('bucket.put("../a", b"")', "InvalidName: object name '../a': it has the component '..'"),
+    ('bucket.put("/cat/1.png", b"")', "InvalidName: object name '/cat/1.png': it begins or ends with '/'"),
+    ('bucket.put("a\\0b", b"")', "InvalidName: object name 'a\\x00b': it contains a NUL character"),
+    (
+        'with open("note.txt") as file: bucket.put("a", file)',
+        "TypeError: the file was opened in text mode: open it with 'rb'",
+    ),
+    ('bucket.put_folder("note.txt")', "InvalidRequest: note.txt: not a folder"),
     ('bucket.put_many({"a": b"1"})', "TypeError: objects is a dict: pass its items()"),
     ('bucket.put_folder("pictures")', "InvalidRequest: pictures: no such folder"),
     (
@@ -129,6 +165,11 @@ WRONG: list[tuple[str, str]] = [
         "InvalidRequest: 'cat/0.png': need an Entry, or a URL like ais://bucket/name; of a name also say the bucket, "
         "bucket=...",
     ),
+    (
+        'list(client.get_batch([Entry("pictures", "cat/")]))',
+        "ObjectNotFound: entry 0: no object 'cat/' in bucket 'pictures' (nor can there be: it begins or ends with '/')",
+    ),
+    ("bucket.get_batch([1, 2])", "InvalidRequest: names must be strings with a UTF-8 form: 1 is a int"),
     ("bucket.get_batch(NAMES, timeout=3)", "TypeError: get_batch: no option 'timeout'; did you mean 'timeout_s'?"),
     (
         'bucket.get_batch(NAMES, on_error="skip")',
@@ -189,6 +230,10 @@ WRONG: list[tuple[str, str]] = [
     (
         'MapDataset(client, "ais://pictures/dog/")',
         "InvalidRequest: 'ais://pictures/dog/': no object of bucket 'pictures' has a name that begins with 'dog/'",
+    ),
+    (
+        'MapDataset(client, "ais://pictures//cat/")',
+        "InvalidRequest: entries('/cat/'): no object's name begins with '/'; did you mean 'cat/'?",
     ),
     (
         "MapDataset(client, bucket, batch_size=8)",

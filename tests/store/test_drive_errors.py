@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from ais_loader.errors import DriveFailed, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.files.object_files import drive_error
 from storage_node.store.store import Store
 from tests.faults.eio_kit import EioShim
 from tests.store.batch_kit import batch
@@ -209,3 +211,10 @@ def test_a_drive_is_given_up_while_batches_and_readers_have_it_in_hand(tmp_path:
         for fd in others:
             os.close(fd)
     assert_sound(*roots)
+
+
+def test_a_folder_that_this_user_may_not_look_into_is_not_told_as_gone(tmp_path: Path) -> None:
+    told = drive_error(PermissionError(errno.EACCES, "Permission denied"), tmp_path / "closed", "reading its identity")
+    assert str(told) == f"{tmp_path / 'closed'}: reading its identity: Permission denied (errno 13)"
+    gone = drive_error(FileNotFoundError(errno.ENOENT, "No such file"), tmp_path / "closed", "reading its identity")
+    assert "the folder is gone" in str(gone)

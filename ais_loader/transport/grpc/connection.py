@@ -37,6 +37,7 @@ from ais_loader.wire.reserved import ERROR_KIND_KEY
 _SESSION = "/ais_loader.v1.GetBatch/Session"
 _OPEN_LANE = "/ais_loader.v1.GetBatch/OpenLane"
 _NO_CONNECTION = "failed to connect"
+_NO_ADDRESS = ("errors resolving", "DNS resolution failed")
 """How gRPC's core begins what it says of a call that never left."""
 
 
@@ -177,6 +178,12 @@ class Connection:
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return errors.Unsupported(f"{self.endpoint} is not a storage node of this version ({details})")
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.UNKNOWN):
+            if (details or "").startswith(_NO_ADDRESS):
+                failure = errors.NodeUnavailable(
+                    f"{self.endpoint}: no machine of that name can be found; look at the URL"
+                )
+                failure.reached = False
+                return failure
             if (details or "").startswith(_NO_CONNECTION):
                 # Its details name the address once more, twice; what is new is at the end.
                 reason = details.rpartition(": ")[2]

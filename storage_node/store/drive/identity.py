@@ -87,7 +87,14 @@ def _names(root: Path) -> set[str]:
     except FileNotFoundError:
         return set()
     except NotADirectoryError:
-        raise StoreFormatError(f"{root} is not a folder: a store is one, or several") from None
+        raise not_a_folder(root) from None
+
+
+def not_a_folder(root: Path) -> StoreFormatError:
+    """The error of a store's folder that is a file, or below one."""
+    file = next((path for path in (root, *root.parents) if path.is_file()), root)
+    below = "" if file == root else f", and nothing can be at {root}"
+    return StoreFormatError(f"{file} is not a folder{below}: a store is one, or several")
 
 
 def _foreign(names: set[str]) -> set[str]:

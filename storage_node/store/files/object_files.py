@@ -34,7 +34,7 @@ def drive_error(error: OSError, drive: os.PathLike[str], doing: str) -> LoaderEr
         return DriveFull(f"{drive}: no space left while {doing}; free space on it, or delete objects")
     if error.errno == errno.EROFS:
         return StoreReadOnly(f"{drive}: the file system is mounted read-only ({doing})")
-    if not os.path.isdir(drive):
+    if error.errno not in (errno.EACCES, errno.EPERM) and not os.path.isdir(drive):
         return DriveFailed(f"{drive}: the folder is gone ({doing}); mount or restore it, then open the store again")
     return DriveFailed(f"{drive}: {doing}: {error.strerror or error} (errno {error.errno})")
 

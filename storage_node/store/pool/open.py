@@ -30,7 +30,7 @@ from storage_node.store import store_record as records
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.drive import Drive, Durability
-from storage_node.store.drive.identity import DriveIdentity
+from storage_node.store.drive.identity import DriveIdentity, not_a_folder
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
@@ -330,7 +330,7 @@ def _only_opener(roots: Sequence[Path]) -> Iterator[None]:
         make_folder(root)
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (NotADirectoryError, FileExistsError):
-        raise StoreFormatError(f"{root} is not a folder: a store is one, or several") from None
+        raise not_a_folder(root) from None
     except OSError as error:
         raise drive_error(error, root, "opening a store") from error
     try:
