@@ -94,7 +94,12 @@ FLOORS = {
 }
 ROOMS = {
     # A library, or the other wing: the only rooms that import it.
-    "ray": ("storage_node.ops", "ais_loader.testing", "ais_loader.integrations.ray_data"),
+    "ray": (
+        "storage_node.ops",
+        "ais_loader.bench.ray_clients",
+        "ais_loader.testing",
+        "ais_loader.integrations.ray_data",
+    ),
     "storage_node": ("storage_node", "ais_loader.transport.embedded"),
     "rocksdict": ("storage_node.store",),
     "prometheus_client": ("storage_node.metrics",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import platform
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,14 @@ from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
+def name() -> str:
+    """This machine, as a result names it: which one, and what its figures depend on."""
+    return (
+        f"{platform.node()}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}, "
+        f"Python {platform.python_version()}"
+    )
+
+
 class Nodes:
     """Processes that serve a store, as far as they run on this machine; of others nothing is known."""
 
@@ -22,7 +31,7 @@ class Nodes:
         self._pids: list[int] = []
         for node in described.get("nodes") or ([described] if "pid" in described else []):
             url, pid = str(node.get("url", "")), int(node.get("pid") or 0)
-            if pid and _is_here(url) and _is_python(pid):
+            if pid and is_here(host_of(url)) and _is_python(pid):
                 self._pids.append(pid)
             else:
                 self.unseen.append(url)
@@ -58,8 +67,13 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def _is_here(url: str) -> bool:
-    host = url.removeprefix("grpc://").rpartition(":")[0].strip("[]")
+def host_of(url: str) -> str:
+    """Of `grpc://HOST:PORT`, or of HOST:PORT."""
+    return url.removeprefix("grpc://").rpartition(":")[0].strip("[]")
+
+
+def is_here(host: str) -> bool:
+    """Whether it is a name or an address of this machine."""
     try:
         found = ipaddress.ip_address(socket.gethostbyname(host))
         with socket.socket(socket.AF_INET6 if found.version == 6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:

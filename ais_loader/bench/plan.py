@@ -93,6 +93,9 @@ class Plan:
     in_flight: int = 3
     threads: int = 1
     processes: int = 1
+    """Of each client machine."""
+    clients: int = 1
+    """Machines that ask."""
     duration_s: float = 10.0
     epochs: int = 0
     """How often every object is asked for; 0: until `duration_s` is over."""
@@ -108,7 +111,17 @@ class Plan:
     def __post_init__(self) -> None:
         if self.workload not in WORKLOADS:
             raise InvalidRequest(f"{self.workload!r} is no workload: need one of {', '.join(WORKLOADS)}")
-        for name in ("objects", "members", "batch", "in_flight", "threads", "processes", "range_bytes", "copies"):
+        for name in (
+            "objects",
+            "members",
+            "batch",
+            "in_flight",
+            "threads",
+            "processes",
+            "clients",
+            "range_bytes",
+            "copies",
+        ):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name}={getattr(self, name)}: need at least 1")
         if not (math.isfinite(self.duration_s) and self.duration_s > 0):
@@ -121,9 +134,9 @@ class Plan:
             raise InvalidRequest(f"cold is about reads: {self.workload} has no such thing as a cold cache")
         if self.cold and self.warm_up_s:
             raise InvalidRequest("a warm-up would read what cold has taken out of the cache: leave one of them out")
-        if self.embedded and self.writes and self.processes > 1:
+        if self.embedded and self.writes and (processes := self.clients * self.processes) > 1:
             raise InvalidRequest(
-                f"an embedded store has one writer, so {self.workload} cannot have {self.processes} processes: take "
+                f"an embedded store has one writer, so {self.workload} cannot have {processes} processes: take "
                 "threads, or serve the store (`ais-loader serve`) and give its address"
             )
         if self.workload == "ranges" and self.range_bytes > self.sizes.low and not self.sizes.sigma:
@@ -143,7 +156,7 @@ class Plan:
 
     @property
     def workers(self) -> int:
-        return self.processes * self.threads
+        return self.clients * self.processes * self.threads
 
     @property
     def fill(self) -> dict[str, Any]:

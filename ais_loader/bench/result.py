@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ais_loader import __version__
+from ais_loader.bench import machine
 from ais_loader.bench.plan import Plan
 from ais_loader.bench.tally import PERCENTILES, Tally
 from ais_loader.errors import InvalidRequest
@@ -19,26 +20,70 @@ _GIB = 1 << 30
 LATENCIES = ("mean", *(f"p{percent:g}" for percent in PERCENTILES), "max")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one client machine measured."""
+
+    tally: Tally = field(kw_only=False)
+    elapsed_s: float
+    cpu_s: float
+    peak_bytes: int
+    """Of its processes together."""
+    machine: str
+    name: str = ""
+    """Where there are several."""
+    notes: tuple[str, ...] = ()
+
+    def packed(self) -> dict[str, Any]:
+        """What goes from machine to machine."""
+        return {one.name: getattr(self, one.name) for one in fields(self)} | {"tally": self.tally.packed()}
+
+    @classmethod
+    def unpacked(cls, packed: Mapping[str, Any], name: str) -> Part:
+        return cls(**{**packed, "tally": Tally.unpacked(packed["tally"]), "name": name})
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "machine": self.machine,
+            "elapsed_s": self.elapsed_s,
+            "calls": self.tally.calls,
+            "objects": self.tally.objects,
+            "bytes": self.tally.size_bytes,
+            "errors": dict(self.tally.errors),
+            "latency_ms": self.tally.latency_ms(),
+            "cpu_s": self.cpu_s,
+            "peak_bytes": self.peak_bytes,
+        }
+
+
 def result(
     plan: Plan,
-    tally: Tally,
-    elapsed_s: float,
+    parts: Sequence[Part],
     *,
-    client_cpu_s: float,
+    lost: Mapping[str, str],
     node_cpu_s: float | None,
-    client_peak_bytes: int,
     node_peak_bytes: int | None,
     whole: bool,
     cold: str | None,
-    notes: list[str],
+    notes: Sequence[str],
 ) -> dict[str, Any]:
-    """What was measured, JSON-able. Rates are per second of wall clock; `whole` is false after Ctrl-C."""
+    """What was measured by all parts together, JSON-able; histograms are added, no percentile is averaged.
+
+    Rates are per second of wall clock, of the part that took longest; `whole` is false after Ctrl-C. Clients that are
+    `lost` are named, and nothing of them is counted.
+    """
+    tally = Tally()
+    for part in parts:
+        tally.add(part.tally)
+    elapsed_s = max(part.elapsed_s for part in parts)
+    client_cpu_s = sum(part.cpu_s for part in parts)
     moved = tally.size_bytes / _GIB
+    said = [f"{part.name}: {note}" if part.name else note for part in parts for note in part.notes]
     return {
         "format": FORMAT,
         "version": __version__,
-        "machine": f"{platform.node()}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}, "
-        f"Python {platform.python_version()}",
+        "machine": machine.name(),
         "load_average": os.getloadavg()[0],
         "plan": plan.as_dict(),
         "whole": whole,
@@ -55,10 +100,12 @@ def result(
         "node_cpu_s": node_cpu_s,
         "client_cpu_s_per_gib": client_cpu_s / moved if moved else None,
         "node_cpu_s_per_gib": node_cpu_s / moved if moved and node_cpu_s is not None else None,
-        "client_peak_bytes": client_peak_bytes,
+        "client_peak_bytes": sum(part.peak_bytes for part in parts),
         "node_peak_bytes": node_peak_bytes,
         "cold": cold,
-        "notes": notes,
+        "clients": [part.as_dict() for part in parts if part.name],
+        "lost": dict(lost),
+        "notes": [*said, *notes],
     }
 
 
@@ -85,6 +132,11 @@ def table(found: Mapping[str, Any]) -> list[str]:
             rows.append((who, text + (f", at most {peak / (1 << 20):,.0f} MiB of memory" if peak is not None else "")))
     if found["cold"] is not None:
         rows.append(("cache", found["cold"]))
+    for part in found["clients"]:
+        rate, speed = part["objects"] / part["elapsed_s"], part["bytes"] / part["elapsed_s"] / (1 << 20)
+        text = f"{part['name']}: {rate:,.0f} objects and {speed:,.1f} MiB a second"
+        rows.append(("", text + (f", P99 {part['latency_ms']['p99']:,.2f} ms" if part["latency_ms"] else "")))
+    rows += [("LOST", f"{name}: {why}; nothing of it is counted") for name, why in found["lost"].items()]
     rows += [("note", note) for note in found["notes"]]
     return [f"{name:<12} {text}" for name, text in rows]
 
@@ -93,7 +145,8 @@ def _workload(plan: Mapping[str, Any]) -> str:
     said = f"{plan['workload']}, {plan['objects']:,} objects of {plan['size']}, "
     if plan["workload"] in ("get-batch", "members", "ranges", "sessions", "put-many"):
         said += f"batches of {plan['batch']}, "
-    return f"{said}{plan['processes']} × {plan['threads']} threads"
+    machines = f"{plan['clients']} machines × " if plan["clients"] > 1 else ""
+    return f"{said}{machines}{plan['processes']} × {plan['threads']} threads"
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -104,7 +157,14 @@ def load(path: Path) -> dict[str, Any]:
         raise InvalidRequest(f"{path} is no JSON, so no result of `ais-loader bench --json`: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise InvalidRequest(f"{path} is no result of `ais-loader bench --json` (format {FORMAT!r})")
-    return found
+    # Results from before several machines could ask.
+    found["plan"].setdefault("clients", 1)
+    return {"clients": [], "lost": {}} | found
+
+
+def machines(found: Mapping[str, Any]) -> set[str]:
+    """All that took part."""
+    return {found["machine"], *(part["machine"] for part in found["clients"])}
 
 
 def comparison(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -113,6 +173,8 @@ def comparison(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     for name, value in one["plan"].items():
         if value != other["plan"].get(name):
             lines.append(f"{name} differs: {value} and {other['plan'].get(name)}")
+    for which, found in (("first", one), ("second", other)):
+        lines += [f"{name} was lost in the {which}: {why}" for name, why in found["lost"].items()]
     lines.append(f"{'':<22} {'first':>14} {'second':>14} {'second ÷ first':>15}")
     numbers = [(name, one[name], other[name]) for name in ("objects_per_s", "bytes_per_s", "calls_per_s")]
     numbers += [

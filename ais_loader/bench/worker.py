@@ -1,7 +1,8 @@
 """Worker process of a measurement: threads that call the store, and a pipe that tells how far they are.
 
-The process says "ready" when it is connected, starts at the word of the conductor, tells what it has every half second,
-and at the end everything. Ctrl-C is the conductor's: the process goes on until it is told to stop.
+The process says "ready" when it is connected, warms up at the word of the conductor, says "warm", measures at the next
+word, so that all begin together, tells what it has every half second, and at the end everything. Ctrl-C is the
+conductor's: the process goes on until it is told to stop.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class Threads:
 
 
 def work(plan: Plan, process: int, pipe: Connection) -> None:
-    """Target of a process of the conductor. Messages go as (kind, value); any message from the conductor means "go" at
-    first and "stop" afterwards, as does its end."""
+    """Target of a process of the conductor. Messages go as (kind, value); any message from the conductor means "go" the
+    first two times and "stop" afterwards, as does its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         threads = Threads(plan, process)
@@ -117,7 +118,8 @@ def work(plan: Plan, process: int, pipe: Connection) -> None:
         pipe.send(("ready", None))
         pipe.recv()
         threads.warm_up()
-        pipe.send(("warm", time.monotonic()))
+        pipe.send(("warm", None))
+        pipe.recv()
         start, used = time.monotonic(), _cpu_s()
         threads.start()
         while not threads.join(TOLD_EVERY_S):
@@ -129,7 +131,7 @@ def work(plan: Plan, process: int, pipe: Connection) -> None:
             pipe.send(("failed", threads.failed[0]))
         else:
             pipe.send(("done", report | {"tallies": [tally.packed() for tally in threads.tallies]}))
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):
         threads.stop.set()  # the conductor is gone
     finally:
         threads.close()

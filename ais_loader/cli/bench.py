@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,15 @@ def _common(name: str) -> list[Callable[[Any], Any]]:
             "--objects", metavar="N", type=number, default=10_000, show_default=True, help="Or archives, of members."
         ),
         click.option("--threads", metavar="N", type=number, default=1, show_default=True, help="In each process."),
-        click.option("--processes", metavar="N", type=number, default=1, show_default=True, help="Each a client."),
+        click.option("--processes", metavar="N", type=number, default=1, show_default=True, help="Of each machine."),
+        click.option(
+            "--ray",
+            metavar="[ADDRESS]",
+            is_flag=False,
+            flag_value="auto",
+            help="Ask from the nodes of the Ray cluster at HOST:PORT, or of the one that is found from here.",
+        ),
+        click.option("--clients", metavar="N", type=number, help="So many of Ray's nodes.  [default: all]"),
         click.option(
             "--duration",
             metavar="SECONDS",
@@ -126,20 +135,23 @@ def _measure(
     duration: float,
     epochs: int | None,
     warm_up: float | None,
+    ray: str | None,
+    clients: int | None,
     range_size: str = "4KiB",
     cold: bool = False,
     **options: Any,
 ) -> None:
-    from ais_loader.bench.conductor import finish, prepare, run
-    from ais_loader.bench.filling import remove
     from ais_loader.bench.result import table
     from ais_loader.bench.tally import new_histogram
 
     new_histogram()
+    if clients is not None and ray is None:
+        raise click.UsageError("--clients are nodes of a Ray cluster: give --ray too; on this machine take --processes")
     try:
         plan = Plan(
             workload=workload,
             url=store.url,
+            clients=clients or 1,
             duration_s=duration,
             epochs=epochs or 0,
             warm_up_s=warm_up if warm_up is not None else float(not cold),
@@ -153,13 +165,54 @@ def _measure(
         raise click.UsageError(str(error)) from None
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise click.BadParameter(f"no folder {json_file.absolute().parent}", param_hint="'--json'")
+    found = _run(plan, store, clean) if ray is None else _run_on_ray(ray, clients, plan, store, clean)
+    if json_file is not None:
+        json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    with Lines() as lines:
+        for line in table(found):
+            lines.add(line)
+    if not found["whole"]:
+        raise click.exceptions.Exit(130)
+    if found["lost"]:
+        raise click.ClickException(f"lost on the way: {', '.join(found['lost'])}")
+    if found["errors"]:
+        raise click.ClickException("some calls failed, see errors")
+
+
+def _run_on_ray(address: str, clients: int | None, plan: Plan, store: StoreChoice, clean: bool) -> dict[str, Any]:
+    from ais_loader.bench.ray_clients import RayClients, check_reachable, connected
+
+    with connected(address) as cluster:
+        nodes = cluster.choose(clients)
+        check_reachable(plan.url, {}, nodes)
+        return _run(
+            replace(plan, clients=len(nodes)),
+            store,
+            clean,
+            clients=lambda plan: RayClients(cluster, nodes, plan),
+            check=lambda described: check_reachable(plan.url, described, nodes),
+        )
+
+
+def _run(
+    plan: Plan,
+    store: StoreChoice,
+    clean: bool,
+    *,
+    check: Callable[[dict[str, Any]], None] = lambda described: None,
+    **others: Any,
+) -> dict[str, Any]:
+    from ais_loader.bench.conductor import finish, prepare, run
+    from ais_loader.bench.filling import remove
+
     # No client of an embedded store is left open: it has one writer.
     with store.writing(create=True) as client:
+        described = client.describe()
+        check(described)
         with progress(plan.objects, unit=" objects") as bar:
             prepare(client, plan, lambda done, _: _reach(bar, done))
-        described = client.describe()
     try:
-        found = run(plan, live=_live() if sys.stderr.isatty() else None, described=described)
+        return run(plan, live=_live() if sys.stderr.isatty() else None, described=described, **others)
     finally:
         if sys.stderr.isatty():
             click.echo("\r\x1b[K", nl=False, err=True)
@@ -168,15 +221,6 @@ def _measure(
                 remove(client, plan.bucket)
         else:
             finish(plan)
-    if json_file is not None:
-        json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    with Lines() as lines:
-        for line in table(found):
-            lines.add(line)
-    if not found["whole"]:
-        raise click.exceptions.Exit(130)
-    if found["errors"]:
-        raise click.ClickException("some calls failed, see errors")
 
 
 def _reach(bar: Any, done: int) -> None:
@@ -209,11 +253,11 @@ for _name, _text in _WORKLOADS.items():
 @click.argument("second", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def compare(first: Path, second: Path) -> None:
     """Two results of --json beside each other, and the ratio of the second to the first."""
-    from ais_loader.bench.result import comparison, load
+    from ais_loader.bench.result import comparison, load, machines
 
     one, other = load(first), load(second)
     with Lines() as lines:
         for line in comparison(one, other):
             lines.add(line)
-    if one["machine"] != other["machine"]:
+    if machines(one) != machines(other):
         note("measured on different machines: ratios say little")

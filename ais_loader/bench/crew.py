@@ -1,0 +1,157 @@
+"""Crew of one client machine: the processes that measure, started, told what to do, followed and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from ais_loader.bench import machine
+from ais_loader.bench.plan import Plan
+from ais_loader.bench.result import Part
+from ais_loader.bench.tally import Tally
+from ais_loader.bench.worker import work
+from ais_loader.errors import LoaderError, NodeUnavailable
+
+START_S = 120.0
+"""How long processes may take to import and connect."""
+END_S = 60.0
+"""How long a call may last once all are told to stop; a process that takes longer is ended."""
+Live = Callable[[float, int, int, int], None]
+"""Told every half second: seconds, objects, bytes, errors."""
+FIGURES = ("objects", "bytes", "errors")
+"""Of what is under way."""
+
+
+class Crew:
+    """Processes of one machine in a measurement, `client` of the plan's clients; `part` is what came from them."""
+
+    def __init__(self, plan: Plan, client: int = 0) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.stop = threading.Event()
+        """Ends `follow` early; any thread may set it."""
+        self.so_far = dict.fromkeys(FIGURES, 0)
+        self.lost: dict[str, str] = {}
+        self._reports: list[dict[str, Any]] = []
+        self._notes: list[str] = []
+        self._running: dict[Connection, BaseProcess] = {}
+        self._all: list[BaseProcess] = []
+        self._plan = plan
+        for number in range(client * plan.processes, (client + 1) * plan.processes):
+            here, there = context.Pipe()
+            process = context.Process(target=work, args=(plan, number, there), daemon=True)
+            process.start()
+            there.close()
+            self._running[here] = process
+            self._all.append(process)
+
+    def start(self) -> None:
+        """Until all are connected."""
+        self._until_all("ready", START_S)
+
+    def warm_up(self) -> None:
+        self._tell("go")
+        self._until_all("warm", warm_up_s(self._plan))
+
+    def _tell(self, word: str) -> None:
+        for pipe in self._running:
+            with contextlib.suppress(ConnectionError):  # it has ended, which its own end of the pipe tells
+                pipe.send(word)
+
+    def _until_all(self, kind: str, timeout_s: float) -> None:
+        """Wait until every process has said this, and nothing else."""
+        end = time.monotonic() + timeout_s
+        for pipe in self._running:
+            if not pipe.poll(max(0.0, end - time.monotonic())):
+                raise NodeUnavailable(f"a process of the measurement was not {kind} within {timeout_s:.0f} s")
+            said, value = self._received(pipe)
+            if said != kind:
+                raise NodeUnavailable(f"a process of the measurement said {said} before it was {kind}: {value}")
+
+    def follow(self, live: Live | None = None) -> bool:
+        """Measure until all have reported; false if they were told to stop before."""
+        self._tell("go")
+        start = time.monotonic()
+        of_each: dict[Connection, dict[str, int]] = {}
+        deadline = None if self._plan.epochs else start + self._plan.duration_s + END_S
+        told = False
+        while self._running:
+            try:
+                for pipe in wait(list(self._running), 1.0):
+                    assert isinstance(pipe, Connection)
+                    said, value = self._received(pipe)
+                    if said == "done":
+                        self._reports.append(value)
+                        del self._running[pipe]
+                    else:
+                        of_each[pipe] = value
+                self.so_far = {name: sum(one[name] for one in of_each.values()) for name in FIGURES}
+                if live is not None:
+                    live(time.monotonic() - start, *(self.so_far[name] for name in FIGURES))
+            except KeyboardInterrupt:
+                if self.stop.is_set():
+                    raise  # a second one: now
+                self.stop.set()
+            if self.stop.is_set() and not told:
+                told = True
+                self._tell("stop")
+                deadline = time.monotonic() + END_S
+            if deadline is not None and time.monotonic() > deadline:
+                self._notes.append(f"{len(self._running)} processes did not end in time, and are not counted")
+                return False
+        return not told
+
+    @property
+    def parts(self) -> list[Part]:
+        """After `follow`. Raises NodeUnavailable if nothing was measured."""
+        if not self._reports:
+            raise NodeUnavailable("no process of the measurement came to its end; nothing was measured")
+        total = Tally()
+        for report in self._reports:
+            for packed in report["tallies"]:
+                total.add(Tally.unpacked(packed))
+        return [
+            Part(
+                total,
+                elapsed_s=max(report["elapsed_s"] for report in self._reports),
+                cpu_s=sum(report["cpu_s"] for report in self._reports),
+                peak_bytes=sum(report["peak_bytes"] for report in self._reports),
+                machine=machine.name(),
+                notes=tuple(self._notes),
+            )
+        ]
+
+    def _received(self, pipe: Connection) -> tuple[str, Any]:
+        try:
+            said, value = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            process = self._running[pipe]
+            process.join(1.0)  # its end of the pipe goes a moment before it does
+            raise NodeUnavailable(f"a process of the measurement died (exit code {process.exitcode})") from None
+        if said == "failed":
+            if isinstance(value, (LoaderError, OSError, ImportError)):
+                raise value
+            raise RuntimeError(f"a process of the measurement failed: {value!r}") from value
+        return said, value
+
+    def end(self) -> None:
+        for process in self._all:
+            process.join(0.0 if process.pid is None else (5.0 if process.exitcode is None and not self._running else 0))
+            if process.is_alive():
+                process.terminate()
+                process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join(5)
+        for pipe in self._running:
+            pipe.close()
+
+
+def warm_up_s(plan: Plan) -> float:
+    """The longest that it may take."""
+    return plan.warm_up_s + END_S + plan.retry_s
