@@ -17,8 +17,10 @@ Or, where the offer names the method, calls instead of a session, one after anot
       MESSAGE ..., DATA ..., LAST ->            <- MESSAGE ...
                                                 <- of a call with one answer: MESSAGE, or REFUSED, after LAST
 
-The messages are those of the method. DATA is a PutRequest with nothing but these bytes as its data. A node that answers
-before it has taken LAST says LAST, or FAILED, and ends the connection.
+The messages are those of the method. DATA is a PutRequest with nothing but these bytes as its data. A method with one
+answer gives it after LAST, as a MESSAGE; a node that has made up its mind before says LAST instead. A method with many
+answers gives each as a MESSAGE, at any time, never as LAST. A call of either that fails before the node has taken LAST
+says FAILED instead of REFUSED. A node that is done before it has taken LAST ends the connection.
 
 Between nodes it is the same: OpenLane is asked of the peer listener, which has checked who asks. Its offer names no
 methods, and its token is good at no other listener of the node.
@@ -41,11 +43,11 @@ GREETING = struct.Struct(f"<4sI{TOKEN_BYTES}s")
 HEADER = struct.Struct("<II")
 """Size in bytes of what follows, and its kind."""
 MESSAGE: Final = 0
-"""A SessionRequest or a SessionResponse."""
+"""A SessionRequest or a SessionResponse; of a call, what its method takes or answers."""
 WELCOME: Final = 1
 """Nothing follows: the token was good."""
 FAILED: Final = 2
-"""An Error (ais_objects.proto): why the node ends this session."""
+"""An Error (ais_objects.proto): why the node ends this connection."""
 CALL: Final = 3
 """The name of the method of which a call begins."""
 DATA: Final = 4
