@@ -176,6 +176,14 @@ METRICS = (
     ),
     Metric("ais_loader_memory_limit_bytes", "gauge", ("kind",), "bytes", "What each kind may reach."),
     Metric("ais_loader_open_sessions", "gauge", (), "sessions", "Open GetBatch sessions, idle ones too."),
+    Metric(
+        "ais_loader_open_lanes",
+        "gauge",
+        ("kind",),
+        "connections",
+        "Lanes beside gRPC, idle ones too. kind: clients (opened by them), peers (opened by other nodes), to_peers "
+        "(opened by this node: its sessions with other nodes that do not go by gRPC).",
+    ),
     Metric("ais_loader_active_batches", "gauge", (), "batches", "Batches being served, parts aside."),
     Metric("ais_loader_active_parts", "gauge", (), "batches", "Parts being served."),
     Metric("ais_loader_active_batches_limit", "gauge", (), "batches", "Where further ones are rejected."),

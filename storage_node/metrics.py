@@ -6,7 +6,7 @@ process do not mix. prometheus-client is needed only where metrics are served.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.repair import Repair
 from storage_node.etl.result_cache import ResultCache
+from storage_node.lane.listener import LaneListener
 from storage_node.memory_budget import MemoryBudget
 from storage_node.metric_counters import BOUNDS_S, Histogram
 from storage_node.metric_list import METRICS
@@ -43,6 +44,7 @@ class NodeCollector:
         repair: Repair,
         drives: DriveManager,
         promote: PromoteMetrics,
+        lanes: Mapping[str, LaneListener],
     ) -> None:
         self._batches = batches
         self._node = batches.node
@@ -51,6 +53,7 @@ class NodeCollector:
         self._scrub = repair.damage.progress
         self._care = drives
         self._promote = promote
+        self._lanes = lanes
         self._membership = membership
         self._version = version
 
@@ -147,6 +150,9 @@ class NodeCollector:
             yield "ais_loader_evictions_total", (kind,), places.evicted
         yield "ais_loader_open_streams", (), streams.held
         yield "ais_loader_open_sessions", (), self._batches.open_sessions
+        for kind, listener in self._lanes.items():
+            yield "ais_loader_open_lanes", (kind,), listener.open_lanes
+        yield "ais_loader_open_lanes", ("to_peers",), resources.peers.open_lanes
         yield "ais_loader_active_batches", (), resources.active_batches
         yield "ais_loader_active_parts", (), resources.active_parts
         yield "ais_loader_active_batches_limit", (), config.max_active_batches
@@ -260,12 +266,13 @@ def node_registry(
     repair: Repair,
     drives: DriveManager,
     promote: PromoteMetrics,
+    lanes: Mapping[str, LaneListener],
 ) -> CollectorRegistry:
     """All metrics of one node."""
     from prometheus_client import CollectorRegistry, ProcessCollector
 
     registry = CollectorRegistry()
-    registry.register(NodeCollector(batches, membership, version, repair, drives, promote))
+    registry.register(NodeCollector(batches, membership, version, repair, drives, promote, lanes))
     ProcessCollector(namespace="ais_loader", registry=registry)
     return registry
 
@@ -284,9 +291,11 @@ def metrics_served(
     repair: Repair,
     drives: DriveManager,
     promote: PromoteMetrics,
+    lanes: Mapping[str, LaneListener],
 ) -> Iterator[int | None]:
     """Serve a node's metrics over HTTP, at /metrics, on threads of their own; yields the port. Raises OSError.
 
+    `lanes` are the node's listeners, by who opens lanes at them.
     Where the node's configuration names no port, nothing is served.
     """
     host, port = batches.node.config.host, batches.node.config.metrics_port
@@ -296,7 +305,7 @@ def metrics_served(
     from prometheus_client import start_http_server
 
     try:
-        registry = node_registry(batches, membership, version, repair, drives, promote)
+        registry = node_registry(batches, membership, version, repair, drives, promote, lanes)
         server, thread = start_http_server(port, host.strip("[]"), registry)
     except OSError as error:
         raise OSError(f"cannot serve metrics on {host}:{port}: {error.strerror or error}") from error

@@ -278,7 +278,8 @@ class NodeServer:
             peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
             self.port = _listen(server, self.config.host, self.config.port)
             self.peer_port = self._listen_for_peers(peer_server)
-            served = metrics_served(batches, self.membership, VERSION, repair, drives, promote.metrics)
+            by_opener = {"clients": lanes, "peers": peer_lanes}
+            served = metrics_served(batches, self.membership, VERSION, repair, drives, promote.metrics, by_opener)
             self.metrics_port = held.enter_context(served)
             await peer_server.start()
             await server.start()

@@ -74,8 +74,9 @@ class PeerPool:
 
     @property
     def open_lanes(self) -> int:
-        """How many of these sessions go by a lane."""
-        return sum(isinstance(peer.session, _LaneSession) and not peer.session.broken for peer in self._peers.values())
+        """How many of these sessions go by a lane. May be asked from any thread."""
+        sessions = [peer.session for peer in list(self._peers.values())]
+        return sum(isinstance(session, _LaneSession) and not session.broken for session in sessions)
 
     def open(self, endpoint: str, request: pb.BatchRequest) -> PeerStream:
         """Send a sub-request; connects if need be. Never waits: whether anybody is there, the stream tells.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
+import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -41,7 +43,10 @@ Offer = Callable[[str], pb.OpenLaneResponse]
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[LocalCluster]:
-    with throwaway_folder() as folder, LocalCluster(folder, 3, spread=NAMES, peer_timeout_s=2.5) as cluster:
+    with (
+        throwaway_folder() as folder,
+        LocalCluster(folder, 3, spread=NAMES, peer_timeout_s=2.5, metrics_port=0) as cluster,
+    ):
         cluster.put(OBJECTS)
         yield cluster
 
@@ -66,6 +71,13 @@ def end_lanes(node: NodeServer) -> None:
 
 def open_lanes(cluster: LocalCluster) -> int:
     return cluster.batches(0).resources.peers.open_lanes
+
+
+def lanes_told(node: NodeServer) -> dict[str, float]:
+    """By its metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{node.metrics_port}/metrics", timeout=TIMEOUT_S) as response:
+        told = re.findall(r'^ais_loader_open_lanes{kind="(\w+)"} (\S+)$', response.read().decode(), re.MULTILINE)
+    return {kind: float(number) for kind, number in told}
 
 
 def until_lanes(cluster: LocalCluster, count: int = 2) -> None:
@@ -125,6 +137,8 @@ def test_what_a_target_gathers_comes_by_lanes_once_they_are_open(cluster: LocalC
     assert open_lanes(cluster) == 2
     assert [node.peer_lanes.open_lanes for node in cluster.nodes[1:]] == [1, 1]
     assert [node.lanes.open_lanes for node in cluster.nodes[1:]] == [0, 0]
+    none = {"clients": 0, "peers": 0, "to_peers": 0}
+    assert [lanes_told(node) for node in cluster.nodes] == [none | {"to_peers": 2}, *[none | {"peers": 1}] * 2]
     # Those by which they began have ended.
     eventually(lambda: [cluster.batches(number).open_sessions for number in (1, 2)] == [1, 1])
 
