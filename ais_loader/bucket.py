@@ -571,14 +571,19 @@ class Bucket(BucketComposing, BucketTransforming):
             raise errors.InvalidRequest(f"depth={depth}: need at least 0")
         return self._transport.summary(self.name, prefix=prefix, depth=depth)
 
-    def objects(self, prefix: str = "", *, page_size: int = 1000) -> Listing:
+    def objects(self, prefix: str = "", *, start_after: str = "", page_size: int = 1000) -> Listing:
         """Objects whose name begins with `prefix`, in the order of their names' UTF-8 bytes; fetched page by page.
+
+        Args:
+            start_after: list only what comes after it in that order; it need not be an object's name.
 
         Lazy: BucketNotFound and what else is raised comes with the page that is taken.
         """
         if page_size < 1:
             raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
-        listed = functools.partial(self._transport.objects, self.name, prefix=prefix, page_size=page_size)
+        listed = functools.partial(
+            self._transport.objects, self.name, prefix=prefix, page_size=page_size, start_after=start_after
+        )
         return Listing(f"ais://{self.name}/{prefix}", listed)
 
     def entries(

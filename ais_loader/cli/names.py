@@ -13,12 +13,12 @@ from ais_loader.cli.show import waiting
 from ais_loader.cli.targets import Target
 from ais_loader.entry import ObjectInfo
 from ais_loader.errors import InvalidRequest
+from ais_loader.objects.one_level import one_level as names_of_level
 from ais_loader.summary import PrefixSummary
 
 if TYPE_CHECKING:
     from ais_loader.bucket import Bucket
 
-_PAGE_SIZE = 1000
 _LOOKED_AT = 1000
 
 
@@ -49,14 +49,8 @@ def one_level(bucket: Bucket, target: Target, begun: str = "") -> Iterator[Liste
             Folder(bucket.name, name, one) for name, one in counted.items() if name[len(top) :].startswith(begun)
         )
         return
-    last = ""
-    for info in bucket.objects(top + begun, page_size=_PAGE_SIZE):
-        head, slash, _ = info.name[len(top) :].partition("/")
-        if not slash:
-            yield info
-        elif (folder := f"{top}{head}/") != last:
-            last = folder
-            yield Folder(bucket.name, folder, counted.get(folder))
+    for one in names_of_level(bucket, top + begun):
+        yield one if isinstance(one, ObjectInfo) else Folder(bucket.name, one, counted.get(one))
 
 
 def nearest_name(bucket: Bucket, name: str) -> str | None:

@@ -172,7 +172,9 @@ class Transport(Protocol):
         """At most 10,000 with one request; of each name, in order, None or why it was not deleted."""
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary: ...
-    def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]: ...
+    def objects(self, bucket: str, *, prefix: str, page_size: int, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Those after `start_after` alone, by the bytes of names; it need not be a name."""
+
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]: ...
 
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:

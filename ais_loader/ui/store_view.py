@@ -10,12 +10,11 @@ from typing import Any
 from ais_loader.client import Client
 from ais_loader.entry import ObjectInfo
 from ais_loader.errors import ArchiveError, MemberNotFound
+from ais_loader.objects.one_level import one_level
 from ais_loader.ui.preview import TEXT_BYTES, kind_of, table_of, text_of
 
 MAX_OBJECTS = 500
 """Of a folder, and members of an archive: more than anybody looks through. A longer prefix finds the others."""
-_MAX_LISTED = 50_000
-"""Names that are gone through in search of a folder's own objects, among those of the folders inside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,7 @@ def folder(client: Client, bucket: str, prefix: str) -> dict[str, Any]:
     own = summary.objects - sum(one.objects for one in folders.values())
     found: list[ObjectInfo] = []
     if own > 0:
-        listed = itertools.islice(client.bucket(bucket).objects(prefix), _MAX_LISTED)
-        here = (info for info in listed if "/" not in info.name[len(above) :])
+        here = (one for one in one_level(client.bucket(bucket), prefix) if isinstance(one, ObjectInfo))
         found = list(itertools.islice(here, MAX_OBJECTS))
     return {
         "bucket": bucket,

@@ -21,11 +21,12 @@ from typing import Any, BinaryIO
 from ais_loader import Bucket, Client, Entry, ObjectInfo, errors
 from ais_loader.extras import needs
 from ais_loader.object_file import READ_AHEAD_BYTES
+from ais_loader.objects.one_level import one_level
 
 from ..file_errors import as_files
 from ..object_writer import ObjectWriter
 from ..shared_store import named_url, shared_store
-from .listing import Row, file_row, folder_row, rows_below
+from .listing import Row, file_row, folder_row, level_row
 from .naming import no_writing, split
 
 with needs("fsspec", "ais:// in other libraries"):
@@ -138,7 +139,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
                 return [folder_row(bucket.name) for bucket in self._client.buckets()]
         with as_files(path):
             bucket = self._bucket(bucket_name)
-            rows = list(rows_below(bucket.objects(f"{name}/" if name else ""), path))
+            rows = [level_row(bucket_name, one) for one in one_level(bucket, f"{name}/" if name else "")]
             if rows or not name:
                 return rows
             return [file_row(bucket.head(name))]

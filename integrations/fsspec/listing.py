@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from ais_loader import ObjectInfo
@@ -27,14 +26,6 @@ def folder_row(path: str) -> Row:
     return {"name": path, "size": 0, "type": "directory"}
 
 
-def rows_below(infos: Iterable[ObjectInfo], folder: str) -> Iterator[Row]:
-    """One row for each object or folder right below; `infos` are all objects below, in the order of their names."""
-    seen: set[str] = set()
-    for info in infos:
-        rest = f"{info.bucket}/{info.name}"[len(folder) + 1 :]
-        head, slash, _ = rest.partition("/")
-        if not slash:
-            yield file_row(info)
-        elif head not in seen:
-            seen.add(head)
-            yield folder_row(f"{folder}/{head}")
+def level_row(bucket: str, one: ObjectInfo | str) -> Row:
+    """Of an object, or of a folder by its name in the bucket, which ends with a slash."""
+    return file_row(one) if isinstance(one, ObjectInfo) else folder_row(f"{bucket}/{one[:-1]}")

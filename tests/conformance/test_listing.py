@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 from conformance_kit import fill
 
-from ais_loader import Bucket, errors
+from ais_loader import Bucket, ObjectInfo, errors
+from ais_loader.objects.one_level import one_level
 
 NAMES = ["a", "a/b", "a/b/c", "a b", "a-b", "a.b", "ab", "b", "B", "é", "e\u0301", "音声/1", "🎧", "z" * 1024, "\x01"]
 NAMES += ["0/1", "0/10", "0/2"]
@@ -66,6 +69,46 @@ def test_a_list_can_be_left_half_read_and_changed_under(bucket: Bucket) -> None:
     assert set(seen) >= {f"{at:03d}" for at in range(6, 99)}
 
 
+@pytest.mark.parametrize(
+    "start_after", ["", "\x00", "0/10", "a", "a/\U0010ffff", "a\U0010ffff", "b", "e", "\U0010ffff"]
+)
+def test_a_listing_goes_on_behind_any_name_that_there_need_not_be(bucket: Bucket, start_after: str) -> None:
+    fill(bucket, dict.fromkeys(NAMES, b""))
+    for prefix in ("", "a", "a/", "b"):
+        listed = [info.name for info in bucket.objects(prefix, start_after=start_after, page_size=2)]
+        behind = [name for name in NAMES if name.startswith(prefix) and name.encode() > start_after.encode()]
+        assert listed == in_byte_order(behind)
+
+
+class Counted:
+    """A bucket that counts the names that it lists."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket, self.names = bucket, 0
+
+    def objects(self, prefix: str, **how: Any) -> Iterator[ObjectInfo]:
+        for info in self._bucket.objects(prefix, **how):
+            self.names += 1
+            yield info
+
+
+def test_one_level_fetches_a_page_of_a_folder_and_not_all_that_is_in_it(bucket: Bucket) -> None:
+    inside = [f"{folder}/{at:03d}" for folder in ("large", "large-too", "p/x", "p/y") for at in range(100)]
+    last = "large/\U0010ffff~"  # behind what is passed over
+    fill(bucket, dict.fromkeys([*inside, last, "large", "m", "p/m", "small/1", "small/2", "z"], b""))
+    counted = Counted(bucket)
+
+    def level(prefix: str) -> list[str]:
+        found = one_level(cast(Bucket, counted), prefix, page_size=10)
+        return [one if isinstance(one, str) else one.name for one in found]
+
+    assert level("") == ["large", "large-too/", "large/", "m", "p/", "small/", "z"]
+    assert counted.names == 3 * 10 + len(["large", last, "m", "small/1", "small/2", "z"])
+    assert level("p/") == ["p/m", "p/x/", "p/y/"]
+    assert level("lar") == ["large", "large-too/", "large/"]
+    assert level("none/") == []
+
+
 @pytest.mark.parametrize("page_size", [0, -1])
 def test_a_page_of_nothing_is_refused(bucket: Bucket, page_size: int) -> None:
     with pytest.raises(errors.InvalidRequest):
@@ -75,3 +118,5 @@ def test_a_page_of_nothing_is_refused(bucket: Bucket, page_size: int) -> None:
 def test_a_prefix_without_a_utf8_form_is_refused(bucket: Bucket) -> None:
     with pytest.raises(errors.InvalidRequest):
         list(bucket.objects("\ud800"))
+    with pytest.raises(errors.InvalidRequest):
+        list(bucket.objects(start_after="\ud800"))

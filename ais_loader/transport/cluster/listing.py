@@ -129,6 +129,7 @@ class MergedListing:
     Args:
         page_of: a page of one node of a map (by its position there), of the names after a given one.
         newest: the newest map; asks for one, the given node first, unless that is None.
+        start_after: only names behind it are listed.
 
     Raises NodeUnavailable, SilenceTimeout, DriveFailed when more hosts are silent than there are further copies,
     StaleMap when maps change faster than one can be listed by, BucketNotFound when no node has the bucket.
@@ -141,11 +142,12 @@ class MergedListing:
         *,
         map_: ListedMap,
         retry_s: float,
+        start_after: str = "",
     ) -> None:
         self._page_of = page_of
         self._newest = newest
         self._patience = Patience(retry_s)
-        self._after = ""
+        self._after = start_after
         """Everything up to here has been listed."""
         self._looks: _Looks | None = None
         """Since the last stretch."""

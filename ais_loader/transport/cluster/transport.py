@@ -335,14 +335,17 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         with tries.told():
             write(bucket, name, self._heard_of(bucket, delete), again=True)
 
-    def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
+    def objects(self, bucket: str, *, prefix: str, page_size: int, start_after: str = "") -> Iterator[ObjectInfo]:
         """Every name once, the newest version of it, from all nodes. Raises NodeUnavailable when copies of objects on
         nodes that do not answer may all be missing."""
         require_bucket(bucket)
         require_text(prefix, errors.InvalidRequest, "prefix")
+        require_text(start_after, errors.InvalidRequest, "start_after")
         members = self.members
         if not members.knows(bucket):
-            yield from self._any(lambda node: node.objects(bucket, prefix=prefix, page_size=page_size))
+            yield from self._any(
+                lambda node: node.objects(bucket, prefix=prefix, page_size=page_size, start_after=start_after)
+            )
             return
 
         def known() -> ListedMap:
@@ -371,7 +374,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
                 found.let_go_ms / 1000 if found.HasField("let_go_ms") else float("inf"),
             )
 
-        yield from MergedListing(page, newest, map_=known(), retry_s=self._retry_s)
+        yield from MergedListing(page, newest, map_=known(), retry_s=self._retry_s, start_after=start_after)
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
         """By whichever node answers: it has the owners of all names leave tombstones.

@@ -357,10 +357,11 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
 
         self._call(send, tries=tries)
 
-    def objects(self, bucket: str, *, prefix: str, page_size: int) -> Iterator[ObjectInfo]:
+    def objects(self, bucket: str, *, prefix: str, page_size: int, start_after: str = "") -> Iterator[ObjectInfo]:
         require_bucket(bucket)
         require_text(prefix, errors.InvalidRequest, "prefix")
-        after = ""
+        require_text(start_after, errors.InvalidRequest, "start_after")
+        after = start_after
         while True:
             page = self.list_page(bucket, prefix, after, page_size)
             for message in page.object:
