@@ -37,7 +37,7 @@ import click
 from ais_loader import Bucket, Client, Entry, Stage, connect
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.testing.node import NodeProcess
-from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+from benchmarks.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
 
 SIZE_BYTES = 10 << 10
 BATCH = 128
@@ -164,16 +164,12 @@ def main(count: int, seconds: float, rounds: int, keep: bool) -> None:
         p99: dict[str, list[float]] = {}
         rates = run_rounds(contestants(held, count, seconds, p99), rounds) | p99
     outcomes = judge(rates, CLAIMS)
-    what, _, story = (__doc__ or "").partition("\n\n")
-    text = "\n\n".join(
-        [
-            "# Kept results, and batches beside a job",
-            what,
-            story.strip(),
-            f"Machine: {machine()}; {load()}. {rounds} rounds; node, workers and client share the cores.",
-            rates_table(rates, "a second"),
-            claims_table(outcomes),
-        ]
+    text = page(
+        "Kept results, and batches beside a job",
+        __doc__ or "",
+        f"{rounds} rounds; node, workers and client share the cores.",
+        rates_table(rates, "a second"),
+        claims_table(outcomes),
     )
     print(text)
     conclude(text + "\n", TABLE if keep else None, reached=all(outcome.reached for outcome in outcomes))

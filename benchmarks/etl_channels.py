@@ -43,7 +43,7 @@ import cloudpickle
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from benchmarks.echo import ServerProcess
-from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+from benchmarks.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
 from benchmarks.plots import draw_rounds
 from storage_node.config import ServerConfig
 from storage_node.etl.http_side import HttpSide
@@ -194,19 +194,14 @@ def main(count: int, rounds: int, keep: bool) -> None:
     with ExitStack() as held:
         rates = run_rounds(contestants(held, count), rounds)
     outcomes = judge(rates, CLAIMS)
-    what, _, story = (__doc__ or "").partition("\n\n")
-    text = "\n\n".join(
-        [
-            "# Channels to transforms",
-            what,
-            story.strip(),
-            f"Machine: {machine()}; {load()}. {rounds} rounds of {count:,} objects, {AT_ONCE} at once; node and server "
-            "share the cores.",
-            rates_table(rates, "objects/s"),
-            "A fast server's process and the node's are busy for as long as each other; the ratios are what counts.",
-            claims_table(outcomes),
-            f"![Rates and ratios]({PICTURE.name})",
-        ]
+    text = page(
+        "Channels to transforms",
+        __doc__ or "",
+        f"{rounds} rounds of {count:,} objects, {AT_ONCE} at once; node and server share the cores.",
+        rates_table(rates, "objects/s"),
+        "A fast server's process and the node's are busy for as long as each other; the ratios are what counts.",
+        claims_table(outcomes),
+        f"![Rates and ratios]({PICTURE.name})",
     )
     print(text)
     if keep:

@@ -42,7 +42,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.reserved import OPERATOR_ROLE, ROLE_KEY
-from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+from benchmarks.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
 from storage_node.cluster.caller import SECRET_KEY
 from storage_node.etl.webserver import HTTPMultiThreadedServer
 
@@ -134,17 +134,12 @@ def main(small: int, large: int, rounds: int, keep: bool) -> None:
     with ExitStack() as held:
         rates = run_rounds(contestants(held, dict(zip(SIZES, (small, large), strict=True))), rounds)
     outcomes = judge(rates, CLAIMS)
-    what, _, story = (__doc__ or "").partition("\n\n")
-    text = "\n\n".join(
-        [
-            "# Direct put",
-            what,
-            story.strip(),
-            f"Machine: {machine()}; {load()}. {rounds} rounds of {small:,} and {large:,} objects; nodes, server and "
-            "client share the cores.",
-            rates_table(rates, "objects/s"),
-            claims_table(outcomes),
-        ]
+    text = page(
+        "Direct put",
+        __doc__ or "",
+        f"{rounds} rounds of {small:,} and {large:,} objects; nodes, server and client share the cores.",
+        rates_table(rates, "objects/s"),
+        claims_table(outcomes),
     )
     print(text)
     conclude(text + "\n", TABLE if keep else None, reached=all(outcome.reached for outcome in outcomes))

@@ -29,7 +29,7 @@ import click
 
 from ais_loader import Entry, connect
 from ais_loader.testing import NodeProcess, seeded_bytes
-from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+from benchmarks.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
 
 SIZE_BYTES = 10 << 10
 BATCH = 128
@@ -86,17 +86,12 @@ def main(count: int, rounds: int, keep: bool) -> None:
     with ExitStack() as held:
         rates = run_rounds(contestants(held, count), rounds)
     outcomes = judge(rates, CLAIMS)
-    what, _, story = (__doc__ or "").partition("\n\n")
-    text = "\n\n".join(
-        [
-            "# A transform inside GetBatch",
-            what,
-            story.strip(),
-            f"Machine: {machine()}; {load()}. {rounds} rounds of {count:,} objects; node, workers and client share the "
-            "cores.",
-            rates_table(rates, "objects/s"),
-            claims_table(outcomes),
-        ]
+    text = page(
+        "A transform inside GetBatch",
+        __doc__ or "",
+        f"{rounds} rounds of {count:,} objects; node, workers and client share the cores.",
+        rates_table(rates, "objects/s"),
+        claims_table(outcomes),
     )
     print(text)
     conclude(text + "\n", TABLE if keep else None, reached=all(outcome.reached for outcome in outcomes))

@@ -37,7 +37,7 @@ from ais_loader import connect
 from ais_loader.testing import seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+from benchmarks.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
 
 SIZE_BYTES = 10 << 10
 BATCH = 128
@@ -177,24 +177,19 @@ def main(count: int, rounds: int, nodes: int, keep: bool) -> None:
     with ExitStack() as held:
         rates = run_rounds(contestants(held, count, nodes, cost), rounds)
     outcomes = judge(rates, CLAIMS)
-    what, _, story = (__doc__ or "").partition("\n\n")
     budget = [
         "| what | processor time of all processes, us for each object |",
         "|---|---:|",
         *(f"| {name} | {sorted(found)[len(found) // 2]:.0f} |" for name, found in cost.items()),
     ]
-    text = "\n\n".join(
-        [
-            "# A bucket into a bucket",
-            what,
-            story.strip(),
-            f"Machine: {machine()}; {load()}. {rounds} rounds of {count:,} objects, nodes: {nodes}; nodes, workers and "
-            "clients share the cores.",
-            rates_table(rates, "objects/s"),
-            "\n".join(budget),
-            claims_table(outcomes),
-            BUDGET,
-        ]
+    text = page(
+        "A bucket into a bucket",
+        __doc__ or "",
+        f"{rounds} rounds of {count:,} objects, nodes: {nodes}; nodes, workers and clients share the cores.",
+        rates_table(rates, "objects/s"),
+        "\n".join(budget),
+        claims_table(outcomes),
+        BUDGET,
     )
     print(text)
     conclude(text + "\n", TABLE if keep else None, reached=all(outcome.reached for outcome in outcomes))

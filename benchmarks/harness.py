@@ -98,6 +98,17 @@ def machine() -> str:
     )
 
 
+def page(title: str, story: str, setting: str, *parts: str) -> str:
+    """A table's page.
+
+    Args:
+        story: a benchmark's docstring.
+        setting: what was measured how often, as sentences behind the machine.
+    """
+    what, _, rest = story.partition("\n\n")
+    return "\n\n".join([f"# {title}", what, rest.strip(), f"Machine: {machine()}; {load()}. {setting}", *parts])
+
+
 def conclude(text: str, table: Path | None, *, reached: bool) -> NoReturn:
     """Keep the text in `table`, unless it is None, and exit with 1 when a claim was missed."""
     if table is not None:

@@ -387,10 +387,9 @@ def decode_single(
 
     `digest_of` gives the digest that END must carry for an OK entry with a given checksum.
     """
-    at = data.find(_SINGLE_BEGINS, 0, 64)
-    if at < 0 or len(data) < at + _SINGLE.size:
+    if (said := _single_said(data)) is None:
         return None
-    _, _, size_bytes, _, checksum, _ = _SINGLE.unpack_from(data, at)
+    size_bytes, checksum = said
     start = len(data) - size_bytes
     if data[:start] != encode_single(batch_id, size_bytes, checksum, digest_of(checksum), kind):
         return None
@@ -402,14 +401,22 @@ def decode_single_parts(
 ) -> int | None:
     """The checksum, of a message that was received in two parts; None for anything that `decode_single` refuses, and
     for one that was cut elsewhere."""
-    at = prefix.find(_SINGLE_BEGINS, 0, 64)
-    if at < 0 or len(prefix) < at + _SINGLE.size:
+    if (said := _single_said(prefix)) is None:
         return None
-    _, _, size_bytes, _, checksum, _ = _SINGLE.unpack_from(prefix, at)
+    size_bytes, checksum = said
     whole = size_bytes == len(payload) and prefix == encode_single(
         batch_id, size_bytes, checksum, digest_of(checksum), kind
     )
-    return int(checksum) if whole else None
+    return checksum if whole else None
+
+
+def _single_said(data: bytes) -> tuple[int, int] | None:
+    """The size in bytes and the checksum that a message of encode_single's form names; None for one of another form."""
+    at = data.find(_SINGLE_BEGINS, 0, 64)
+    if at < 0 or len(data) < at + _SINGLE.size:
+        return None
+    _, _, size_bytes, _, checksum, _ = _SINGLE.unpack_from(data, at)
+    return size_bytes, checksum
 
 
 def single_prefix_bytes(batch_id: int, message_bytes: int) -> int:

@@ -122,23 +122,20 @@ class Lane:
     def ask_in_parts(self, message: bytes, cut: Callable[[int], int]) -> tuple[bytes, bytes]:
         """As `ask`. `cut` says of an answer of so many bytes where its first part ends: each has memory of its own."""
         self.tell(message)
+        return self._in_parts(cut)
+
+    def receive(self) -> bytes:
+        return self._in_parts(lambda size_bytes: 0)[1]
+
+    def _in_parts(self, cut: Callable[[int], int]) -> tuple[bytes, bytes]:
         try:
             size_bytes = self._header()
             if size_bytes is None:
                 raise EOFError("the stream has ended")
             at = min(cut(size_bytes), size_bytes)
-            return self._exactly(at) if at else b"", self._exactly(size_bytes - at)
+            return self._exactly(at), self._exactly(size_bytes - at)
         except (OSError, errors.LoaderError) as error:
             raise EOFError(str(error)) from error
-
-    def receive(self) -> bytes:
-        try:
-            message = self._message()
-        except (OSError, errors.LoaderError) as error:
-            raise EOFError(str(error)) from error
-        if message is None:
-            raise EOFError("the stream has ended")
-        return message
 
     def cancel(self) -> None:
         self._ended = True
