@@ -98,6 +98,7 @@ def test_a_store_that_all_machines_can_reach_is_taken() -> None:
     check_reachable("grpc://198.51.100.1:7480", {"nodes": [{"endpoint": "storage-2:7480"}]}, [HERE, AWAY])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

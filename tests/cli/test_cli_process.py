@@ -30,6 +30,7 @@ def store(local_url: str) -> str:
     return local_url
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_ends_cleanly_when_told_to(tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
@@ -115,6 +116,7 @@ def test_a_second_node_on_a_port_says_so_in_one_line(node: NodeProcess, tmp_path
     assert (result.returncode, result.stdout, result.stderr.decode()) == (1, b"", reason)
 
 
+@pytest.mark.slow
 def test_a_store_that_a_node_holds_points_to_the_node(node: NodeProcess, tmp_path: Path) -> None:
     held = str(node.drives[0])
     for arguments in (["serve", "--drive", held, "--port", "0"], ["bucket", "create", "x", "--store", held]):
@@ -238,6 +240,7 @@ def test_a_terminal_gets_text_and_is_spared_the_rest(store: str, tmp_path: Path)
     assert (code, shown) == (2, b"") and b"use a pipe" in messages
 
 
+@pytest.mark.slow
 def test_two_commands_share_a_store_as_one_writer_and_readers(store: str) -> None:
     with connect(store) as writer:
         writer.bucket("b").put("new", b"1")

@@ -143,6 +143,7 @@ print(wait_for_shutdown(20.0))
     assert run(program, filled, kind) == "True"
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_a_get_and_not_the_client(filled: NodeProcess, kind: str) -> None:
     program = """
 from ais_loader.testing import FaultyLink, eventually

@@ -35,6 +35,7 @@ def test_throwaway_store_holds_what_it_was_made_with_and_vanishes() -> None:
     assert not os.path.exists(path)
 
 
+@pytest.mark.slow
 def test_a_node_that_was_killed_comes_back_on_its_port_with_its_objects() -> None:
     with throwaway_node({"a": b"1"}) as node, ais_loader.connect(node.url) as client:
         port, pid = node.port, node.pid

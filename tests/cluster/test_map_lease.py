@@ -25,6 +25,7 @@ def test_two_nodes_that_become_owners_in_turn_never_both_let_go(has: tuple[int, 
     assert Model([(0,), (1,), (0,), (1,)]).lost(has) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("second", "third"), list(itertools.product(range(3), repeat=2)))
 def test_of_three_nodes_one_always_has_the_object_over_two_changes_of_its_owner(second: int, third: int) -> None:
     assert Model([(0,), (second,), (third,)]).lost((1, 0, 0)) is None

@@ -213,6 +213,7 @@ def test_snapshots_under_writers_are_cuts_of_each_object_and_never_change(
         assert contents(frozen.get_batch(sorted(wanted))) == [wanted[found] for found in sorted(wanted)]
 
 
+@pytest.mark.slow
 def test_a_snapshot_survives_kill_9_of_its_node_with_the_same_bytes() -> None:
     before = {**samples(40), "large": seeded_bytes(2 * MiB, seed=9)}
     with throwaway_folder() as folder, NodeProcess(folder / "drive") as node:

@@ -155,6 +155,7 @@ def _pending_reads(nodes: list[NodeProcess]) -> float:
 # -- told to stop
 
 
+@pytest.mark.slow
 def test_a_node_stops_by_a_signal_that_the_kernel_gives_to_any_of_its_threads(tmp_path: Path) -> None:
     """As it does with one that comes together with the order to go on, to a process that stands still."""
     for number in (signal.SIGTERM, signal.SIGINT):

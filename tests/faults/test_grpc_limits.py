@@ -154,6 +154,7 @@ def strict_node() -> Iterator[NodeServer]:
         yield node
 
 
+@pytest.mark.slow
 def test_rejected_clients_come_back_until_all_are_served(strict_node: NodeServer) -> None:
     names = list(OBJECTS)
 

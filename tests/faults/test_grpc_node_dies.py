@@ -379,6 +379,7 @@ def test_a_large_put_survives_a_cut_and_is_whole(link: FaultyLink, bucket: Bucke
 # -- put_many
 
 
+@pytest.mark.slow
 def test_put_many_over_a_node_that_is_killed_acknowledges_each_object_once_and_loses_none(node: NodeProcess) -> None:
     objects = {f"p/{at:05d}": seeded_bytes(4000 + at % 100, seed=at) for at in range(6000)}
     kills = iter((1000, 2500, 4000))
@@ -399,6 +400,7 @@ def test_put_many_over_a_node_that_is_killed_acknowledges_each_object_once_and_l
                 assert bucket.head(name).version == acknowledged[int(name[2:])].version
 
 
+@pytest.mark.slow
 def test_what_put_many_acknowledged_before_the_end_is_there(node: NodeProcess) -> None:
     acknowledged: list[str] = []
     with connect(node.url, options=ClusterOptions(retry_s=0.3)) as client:

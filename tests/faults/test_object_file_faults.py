@@ -68,6 +68,7 @@ def test_tarfile_extracts_over_a_connection_that_breaks(link: FaultyLink) -> Non
     assert link.connections_made >= 5
 
 
+@pytest.mark.slow
 def test_a_node_killed_and_started_again_in_mid_read_goes_unnoticed(node: NodeProcess) -> None:
     with (
         connect(node.url, options=ClusterOptions(retry_s=60)) as client,

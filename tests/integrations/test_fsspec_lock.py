@@ -360,6 +360,7 @@ def in_a_fork(work: Any) -> None:
     assert child.exitcode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.fresh_process
 def test_a_forked_child_reads_and_writes_with_the_file_system_that_it_inherits(store: Path) -> None:
     files = opened(store)
@@ -375,6 +376,7 @@ def test_a_forked_child_reads_and_writes_with_the_file_system_that_it_inherits(s
     eventually(lambda: files.cat_file("b/a") == b"child", timeout_s=60)
 
 
+@pytest.mark.slow
 @pytest.mark.fresh_process
 def test_a_child_that_is_forked_while_its_parent_writes_reads_and_is_refused_to_write(store: Path) -> None:
     files = opened(store)

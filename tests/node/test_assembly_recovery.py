@@ -240,6 +240,7 @@ def test_while_objects_move_they_are_found_where_they_were(
         cluster.settle()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_batch_planned_with_an_old_map_is_planned_again(tmp_path: Path, joined: bool) -> None:
     with LocalCluster(tmp_path, 3, linked=True) as cluster:

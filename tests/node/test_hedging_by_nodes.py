@@ -26,6 +26,7 @@ def pair(tmp_path: Path) -> Iterator[LocalCluster]:
         cluster.settle()
 
 
+@pytest.mark.slow
 def test_the_entries_of_a_silent_node_come_from_the_other_holder(pair: LocalCluster) -> None:
     assert_whole(in_the_middle(pair, pair.links[1].stall))
     service = pair.batches(0)
@@ -62,6 +63,7 @@ def any_order(cluster: LocalCluster) -> Answer:
     return Answer.of(frames)
 
 
+@pytest.mark.slow
 def test_a_race_stays_within_the_memory_for_gathering(tmp_path: Path) -> None:
     limit, window = 4 * MiB, MiB
     settings = {"assembly_bytes": limit, "peer_window_bytes": window, "peer_timeout_s": LONG_S}

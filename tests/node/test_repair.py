@@ -310,6 +310,7 @@ def _states(cluster: LocalCluster) -> list[int]:
     return [node.state for node in newest.nodes]
 
 
+@pytest.mark.slow
 def test_tombstones_are_forgotten_when_all_have_them_and_their_time_is_over(tmp_path: Path) -> None:
     with (
         LocalCluster(tmp_path, 3, copies=2, repair_interval_s=0.3, tombstone_grace_s=0.5) as cluster,

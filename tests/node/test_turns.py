@@ -197,6 +197,7 @@ class Jobs:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 2, 4])
 def test_tenants_have_equal_time_however_long_their_jobs_take(limit: int) -> None:
     async def run() -> None:

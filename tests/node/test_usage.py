@@ -32,6 +32,7 @@ def put(store: Store, name: str, size: int, version: Version) -> None:
         upload.commit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [1, 7, 5000])
 def test_the_newest_version_counts_once_wherever_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: int

@@ -189,6 +189,7 @@ def test_a_list_of_paths_changed_by_another_thread_does_not_change_the_read(read
     assert answers == [[b"", b"data"]]
 
 
+@pytest.mark.slow
 @pytest.mark.fresh_process
 @pytest.mark.sampled(2)
 def test_a_forked_child_reads_as_its_parent_did(reader: Reader, folder: Folder) -> None:

@@ -241,6 +241,7 @@ def test_a_reader_beside_the_writer_sees_a_snapshot_at_once_and_as_it_is(tmp_pat
             read(reader, "a", at("s"))
 
 
+@pytest.mark.slow
 def test_readers_beside_a_writer_that_replaces_everything_read_the_snapshot_all_the_time(tmp_path: Path) -> None:
     wanted = {f"{number:02}": b"%d" % number for number in range(20)} | {"large": LARGE}
     stop = threading.Event()

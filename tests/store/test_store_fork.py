@@ -52,6 +52,7 @@ def refused(action: Callable[[], object]) -> None:
         action()
 
 
+@pytest.mark.slow
 def test_a_child_is_refused_everything_and_the_parent_goes_on(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
         put(store, "a", b"1")
@@ -76,6 +77,7 @@ def test_a_child_is_refused_everything_and_the_parent_goes_on(tmp_path: Path) ->
     assert_sound(tmp_path / "drive")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["a", "r"])
 def test_a_child_may_close_or_drop_what_it_inherited(tmp_path: Path, mode: str) -> None:
     with store_at(tmp_path / "drive") as store:
@@ -105,6 +107,7 @@ def test_a_child_may_close_or_drop_what_it_inherited(tmp_path: Path, mode: str) 
     assert_sound(tmp_path / "drive")
 
 
+@pytest.mark.slow
 def test_a_child_reads_on_what_it_had_open_and_opens_its_own_reader(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
         data = os.urandom(3 << 20)
@@ -123,6 +126,7 @@ def test_a_child_reads_on_what_it_had_open_and_opens_its_own_reader(tmp_path: Pa
         put(store, "b", b"")
 
 
+@pytest.mark.slow
 def test_a_fork_while_others_write_stops_neither(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
         put(store, "a", b"x")
@@ -157,6 +161,7 @@ def test_a_fork_while_others_write_stops_neither(tmp_path: Path) -> None:
     assert_sound(tmp_path / "drive")
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_ends_with_an_inherited_store_does_not_hang(tmp_path: Path) -> None:
     code = f"""
 import os, sys

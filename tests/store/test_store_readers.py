@@ -140,6 +140,7 @@ def test_a_reader_keeps_up_with_a_catalog_that_is_flushed_and_compacted(tmp_path
         assert len(names(reader)) == 48
 
 
+@pytest.mark.slow
 def test_every_reader_opens_whatever_the_writer_is_doing(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as writer:
         for number in range(20):

@@ -61,6 +61,7 @@ def test_the_caller_does_all_of_it_once_closed(syncs: Syncs) -> None:
     assert threads == [threading.get_ident()] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.fresh_process
 def test_closing_in_a_forked_child_leaves_the_threads_of_the_parent(syncs: Syncs) -> None:
     syncs.run([lambda: None] * 4)

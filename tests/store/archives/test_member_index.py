@@ -97,6 +97,7 @@ def test_names_of_one_hash_are_told_apart() -> None:
         assert table.finish().offsets.tolist().count(1) == 2
 
 
+@pytest.mark.slow
 def test_a_name_written_and_linked_to_a_hundred_thousand_times_takes_no_longer_than_as_many_names() -> None:
     table = EntryTable(Limits())
     for at in range(130_000):
