@@ -45,6 +45,12 @@ static PyObject *py_crc32c(PyObject *module, PyObject *const *args, Py_ssize_t n
     return crc_call(crc_update, args, nargs, kwnames);
 }
 
+static PyObject *py_crc32c_lanes(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    (void)module;
+    return crc_call(crc_lanes, args, nargs, kwnames);
+}
+
 static PyObject *py_crc32c_table(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     (void)module;
@@ -60,6 +66,8 @@ static int module_exec(PyObject *module)
 
 static PyMethodDef methods[] = {
     {"crc32c", (PyCFunction)(void (*)(void))py_crc32c, METH_FASTCALL | METH_KEYWORDS, "See checksum.crc32c."},
+    {"crc32c_lanes", (PyCFunction)(void (*)(void))py_crc32c_lanes, METH_FASTCALL | METH_KEYWORDS,
+     "crc32c as machines without wide registers compute it."},
     {"crc32c_table", (PyCFunction)(void (*)(void))py_crc32c_table, METH_FASTCALL | METH_KEYWORDS,
      "crc32c as machines without the instruction compute it."},
     {NULL, NULL, 0, NULL},

@@ -22,7 +22,11 @@ IMPLEMENTATIONS: dict[str, Crc32c] = {"library": crc32c_library, "chosen": crc32
 try:
     from ais_loader import _crc32c
 
-    IMPLEMENTATIONS |= {"native": _crc32c.crc32c, "native table": _crc32c.crc32c_table}
+    IMPLEMENTATIONS |= {
+        "native": _crc32c.crc32c,
+        "native lanes": _crc32c.crc32c_lanes,
+        "native table": _crc32c.crc32c_table,
+    }
 except ImportError:
     pass  # an installation without a compiler: the library is what is left to test
 
@@ -44,6 +48,7 @@ VECTORS = [  # RFC 3720, B.4, as numbers: the text prints the bytes in the order
 # Sizes on both sides of each border inside the implementations: words, lanes, copies, GIL.
 sizes = st.one_of(
     st.integers(0, 300),
+    st.integers(500, 800),  # from 512 on 256 bytes go together, where registers are wide
     st.sampled_from([192, 193, 767, 768, 3071, 3072, 3073, 10240, 64 << 10, (64 << 10) + 1, (512 << 10) + 5]),
 )
 
