@@ -10,6 +10,7 @@ import grpc
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
+from ais_loader.wire.reserved import ROLE_KEY
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.map.confirmation import witnessed
 from storage_node.cluster.map.membership import Membership
@@ -27,13 +28,27 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
         self._peer_endpoint = peer_endpoint
         self._membership = membership
         self._acceptor_store = acceptor_store
+        self._of_clients = pb.ClusterMap()
 
     async def GetMap(self, request: pb.GetMapRequest, context: Context) -> pb.GetMapResponse:
         view = self._membership.view
         response = pb.GetMapResponse(node_uuid=self._membership.node_uuid, peer_endpoint=self._peer_endpoint())
         if view is not None and view.version > request.known_version:
-            response.map.CopyFrom(view.map)
+            response.map.CopyFrom(view.map if _has_role(context) else self._for_clients(view.map))
         return response
+
+    def _for_clients(self, map_: pb.ClusterMap) -> pb.ClusterMap:
+        """What clients route by: without the code and the jobs of ETL, which may be megabytes.
+
+        No new map is ever made of it: who may propose or teach one says what it is with every call.
+        """
+        if (self._of_clients.cluster_uuid, self._of_clients.version) != (map_.cluster_uuid, map_.version):
+            bare = pb.ClusterMap()
+            bare.CopyFrom(map_)
+            bare.ClearField("transform")
+            bare.ClearField("job")
+            self._of_clients = bare
+        return self._of_clients
 
     async def Learn(self, request: pb.LearnRequest, context: Context) -> pb.LearnResponse:
         async with _errors_told(context):
@@ -50,6 +65,11 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
     async def Witness(self, request: pb.WitnessRequest, context: Context) -> pb.WitnessResponse:
         state = self._acceptor_store.state
         return pb.WitnessResponse(accepted=witnessed(state, request.version, request.digest))
+
+
+def _has_role(context: Context) -> bool:
+    """Whether a node or an operator calls, where clients listen, too: each says so (`Caller`)."""
+    return any(key == ROLE_KEY for key, _ in context.invocation_metadata() or ())
 
 
 @contextlib.asynccontextmanager

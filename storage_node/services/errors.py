@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 import grpc
@@ -78,6 +79,8 @@ class Context(Protocol):
     async def abort(
         self, code: grpc.StatusCode, details: str = ..., trailing_metadata: tuple[tuple[str, str], ...] = ...
     ) -> NoReturn: ...
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None: ...
 
 
 async def abort(context: Context, error: errors.LoaderError, more: tuple[tuple[str, str], ...] = ()) -> NoReturn:

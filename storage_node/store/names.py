@@ -23,8 +23,7 @@ _BUCKET = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,63}\Z")
 
 def check_bucket_name(name: str) -> None:
     """Raise InvalidName unless `name` may name a bucket."""
-    if not _BUCKET.match(name):
-        raise InvalidName(f"bucket name {name!r}: need 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot")
+    _check_short_name("bucket", name)
 
 
 def bucket_not_found(name: str, known: Iterable[str]) -> BucketNotFound:
@@ -38,10 +37,17 @@ def bucket_not_found(name: str, known: Iterable[str]) -> BucketNotFound:
 
 def check_snapshot_name(name: str) -> None:
     """Raise InvalidName unless `name` may name a snapshot."""
+    _check_short_name("snapshot", name)
+
+
+def check_job_name(name: str) -> None:
+    """Raise InvalidName unless `name` may name a job."""
+    _check_short_name("job", name)
+
+
+def _check_short_name(of: str, name: str) -> None:
     if not _BUCKET.match(name):
-        raise InvalidName(
-            f"snapshot name {name!r}: need 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot"
-        )
+        raise InvalidName(f"{of} name {name!r}: need 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot")
 
 
 def object_name_fault(name: str) -> str | None:

@@ -145,6 +145,10 @@ WRONG: list[tuple[str, str]] = [
     ),
     ('bucket.put("a", Path("none.png"))', "InvalidRequest: none.png: no such file"),
     ('bucket.put("../a", b"")', "InvalidName: object name '../a': it has the component '..'"),
+    (
+        'bucket.transform("pictures", etl="no-such", to_prefix="small/", prefix="cat/", name="my job")',
+        "InvalidName: job name 'my job': need 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot",
+    ),
     ('bucket.put("/cat/1.png", b"")', "InvalidName: object name '/cat/1.png': it begins or ends with '/'"),
     ('bucket.put("a\\0b", b"")', "InvalidName: object name 'a\\x00b': it contains a NUL character"),
     (

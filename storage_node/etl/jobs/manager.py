@@ -30,7 +30,7 @@ from storage_node.etl.jobs.run import JobRun
 from storage_node.etl.jobs.shares import Division, add, is_complete, layout_of, whole
 from storage_node.etl.jobs.stamp import stages_text, stamp
 from storage_node.etl.values import Origin, Transforms
-from storage_node.store.names import check_bucket_name, check_object_name
+from storage_node.store.names import check_job_name, check_object_name
 
 ASK_S = 1.0
 """Between two looks at what the other nodes have done, while there is something to be done here."""
@@ -331,7 +331,7 @@ class JobManager:
         job.name = job.name or f"job-{uuid.uuid4().hex[:8]}"
         if len(job.uuid) not in (0, 16):
             raise InvalidRequest("a job's uuid has 16 bytes")
-        check_bucket_name(job.name)
+        check_job_name(job.name)
         if not job.stage:
             raise InvalidRequest("a job needs a transform")
         JobNames(job)
