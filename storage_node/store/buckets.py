@@ -67,6 +67,12 @@ class Buckets:
             raise SnapshotReadOnly(f"{name!r} is a snapshot, which never changes; write to the bucket itself")
         return found
 
+    def uuid_to_change(self, name: str) -> bytes:
+        """As `to_change`, what every PUT asks for."""
+        if self._drives.writable and (found := self._record.current.buckets.get(name)) is not None:
+            return found.uuid_bytes
+        return self.to_change(name).uuid_bytes
+
     def find(self, name: str) -> BucketRecord | None:
         """By its name, or that of one of its snapshots: bucket@snapshot."""
         if not self._drives.writable:

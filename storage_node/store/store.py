@@ -108,9 +108,12 @@ class Store:
         for drive in self.drive_set.live():
             try:
                 on_drive = records.read(drive.root)
+                has_to_be_written = (
+                    on_drive is None or on_drive.order < current.order or not records.is_of_this_version(drive.root)
+                )
             except (StoreFormatError, OSError):
-                on_drive = None
-            if on_drive is None or on_drive.order < current.order:
+                has_to_be_written = True
+            if has_to_be_written:
                 with contextlib.suppress(OSError):  # a majority has it, and a full drive must open to be emptied
                     records.write(drive.root, current)
         for drive in self.drive_set.live():
@@ -237,14 +240,15 @@ class Store:
         """
         self.drive_set.require_writable()
         check_object_name(name)
-        bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
-        metadata = checked_metadata(metadata)
+        bucket_uuid = self._buckets.uuid_to_change(bucket)
+        metadata = checked_metadata(metadata) if metadata else {}
         placement = self.drive_set.placement
         drive = self.drive_set.at(placement.owner(bucket_uuid, name))
-        pending = PendingObject(
-            bucket_uuid, name, drive.stage(held=True) if grouped else stage(drive), metadata, version
-        )
-        return Upload(f"{bucket}/{name}", StagedObject(drive, placement, pending, indexing_of(name)), self._changes)
+        indexing = indexing_of(name)
+        # An archive has a file of its own: that is how its members are read.
+        file = drive.stage(held=True) if grouped and indexing is None else stage(drive)
+        pending = PendingObject(bucket_uuid, name, file, metadata, version)
+        return Upload(f"{bucket}/{name}", StagedObject(drive, placement, pending, indexing), self._changes)
 
     def commit_many(self, uploads: Sequence[Upload | LoaderError]) -> list[CatalogEntry | LoaderError]:
         """Commit many uploads with few catalog writes; each succeeds or fails on its own drive. Order is kept."""

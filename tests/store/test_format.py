@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from ais_loader.errors import StoreFormatError
 from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import BLOCK_BYTES
-from tests.store.store_kit import BUCKET, drive_of, file_of, object_files, put, store_at
+from storage_node.store.fsck.rebuild import rebuild
+from storage_node.store.store import Store
+from tests.store.store_kit import BUCKET, contents, drive_of, file_of, object_files, put, store_at
 
 TEXT = (Path(fmt.__file__).parents[1] / "FORMAT.md").read_text()
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -125,10 +128,35 @@ def test_a_copy_and_a_tombstone_keep_the_version_that_they_were_given(tmp_path: 
 def test_a_file_is_named_as_described(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
         record = put(store, "größe", b"")
-        digest = xxhash.xxh3_128_digest(store.bucket(BUCKET).uuid_bytes + "größe".encode())
+        bucket_uuid = store.bucket(BUCKET).uuid_bytes
+    digest = xxhash.xxh3_128_digest(bucket_uuid + "größe".encode())
     (path,) = object_files(tmp_path / "drive")
-    expected = f"{digest[0] & 63:02x}/{digest[1] & 63:02x}/{digest[2:].hex()}.{record.generation:x}"
-    assert str(path.relative_to(tmp_path / "drive" / "objects")) == expected
+
+    def expected(generation: int) -> str:
+        return f"{generation >> 14 & 63:02x}/{generation >> 8 & 63:02x}/{digest[2:].hex()}.{generation:x}"
+
+    assert str(path.relative_to(tmp_path / "drive" / "objects")) == expected(record.generation)
+    for generation in (255, 256, 0x12345678):
+        assert fmt.file_path(bucket_uuid, "größe", generation) == expected(generation).encode()
+
+
+def test_a_store_of_the_format_before_is_read_and_rebuilt_and_marked_when_it_is_written(tmp_path: Path) -> None:
+    drive = tmp_path / "drive"
+    with store_at(drive) as store:
+        record = put(store, "a", b"hello")
+        digest = xxhash.xxh3_128_digest(store.bucket(BUCKET).uuid_bytes + b"a")
+    path, named = drive / "record.json", f"{digest[2:].hex()}.{record.generation:x}"
+    before = drive / "objects" / f"{digest[0] & 63:02x}" / f"{digest[1] & 63:02x}"
+    before.mkdir(parents=True)
+    (drive / "objects" / os.fsdecode(record.path)).rename(before / named)
+    shutil.rmtree(drive / "catalog")
+    rebuild([drive])  # its entry names the file as it was called then
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 9}))
+    with Store.open([drive], mode="r") as store:
+        assert contents(store) == {"a": b"hello"}
+    with Store.open([drive]) as store:
+        assert contents(store) == {"a": b"hello"}
+    assert json.loads(path.read_text())["format"] == 10
 
 
 def test_the_catalog_holds_the_keys_of_the_table_and_no_others(tmp_path: Path) -> None:
@@ -169,7 +197,7 @@ def test_the_json_files_have_the_fields_described(tmp_path: Path) -> None:
     identity = json.loads((tmp_path / "drive" / "drive.json").read_text())
     assert identity == {"format": 2, "drive_uuid": drives[0], "store_uuid": store_uuid}
     outer = json.loads((tmp_path / "drive" / "record.json").read_text())
-    assert (outer["format"], outer["checksum"]) == (9, crc32c(outer["record"].encode()))
+    assert (outer["format"], outer["checksum"]) == (10, crc32c(outer["record"].encode()))
     assert json.loads(outer["record"]) == {
         "store_uuid": store_uuid,
         "drives": list(drives),
