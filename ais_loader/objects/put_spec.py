@@ -34,12 +34,15 @@ def put_spec(
         check_version(if_version)
         if if_absent:
             raise InvalidRequest("if_absent and if_version exclude each other: what is absent has no version")
-    if metadata is not None and not isinstance(metadata, Mapping):
-        raise InvalidRequest(f"metadata maps str to str, got {type(metadata).__name__}")
+    kept: dict[str, str] = {}
+    if metadata is not None:
+        if not isinstance(metadata, Mapping):
+            raise InvalidRequest(f"metadata maps str to str, got {type(metadata).__name__}")
+        kept = {key: value for key, value in metadata.items() if key not in RESERVED}
     return PutSpec(
         bucket=bucket,
         name=name,
-        metadata={key: value for key, value in (metadata or {}).items() if key not in RESERVED},
+        metadata=kept,
         size_bytes=source.size_bytes,
         checksum=checksum,
         if_absent=bool(if_absent),

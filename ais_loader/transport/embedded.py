@@ -42,7 +42,7 @@ from storage_node.store.member_listing import list_members
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.batch_reader import IMPLEMENTATION
 from storage_node.store.read.object_reader import open_member, open_object
-from storage_node.store.reframe_on_put import content_of
+from storage_node.store.reframe_on_put import can_reframe, content_of
 from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
@@ -417,20 +417,14 @@ class TransformedStream:
 def _staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = False) -> Upload:
     """`grouped`: see `Store.begin_put`. Raises LoaderError."""
     require_metadata(spec.metadata)
-    with content_of(
-        store, spec.bucket, spec.name, source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
-    ) as content:
-        return stage_object(
-            store,
-            spec.bucket,
-            spec.name,
-            content.chunks,
-            content.metadata,
-            content.size_bytes,
-            content.checksum,
-            parse_condition(spec.if_absent, spec.if_version or ""),  # of a write here no answer can be lost
-            grouped=grouped,
-        )
+    bucket, name = spec.bucket, spec.name
+    condition = parse_condition(spec.if_absent, spec.if_version or "")  # of a write here no answer can be lost
+    as_it_comes = source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
+    if not can_reframe(name):
+        return stage_object(store, bucket, name, *as_it_comes, condition, grouped=grouped)
+    with content_of(store, bucket, name, *as_it_comes) as content:
+        stored = content.chunks, content.metadata, content.size_bytes, content.checksum
+        return stage_object(store, bucket, name, *stored, condition, grouped=grouped)
 
 
 def _put_groups(store: Store, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
@@ -467,7 +461,9 @@ def _commit_group(store: Store, group: list[Any]) -> Iterator[ObjectInfo | error
 
 
 def _object_info(bucket: str, name: str, record: CatalogEntry) -> ObjectInfo:
-    return ObjectInfo(bucket, name, *stored_of(record))
+    size_bytes, checksum, modified_ns = record.size_bytes, record.checksum, record.modified_ns
+    metadata = record.metadata if record.raw_metadata else {}
+    return ObjectInfo(bucket, name, size_bytes, str(record.version), checksum, modified_ns, metadata)
 
 
 def writer_here(paths: Iterable[str]) -> EmbeddedTransport | None:

@@ -43,11 +43,13 @@ def stage_object(
     """
     upload = store.begin_put(bucket, name, metadata, grouped=grouped)
     try:
-        upload.require(condition)
-        upload.settled()  # too late is better known before the bytes have come
+        if condition is not None:
+            upload.require(condition)
+            upload.settled()  # too late is better known before the bytes have come
         for chunk in chunks:
             upload.write(chunk)
-        check_content(upload, size_bytes, checksum)
+        if size_bytes is not None or checksum is not None:
+            check_content(upload, size_bytes, checksum)
     except BaseException:
         upload.abort()
         raise

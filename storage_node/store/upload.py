@@ -156,9 +156,9 @@ class Upload:
 
     def take(self) -> StagedObject:
         """Hand the staged object over to whoever commits it. Raises InvalidRequest."""
-        pending, self._pending = self._open, None
-        staged = self._staged
-        return StagedObject(staged.drive, staged.placement, pending, staged.indexing)
+        _ = self._open  # raises
+        self._pending = None
+        return self._staged
 
     def abort(self) -> None:
         if self._pending is not None:

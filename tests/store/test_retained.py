@@ -22,7 +22,6 @@ from storage_node.store import format as fmt
 from storage_node.store import store_record as records
 from storage_node.store.drive import clean_shutdown
 from storage_node.store.drive.drive import Drive
-from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.publish import CommitFiles
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.snapshots import Snapshot
@@ -100,19 +99,14 @@ def test_a_put_that_took_its_number_before_the_snapshot_and_commits_after_it_is_
 ) -> None:
     with store_at(tmp_path) as store:
         put(store, "old", b"1")
-        identify = CommitFiles.identify
-        waiting = ["old", "new"]
+        prepare = CommitFiles.prepare
 
-        def overtaken(
-            files: CommitFiles, pending: PendingObject, version: fmt.Version | None = None
-        ) -> fmt.CatalogEntry:
-            record = identify(files, pending, version)
-            if pending.name in waiting:
-                waiting.remove(pending.name)
-                store.snapshots.create(BUCKET, "s")
-            return record
+        def overtaken(files: CommitFiles) -> list[fmt.CatalogEntry]:
+            records = prepare(files)
+            store.snapshots.create(BUCKET, "s")
+            return records
 
-        monkeypatch.setattr(CommitFiles, "identify", overtaken)
+        monkeypatch.setattr(CommitFiles, "prepare", overtaken)
         for name in ("old", "new"):
             put(store, name, b"2")
             assert contents(store, at("s")) == ({"old": b"1"} if name == "old" else {"old": b"2"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,8 +17,8 @@ from storage_node.store.format import CatalogEntry
 def put_blocks(batch: WriteBatch, generation: int, checksums: Sequence[int]) -> None:
     """Add the block checksums of one generation to a commit."""
     for chunk, at in enumerate(range(0, len(checksums), fmt.BLOCKS_PER_CHUNK)):
-        part = np.array(checksums[at : at + fmt.BLOCKS_PER_CHUNK], "<u4")
-        batch.put(fmt.blocks_key(generation, chunk), part.tobytes())
+        part = checksums[at : at + fmt.BLOCKS_PER_CHUNK]
+        batch.put(fmt.blocks_key(generation, chunk), struct.pack(f"<{len(part)}I", *part))
 
 
 def read_blocks(catalog: Catalog, record: CatalogEntry, first: int, stop: int) -> npt.NDArray[np.uint32]:

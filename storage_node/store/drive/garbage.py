@@ -23,6 +23,7 @@ from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.inventory import unnamed_files
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles, drive_error
+from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import CatalogEntry
 
 GRACE_S = 5.0
@@ -83,6 +84,8 @@ class Garbage:
 
     def defer_unlink(self, dead: Sequence[CatalogEntry]) -> None:
         """Let the files of replaced objects go when their time comes; the catalog has their garbage keys already."""
+        if not (dead or self._waiting or self._abandoned):
+            return  # as after most commits
         due_s = time.monotonic() + self._grace_s
         # A dead file that kept its identity could bring a deleted object back when the catalog is rebuilt.
         self._files.disown(record.path for record in dead)
@@ -146,7 +149,8 @@ class Garbage:
         begin_log.delete(fmt.generation_key(fmt.GARBAGE_PREFIX, abandoned[0].generation))
         batch = WriteBatch(raw_mode=True)
         for record in abandoned:
-            batch.delete(fmt.generation_key(fmt.INTENT_PREFIX, record.generation))
+            named = fmt.generation_of_path(file_of(record.path))
+            batch.delete(fmt.generation_key(fmt.INTENT_PREFIX, named))
             batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
         try:
             self._catalog.write(begin_log, sync=False)

@@ -33,15 +33,16 @@ class SequenceNumbers:
         """No number from this one on has been taken."""
         return self._next
 
-    def take(self) -> int:
-        """Raises LoaderError."""
+    def take(self, count: int = 1) -> int:
+        """The first of so many that follow each other. Raises LoaderError."""
         with self._lock:
-            if self._next >= self._reserved:
+            first = self._next
+            if first + count > self._reserved:
                 # Always synced, whatever the durability: a counter that came back would name two files alike.
                 batch = WriteBatch(raw_mode=True)
-                reserved = self._next + _RESERVED_AT_ONCE
+                reserved = first + count - 1 + _RESERVED_AT_ONCE
                 batch.put(fmt.COUNTER_KEY, reserved.to_bytes(8, "big"))
                 self._catalog.write(batch, sync=True)
                 self._reserved = reserved
-            self._next += 1
-            return self._next - 1
+            self._next = first + count
+            return first

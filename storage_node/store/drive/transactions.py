@@ -105,7 +105,8 @@ class Changes:
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
         with self.stripes.of(keys):
             self._require_writable()
-            self._require_buckets((pending.bucket_uuid, pending.name) for pending in objects)
+            if self.dead_buckets:
+                self._require_buckets((pending.bucket_uuid, pending.name) for pending in objects)
             current: dict[bytes, CatalogEntry] = {}
             for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
                 if value is not None:
@@ -116,9 +117,13 @@ class Changes:
                     newest[key] = other
             chosen: list[_Chosen] = []
             results: list[CatalogEntry | LoaderError] = list(records)
+            floors: dict[bytes, int] = {}
+            # Of what is new here nothing is remembered, unless something was deleted.
+            nothing_deleted = not self.deletions and not self.deletions.forgotten_ns
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
                 before = newest.get(key)
-                floor = self.retention.floor(pending.bucket_uuid)
+                if (floor := floors.get(pending.bucket_uuid)) is None:
+                    floor = floors[pending.bucket_uuid] = self.retention.floor(pending.bucket_uuid)
                 if pending.condition is not None:
                     if before is not None and _is_mended(before, records[at], pending):
                         newest[key] = records[at] = results[at] = records[at]._replace(writes=before.writes)
@@ -141,7 +146,10 @@ class Changes:
                 if newer is not None:
                     records[at] = files.identify_anew(pending, self._above(newer, pending.name))
                 record = records[at]
-                if writes := self._memory(key, before, pending.writes, record.modified_ns):
+                writes = pending.writes
+                if before is not None or not nothing_deleted:
+                    writes = self._memory(key, before, writes, record.modified_ns)
+                if writes:
                     record = CatalogEntry._make((*record[:-1], writes))
                 newest[key] = results[at] = records[at] = record
                 chosen.append(_Chosen(key, pending, record))
@@ -219,27 +227,29 @@ class Changes:
 
     def _publish(self, chosen: Sequence[_Chosen], files: CommitFiles, current: dict[bytes, CatalogEntry]) -> Ended:
         """Announce the files, rename them, commit; returns what was replaced."""
-        generations = [record.generation for _, _, record in chosen]
-        intent_keys = [fmt.generation_key(fmt.INTENT_PREFIX, generation) for generation in generations]
+        objects = [(pending, record) for _, pending, record in chosen]
         intents = WriteBatch(raw_mode=True)
-        for intent_key, (_, _, record) in zip(intent_keys, chosen, strict=True):
-            intents.put(intent_key, record.path)
+        intent_keys: list[bytes] = []
+        for path in files.paths(objects):
+            intent_keys.append(fmt.generation_key(fmt.INTENT_PREFIX, fmt.generation_of_path(path)))
+            intents.put(intent_keys[-1], path)
         self._catalog.write(intents, sync=False, is_commit=False)
         failpoint("put.intended")
         commit = WriteBatch(raw_mode=True)
         ending: list[tuple[bytes, CatalogEntry, int]] = []
         try:
-            files.publish([(pending, record) for _, pending, record in chosen])
-            for generation, intent_key, (key, pending, record) in zip(generations, intent_keys, chosen, strict=True):
+            files.publish(objects)
+            for intent_key in intent_keys:
+                commit.delete(intent_key)
+            for key, pending, record in chosen:
                 if key in current:
                     ending.append((key, current[key], record.counter))
                 current[key] = record
                 commit.put(key, fmt.encode_entry(record))
-                commit.delete(intent_key)
                 blocks = pending.file.block_checksums() if pending.damaged is None else pending.damaged_blocks
                 if blocks:
-                    put_blocks(commit, generation, blocks)
-            ended = self.retention.end(commit, ending)
+                    put_blocks(commit, record.generation, blocks)
+            ended = self.retention.end(commit, ending) if ending else Ended([], [])
             keys = [key for key, _, _ in chosen]
             self.deletions.replaced(commit, keys)
             if self._sync:

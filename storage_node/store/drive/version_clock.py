@@ -84,12 +84,15 @@ class VersionClock:
             return True
         return wall_ms > 0 and abs(wall_ms - own_ms) <= self.max_offset_ms
 
-    def take(self) -> int:
-        """A number that was never given, and is above all that were. Raises DriveFailed, DriveFull."""
+    def take(self, count: int = 1) -> int:
+        """A number that was never given, and is above all that were: the first of so many that follow each other.
+
+        Raises DriveFailed, DriveFull.
+        """
         with self._lock:
             number = max(self._next, at_ms(self.wall_ms()))
-            self._reserve(number)
-            self._next = number + 1
+            self._reserve(number + count - 1)
+            self._next = number + count
             return number
 
     def hear(self, number: int) -> None:

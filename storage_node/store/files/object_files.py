@@ -109,13 +109,16 @@ class RawFiles:
 
     def publish(self, staged: StagedFile, path: bytes) -> None:
         """Give the staged file its final name. Raises OSError."""
-        with self._noting("publishing an object"):
+        try:
             try:
                 os.rename(staged.name, path, src_dir_fd=self.staging_fd, dst_dir_fd=self.objects_fd)
             except FileNotFoundError:
                 self._folders.make(path)
                 os.rename(staged.name, path, src_dir_fd=self.staging_fd, dst_dir_fd=self.objects_fd)
-            staged.published = True
+        except OSError as error:
+            self.faults.note(error, "publishing an object")
+            raise
+        staged.published = True
 
     def sync_staged(self, files: Sequence[StagedFile]) -> None:
         """What has been written to these survives a power cut on return. Raises OSError."""

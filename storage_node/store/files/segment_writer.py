@@ -40,19 +40,23 @@ class SegmentDraft:
     def __contains__(self, file: StagedFile) -> bool:
         return id(file) in self._slots
 
-    def describe(self, file: StagedFile, identity: bytes, generation: int) -> tuple[bytes, int]:
+    def describe(self, file: StagedFile, identity: bytes, generation: int) -> tuple[bytes, int] | None:
         """Say what one of the objects is; its path, and its offset, 0 as long as the segment has not been written.
 
-        Then it may be described anew, in as many bytes as before.
+        Then it may be described anew, in as many bytes as before. None for a file that is not here.
         """
-        slot = self._slots[id(file)]
+        slot = self._slots.get(id(file))
+        if slot is None:
+            return None
         assert not self._offsets or len(identity) == len(self._identities[slot])
         self._stale = bool(self._offsets)
         self._identities[slot] = identity
         return slot_path(self.path, slot, generation), self._offsets[slot] if self._offsets else 0
 
-    def offset(self, file: StagedFile) -> int:
-        return self._offsets[self._slots[id(file)]]
+    def offset(self, file: StagedFile) -> int | None:
+        """Of what has been written; None for a file that is not here."""
+        slot = self._slots.get(id(file))
+        return None if slot is None else self._offsets[slot]
 
     def write(self) -> None:
         """Raises OSError."""
@@ -62,7 +66,9 @@ class SegmentDraft:
         at = len(index)
         for held, offset in zip(self._objects, self._offsets, strict=True):
             assert held.held is not None
-            content += bytes(offset - at), *held.held
+            if offset > at:
+                content.append(bytes(offset - at))
+            content += held.held
             at = offset + held.size_bytes
         self.file.append_all([*content, bytes(self._head.copy_at - at), index, encode_head(self._head)])
 

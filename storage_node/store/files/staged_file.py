@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
+from storage_node.store.checksum import crc32c
 from storage_node.store.files.counted_write import write_counted
 from storage_node.store.files.error_counters import Faults
 from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
@@ -49,6 +48,16 @@ def require_space(fd: int, need_bytes: int, taken_bytes: int = 0) -> None:
     reserve_bytes += min(max(0, taken_bytes - LARGE_BYTES), size_bytes // LEFT_SHARE)
     if found.f_bavail * found.f_frsize < need_bytes + reserve_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _behind(pieces: Sequence[Buffer], size_bytes: int) -> list[Buffer]:
+    """What is left of these buffers of bytes after so many."""
+    left: list[Buffer] = []
+    for piece in pieces:
+        if size_bytes < len(piece):
+            left.append(memoryview(piece)[size_bytes:] if size_bytes else piece)
+        size_bytes = max(0, size_bytes - len(piece))
+    return left
 
 
 class StagedFile:
@@ -109,7 +118,9 @@ class StagedFile:
         """Append; after an OSError the file can only be discarded."""
         view = memoryview(data).cast("B")
         if self.held is not None and self.size_bytes + len(view) <= MAX_OBJECT_BYTES:
-            self.note(view)
+            # Less than a block, the last one.
+            self.checksum = self._open_block = crc32c(view, self.checksum)
+            self.size_bytes += len(view)
             self._hold(view)
             return
         fd = self.fd
@@ -129,14 +140,13 @@ class StagedFile:
     def append_all(self, pieces: Sequence[Buffer]) -> None:
         """Append uncounted bytes, in few calls. Raises OSError."""
         fd = self.fd
-        left = deque(memoryview(piece) for piece in pieces if len(piece))
-        while left:
-            some = list(itertools.islice(left, _PIECES_AT_ONCE))
-            written = self._with_room(sum(map(len, some)), partial(os.writev, fd, some))
-            while left and written >= len(left[0]):
-                written -= len(left.popleft())
-            if written:
-                left[0] = left[0][written:]
+        for at in range(0, len(pieces), _PIECES_AT_ONCE):
+            left: Sequence[Buffer] = pieces[at : at + _PIECES_AT_ONCE]
+            while need_bytes := sum(map(len, left)):
+                written = self._with_room(need_bytes, partial(os.writev, fd, left))
+                if written == need_bytes:
+                    break
+                left = _behind(left, written)
 
     def note(self, data: Buffer) -> None:
         """Count the next bytes of a file that has them already, in `size_bytes` and the checksums."""
@@ -214,8 +224,11 @@ class StagedFile:
 
     def discard(self) -> None:
         """Remove the file; harmless once it has been published, and in a process that inherited it through fork."""
+        if not self._has_file:
+            self.held = None
+            return
         self.close()
-        if self.published or not self._has_file or self._pid != os.getpid():
+        if self.published or self._pid != os.getpid():
             return
         with contextlib.suppress(OSError):
             os.unlink(self.name, dir_fd=self._staging_fd)
