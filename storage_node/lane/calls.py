@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, NoReturn
 
@@ -18,6 +18,7 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.lane import CALL, DATA, FAILED, HEADER, LAST, MESSAGE, REFUSED
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
+from storage_node.lane.coming import ComingBytes
 from storage_node.lane.connection import LaneConnection
 from storage_node.streams import Received
 from storage_node.tasks import retrieve
@@ -61,6 +62,7 @@ class LaneCalls:
         self._whole = False
         """All of this call's messages have been read, and nothing of the next one's."""
         self._gone = False
+        self._as_they_come = False
 
     def took(self, begun: bytes) -> None:
         """What has been received already."""
@@ -73,7 +75,7 @@ class LaneCalls:
     async def one(self) -> bool:
         """Serve a call; whether another one may come. Raises EOFError, OSError."""
         ASKING.set(self._tenant)
-        self._whole = False
+        self._whole = self._as_they_come = False
         try:
             size_bytes, kind = await self._next()
             if kind != CALL or size_bytes > _MAX_NAME_BYTES:
@@ -95,13 +97,16 @@ class LaneCalls:
         return self._whole
 
     async def _serve(self, handler: Any) -> None:
-        context = _Context(self._connection, self._tenant, handler)
+        context = _Context(self._connection, self._tenant, handler, self._take_as_they_come)
         async with aclosing(self._requests(handler)) as requests:
             if handler.response_streaming:
                 await handler.stream_stream(requests, context)
                 return
             answer = handler.response_serializer(await handler.stream_unary(requests, context))
         await self._connection.write(answer, MESSAGE if self._whole else LAST)
+
+    def _take_as_they_come(self) -> None:
+        self._as_they_come = True
 
     async def _refuse(self, kind: str, message: str) -> None:
         await self._connection.write(error_message(kind, message), REFUSED if self._whole else FAILED)
@@ -119,9 +124,12 @@ class LaneCalls:
                 ahead = None
                 if request is None:
                     return
-                if request.size_bytes >= _READ_BYTES and not self._whole:
+                if request.size_bytes >= _READ_BYTES and not self._whole and not self._as_they_come:
                     ahead = asyncio.create_task(self._request(handler, rooms), name="lane ahead")
                 yield request
+                coming = request.message
+                if isinstance(coming, ComingBytes) and (left_bytes := coming.left_bytes):  # they have to be waited for
+                    yield Received(ObjectBytes(await self._take(left_bytes)), left_bytes)
         except (EOFError, OSError) as error:
             self._gone = True
             raise asyncio.CancelledError("the client has gone") from error
@@ -134,6 +142,8 @@ class LaneCalls:
     async def _request(self, handler: Any, rooms: deque[memoryview]) -> Received[Any] | None:
         """The next one; None where none comes any more. Raises EOFError, OSError, InvalidRequest."""
         size_bytes, kind = await self._next()
+        if kind == DATA and self._as_they_come:
+            return Received(self._connection.coming(self._received, size_bytes, self._last(handler)), size_bytes)
         if kind == DATA:
             rooms.rotate()
             if len(rooms[0]) < size_bytes:
@@ -147,6 +157,13 @@ class LaneCalls:
             return None
         request: Received[Any] = handler.request_deserializer(message)
         return request
+
+    def _last(self, handler: Any) -> Callable[[bytes], Any]:
+        def parsed(message: bytes) -> Any:
+            self._whole = True
+            return handler.request_deserializer(message).message
+
+        return parsed
 
     async def _next(self) -> tuple[int, int]:
         """Size and kind of what comes. Raises EOFError, OSError, InvalidRequest."""
@@ -191,7 +208,11 @@ class _Aborted(Exception):
 class _Context:
     """What services use of gRPC's context."""
 
-    def __init__(self, connection: LaneConnection, tenant: str, handler: Any) -> None:
+    def __init__(
+        self, connection: LaneConnection, tenant: str, handler: Any, take_as_they_come: Callable[[], None]
+    ) -> None:
+        self.take_as_they_come = take_as_they_come
+        """From now on bytes of objects are ComingBytes."""
         self._connection = connection
         self._tenant = tenant
         self._serialize = handler.response_serializer

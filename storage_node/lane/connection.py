@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import HEADER, MESSAGE
+from storage_node.lane.coming import ComingBytes
 from storage_node.store.read.file_frame import FileFrame
 
 _READ_BYTES = 64 << 10
@@ -62,6 +63,10 @@ class LaneConnection:
             if not count:
                 raise EOFError("the connection has ended")
             view = view[count:]
+
+    def coming(self, received: bytearray, size_bytes: int, last: Callable[[bytes], Any]) -> ComingBytes:
+        """So many bytes, to be taken on another thread. Until then nobody else may read."""
+        return ComingBytes(self._socket, received, size_bytes, last)
 
     def end_writing(self) -> None:
         """The client finds the end behind what has been written."""

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 from ais_loader import errors
@@ -21,6 +21,7 @@ from storage_node.batch.session import BatchService
 from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Listed
+from storage_node.lane.coming import ComingBytes
 from storage_node.node import Node
 from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
@@ -117,7 +118,7 @@ class ObjectsService:
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
         try:
             async with aclosing(self._reframing.messages(aiter(requests))) as messages:
-                return await self.store_messages(messages)
+                return await self.store_messages(messages, getattr(context, "take_as_they_come", None))
         except errors.LoaderError as error:
             await abort(context, error)
 
@@ -128,8 +129,13 @@ class ObjectsService:
         record = await self._node.read(done_earlier, self._store, header)
         return info_of(header.bucket, header.name, record) if record is not None else None
 
-    async def store_messages(self, messages: AsyncIterator[pb.PutRequest]) -> pb.ObjectInfo:
-        """Store the object of one PUT, wherever its messages come from. Raises LoaderError."""
+    async def store_messages(
+        self, messages: AsyncIterator[pb.PutRequest], take_as_they_come: Callable[[], None] | None = None
+    ) -> pb.ObjectInfo:
+        """Store the object of one PUT, wherever its messages come from. Raises LoaderError.
+
+        `take_as_they_come`: has the bytes come as ComingBytes from now on, where they can.
+        """
         put = _Put(self._store)
         try:
             first = await anext(messages, None)
@@ -139,11 +145,16 @@ class ObjectsService:
                     and (replica_set := self._writes.replica_set(first.header.bucket)) is not None
                 ):
                     return await self._writes.put(replica_set, first.header, messages)
-                if (record := await self._node.read(put.take, first)) is not None:
+                taken_together: tuple[pb.PutRequest, ...] = ()
+                if first.HasField("header") and take_as_they_come is not None:
+                    take_as_they_come()
+                    taken_together = (first,)  # with what follows: a visit to a thread costs as much as a small PUT
+                elif (record := await self._node.read(put.take, first)) is not None:
                     return info_of(put.header.bucket, put.header.name, record)
-            async for request in messages:
-                if (record := await self._node.read(put.take, request)) is not None:
-                    return info_of(put.header.bucket, put.header.name, record)
+                async for request in messages:
+                    if (record := await self._node.read(put.take, *taken_together, request)) is not None:
+                        return info_of(put.header.bucket, put.header.name, record)
+                    taken_together = ()
             raise errors.InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
         finally:
             if put.upload is not None and not put.upload.has_ended:
@@ -331,8 +342,17 @@ class _Put:
         self.header = pb.PutHeader()
         self.upload: Upload | None = None
 
-    def take(self, request: pb.PutRequest) -> CatalogEntry | None:
-        """The committed object's record when this was the last message, or not the first try. Raises LoaderError."""
+    def take(self, *requests: pb.PutRequest) -> CatalogEntry | None:
+        """The committed object's record when the last message was among them, or it is not the first try.
+
+        Raises LoaderError.
+        """
+        for request in requests:
+            if (record := self._take(request)) is not None:
+                return record
+        return None
+
+    def _take(self, request: pb.PutRequest) -> CatalogEntry | None:
         part = request.WhichOneof("part")
         if part == "header":
             if self.upload is not None:
@@ -345,6 +365,9 @@ class _Put:
         if self.upload is None:
             raise errors.InvalidRequest("a PUT begins with its header")
         if part == "data":
+            if isinstance(request, ComingBytes):
+                ending = request.each(self.upload.write)
+                return self._take(ending) if ending is not None else None
             self.upload.write(request.data)
             return None
         if part != "end":

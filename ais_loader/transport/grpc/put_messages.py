@@ -67,8 +67,9 @@ def put_by_lane(
         call.send(pb.PutRequest(header=put_header(spec)).SerializeToString(), more=True)
         size_bytes = checksum = 0
         for chunk in source.chunks():
-            size_bytes, checksum = size_bytes + len(chunk), crc32c(chunk, checksum)
             call.send(chunk, DATA, more=True)
+            # While the node writes them: it compares when all have come.
+            size_bytes, checksum = size_bytes + len(chunk), crc32c(chunk, checksum)
             if call.is_answered:
                 break
         else:
