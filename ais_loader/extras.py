@@ -27,6 +27,7 @@ EXTRAS = {
     "cloudpickle": "etl",
     "fastapi": "etl",
     "flask": "etl",
+    "packaging": "etl",
     "uvicorn": "etl",
     "websockets": "etl",
     "hdrh": "bench",

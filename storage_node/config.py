@@ -188,6 +188,9 @@ class ServerConfig:
     """HOST:PORT by which servers on other machines reach that; empty: where it listens."""
     etl_python: str = ""
     """The interpreter that runs clients' code; empty: this process's own."""
+    etl_install: bool = False
+    """On a node that Ray runs: packages which clients' code requires, and this process's interpreter has not got, are
+    installed for it, in a runtime environment of Ray's. What they bring runs as Ray's user then, behind no fence."""
     etl_workers: int = 0
     """Objects that are transformed at once; 0: as many as there are cores."""
     etl_worker_memory_bytes: int = 2 << 30
@@ -298,6 +301,11 @@ class ServerConfig:
         _split_advertised("etl_http_advertise", self.etl_http_advertise)
         if not 0 <= self.etl_http_port < 65536:
             raise ValueError(f"etl_http_port={self.etl_http_port}: need a port, or 0 for any")
+        if self.etl_install and self.etl_python:
+            raise ValueError(
+                f"etl_install and etl_python={self.etl_python}: either Ray makes environments, of the interpreter that "
+                "the node has, or there is one that has everything"
+            )
         if not self.etl_http_host:
             raise ValueError("etl_http_host: need an address of this machine, as 127.0.0.1")
 

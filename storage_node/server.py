@@ -46,6 +46,7 @@ from storage_node.cluster.snapshots.node import NodeSnapshots
 from storage_node.config import ServerConfig
 from storage_node.descriptors import raise_descriptor_limit
 from storage_node.etl.calls import TransformCalls
+from storage_node.etl.environments import Environments
 from storage_node.etl.http_side import HttpSide
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry import NodeRegistry
@@ -120,14 +121,16 @@ class NodeServer:
         config: ServerConfig | None = None,
         *,
         transforms: Callable[[Node], Transforms] | None = None,
+        environments: Environments | None = None,
     ) -> None:
         """
         Args:
             drives: folders of one store, at least one; made if they are missing.
             config: without it the defaults, which listen on loopback at port 7480.
             transforms: what jobs pass objects through instead of the node's own; made on its event loop.
+            environments: where packages that transforms require can be installed for them.
         """
-        self._transforms = transforms
+        self._transforms, self._environments = transforms, environments
         self.config = config or ServerConfig()
         self._drives = list(drives)
         self._store: Store | None = None
@@ -335,6 +338,7 @@ class NodeServer:
                 advertise=self.config.etl_http_advertise,
                 peer_secret=secret,
             ),
+            self._environments,
         )
 
     def _listen_for_peers(self, server: grpc.aio.Server) -> int:
@@ -383,10 +387,11 @@ class NodeServer:
 
 
 async def _follow(etl: LocalEtl) -> None:
-    """Close stages of transforms that were stopped, deleted or replaced by way of another node."""
+    """Close stages of transforms that were stopped, deleted or replaced by way of another node, prepare new ones."""
     while True:
         await asyncio.sleep(_FOLLOW_S)
         etl.transforms.follow()
+        etl.transforms.prepare(etl.registry.all())
 
 
 async def _finish_tasks() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from storage_node.config import ServerConfig
+from storage_node.etl.environments import Environments
 from storage_node.etl.http_side import HttpSide
 from storage_node.etl.registry import Registry
 from storage_node.etl.result_cache import ResultCache, args_of, result_key
@@ -37,6 +38,7 @@ class LocalEtl:
     Args:
         drive: of which the spool is a folder.
         read: runs a function that reads from drives, off the loop.
+        environments: of the node, see `StageContext`.
     """
 
     def __init__(
@@ -47,11 +49,12 @@ class LocalEtl:
         drive: Path,
         read: Callable[..., Awaitable[Any]],
         http_side: HttpSide,
+        environments: Environments | None = None,
     ) -> None:
         self._store, self.registry, self._read = store, registry, read
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ais-loader-etl")
         self.spool, self.http_side = Spool(drive / SPOOL), http_side
-        context = StageContext(config, self.spool, self._on_thread, http_side)
+        context = StageContext(config, self.spool, self._on_thread, http_side, environments)
         self.transforms = NodeTransforms(registry.find, context)
         self.cache = ResultCache(config.etl_cache_bytes)
         self.memory = MemoryBudget(config.etl_memory_bytes)

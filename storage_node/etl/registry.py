@@ -19,7 +19,9 @@ from ais_loader.errors import (
     NodeUnavailable,
     TransformExists,
     TransformNotFound,
+    TransformRefused,
 )
+from ais_loader.extras import needs
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.cluster.map.membership import Membership
@@ -41,7 +43,7 @@ Edit: TypeAlias = Callable[[Sequence[pb.Transform]], list[pb.Transform]]
 
 
 def check_transform(transform: pb.Transform) -> None:
-    """What came from a client. Raises InvalidName, InvalidRequest."""
+    """What came from a client. Raises InvalidName, InvalidRequest, TransformRefused."""
     if not _NAME.fullmatch(transform.name):
         raise InvalidName(
             f"transform {transform.name!r}: a name is 1 to 63 of A-Z a-z 0-9 . _ - and begins with one of the first 62"
@@ -57,9 +59,21 @@ def check_transform(transform: pb.Transform) -> None:
     words = [*transform.command.argument, *transform.python.requirement, transform.server.address]
     if len(words) > MAX_WORDS or any(len(word) > MAX_TEXT for word in words):
         raise InvalidRequest(f"transform {transform.name!r}: more than {MAX_WORDS} words, or one too long")
+    for text in transform.python.requirement:
+        _check_requirement(transform.name, text)
     limits = transform.limits
     if not 0 <= limits.timeout_s < 1e9 or not 0 <= limits.inflation < 1e9:  # nor what is no number
         raise InvalidRequest(f"transform {transform.name!r}: limits that there cannot be: {limits}")
+
+
+def _check_requirement(name: str, text: str) -> None:
+    """Of a package, as pip has them, and no option of pip's. Raises InvalidRequest, TransformRefused."""
+    with needs("packaging", "a transform with requirements", TransformRefused):
+        from packaging.requirements import InvalidRequirement, Requirement
+    try:
+        Requirement(text)
+    except InvalidRequirement as error:
+        raise InvalidRequest(f"transform {name!r}: {text!r} is no requirement like 'numpy>=1.26': {error}") from error
 
 
 def in_new_version(transform: pb.Transform) -> pb.Transform:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ais_loader.errors import LoaderError, TransformFailed
 from storage_node.config import ServerConfig
+from storage_node.etl.environments import Environments
 from storage_node.etl.http_side import HttpSide
 from storage_node.etl.spool import Spool
 
@@ -74,11 +75,13 @@ class StageContext:
 
     Args:
         on_thread: runs a function that may wait for a drive.
+        environments: where packages that transforms require can be installed for them.
     """
 
     config: ServerConfig
     spool: Spool
     on_thread: Callable[..., Awaitable[Any]]
     http_side: HttpSide
+    environments: Environments | None = None
     log: StageLog = field(default_factory=StageLog)
     counts: StageCounts = field(default_factory=StageCounts)

@@ -375,6 +375,17 @@ class NodeTransforms:
         for name in [name for name in self._of_name if self._known(name) is None]:
             del self._of_name[name]
 
+    def prepare(self, transforms: Sequence[pb.Transform]) -> None:
+        """Have what takes long made for transforms that other nodes have begun with, before somebody waits for it."""
+        if self._context.environments is None or not self._context.config.etl_install or self._closed:
+            return
+        for transform in transforms:
+            if transform.python.requirement and not transform.stopped and transform.name not in self._problems:
+                with contextlib.suppress(LoaderError):
+                    stage = self._open(transform.name, transform.uuid).stage
+                    assert isinstance(stage, PythonStage)
+                    stage.prepare()
+
     @contextlib.asynccontextmanager
     async def tried(self, transform: pb.Transform) -> AsyncIterator[None]:
         """Whether it can be started here; around making it known, after which it is served by what was started.
@@ -429,6 +440,9 @@ class NodeTransforms:
         name = transform.name
         found = self._of_name.get(name)
         problem = self._problems.get(name, "")
+        opened = self._opened.get(name)
+        if not problem and opened is not None and isinstance(opened.stage, WorkerStage):
+            problem = opened.stage.problem
         state = pb.NodeTransform.RUNNING if name in self._opened else pb.NodeTransform.IDLE
         if transform.stopped:
             state = pb.NodeTransform.STOPPED

@@ -40,7 +40,7 @@ import subprocess
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 REQUEST = struct.Struct("<QIQB")
@@ -398,10 +398,10 @@ def _die_with_parent() -> None:
     die_with_parent()
 
 
-def _require(requirements: list[str]) -> None:
-    """Raises Failed for packages that this interpreter has not got, or has in another version."""
+def missing_of(requirements: Sequence[str]) -> list[str]:
+    """Packages that this interpreter has not got, or has in another version, each with what there is."""
     if not requirements:
-        return
+        return []
     from importlib import metadata
 
     from packaging.requirements import Requirement
@@ -409,6 +409,8 @@ def _require(requirements: list[str]) -> None:
     missing = []
     for text in requirements:
         wanted = Requirement(text)
+        if wanted.marker is not None and not wanted.marker.evaluate():
+            continue
         try:
             found = metadata.version(wanted.name)
         except metadata.PackageNotFoundError:
@@ -416,9 +418,15 @@ def _require(requirements: list[str]) -> None:
             continue
         if not wanted.specifier.contains(found, prereleases=True):
             missing.append(f"{text} (there is {found})")
-    if missing:
+    return missing
+
+
+def _require(requirements: list[str]) -> None:
+    """Raises Failed for what is missing."""
+    if missing := missing_of(requirements):
         raise Failed(
-            f"{sys.executable} has not what it needs: {', '.join(missing)}; install it there, or set etl_python"
+            f"{sys.executable} has not what it needs: {', '.join(missing)}; install it there, or set etl_python "
+            "(with etl_install, Ray installs it)"
         )
 
 

@@ -7,6 +7,7 @@ one has died: at once for the next object, and with growing pauses while none ge
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sys
@@ -20,8 +21,9 @@ from ais_loader.errors import LoaderError, TransformError, TransformFailed, Tran
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.config import ServerConfig
+from storage_node.etl.environments import Environment, is_needed
 from storage_node.etl.fences import Fences
-from storage_node.etl.stage_context import StageContext
+from storage_node.etl.stage_context import StageContext, told
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.worker import INLINE_BYTES
 from storage_node.etl.worker_process import WorkerDied, WorkerInput, WorkerProcess
@@ -65,6 +67,15 @@ class WorkerStage(ABC):
     @abstractmethod
     def _setup(self) -> tuple[dict[str, Any], bytes]:
         """What a worker is told, and the code that it is given."""
+
+    async def _python(self) -> str:
+        """The interpreter that runs workers; "" for this process's own. Raises TransformFailed."""
+        return self._context.config.etl_python
+
+    @property
+    def problem(self) -> str:
+        """Why no worker could be started when that was last tried; "" where one could."""
+        return "" if self._last_failure is None else told(self._last_failure)
 
     async def run(self, origin: Origin, content: Content, args: str) -> Content:
         """See Stage."""
@@ -174,7 +185,7 @@ class WorkerStage(ABC):
         setup, code = self._setup()
         self._busy.add(worker)
         try:
-            await worker.start(setup, code, fences, python=config.etl_python, user=config.etl_user)
+            await worker.start(setup, code, fences, python=await self._python(), user=config.etl_user)
         except BaseException as error:
             self._context.counts.workers -= 1
             if isinstance(error, OSError):
@@ -183,14 +194,18 @@ class WorkerStage(ABC):
                 error = type(error)(f"{self._transform.name}: it does not start: {error}")
             else:
                 raise
-            self._not_before_s = time.monotonic() + _PAUSES.pause_s(self._failures)
-            self._failures += 1
-            self._last_failure = error
+            self._failed(error)
             raise error from None
         finally:
             self._busy.discard(worker)
         self._failures, self._last_failure = 0, None
         return worker
+
+    def _failed(self, error: TransformError | TransformRefused) -> None:
+        """No worker is ready; for a while there is no other try."""
+        self._not_before_s = time.monotonic() + _PAUSES.pause_s(self._failures)
+        self._failures += 1
+        self._last_failure = error
 
     def _give_back(self, worker: WorkerProcess) -> None:
         if self._closed or not worker.alive:
@@ -244,6 +259,55 @@ class PythonStage(WorkerStage):
                 "(etl_code = true, or serve --etl-code)"
             )
         super().__init__(transform, context)
+        self._environment: asyncio.Task[Environment] | None = None
+        requirements = self._requirements = list(transform.python.requirement)
+        installs = context.config.etl_install and context.environments is not None
+        self._needs_environment = installs and is_needed(requirements)
+
+    def prepare(self) -> None:
+        """Begin to make what the first worker would wait for."""
+        if self._needs_environment and time.monotonic() >= self._not_before_s:
+            self._begin_environment()
+
+    def _begin_environment(self) -> asyncio.Task[Environment]:
+        if self._environment is None:
+            assert self._context.environments is not None
+            making = self._context.environments.make(self._requirements, self._context.log.add)
+            self._environment = asyncio.ensure_future(making)
+            self._environment.add_done_callback(self._environment_made)
+        return self._environment
+
+    def _environment_made(self, made: asyncio.Task[Environment]) -> None:
+        if made.cancelled():
+            return
+        if (error := made.exception()) is None:
+            self._failures, self._last_failure = 0, None
+            return
+        self._environment = None  # and the next one who needs it has it made anew
+        if isinstance(error, TransformError):
+            self._failed(type(error)(f"{self._transform.name}: it does not start: {error}"))
+
+    async def _python(self) -> str:
+        """See WorkerStage. Where who waits is cancelled it is made all the same, for the next one."""
+        if not self._needs_environment:
+            return await super()._python()
+        making = self._begin_environment()
+        try:
+            return (await asyncio.shield(making)).python
+        except asyncio.CancelledError:
+            if making.cancelled():
+                raise TransformGone("it was stopped, deleted or replaced meanwhile") from None
+            raise
+
+    async def close(self) -> None:
+        """See Stage."""
+        making, self._environment = self._environment, None
+        if making is not None and not making.done():
+            making.cancel()
+        await super().close()
+        if making is not None:
+            with contextlib.suppress(asyncio.CancelledError, TransformError):
+                (await making).release()
 
     def _setup(self) -> tuple[dict[str, Any], bytes]:
         python = self._transform.python

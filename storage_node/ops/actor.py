@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage_node.ops import node_log
+from storage_node.ops.ray_environments import RayEnvironments
 from storage_node.ops.serve import keep_freed_memory
 from storage_node.ops.supervisor import Supervisor
 
@@ -26,7 +27,7 @@ class StorageNodeActor:
         keep_freed_memory()
         with contextlib.suppress(OSError):  # a node without a log is better than none
             node_log.begin(Path(root), uuid)
-        self._node = Supervisor(Path(root), uuid, host)
+        self._node = Supervisor(Path(root), uuid, host, RayEnvironments(host))
         self._node.start()
 
     def status(self) -> dict[str, Any]:

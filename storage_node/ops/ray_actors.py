@@ -1,8 +1,8 @@
 """Ray driver: which hosts there are and what is on them, nodes' actors started, watched and ended.
 
-The only module here that talks to Ray, on the one connection that a process has (`connected`). Actors are detached and
-named after their node, so that whoever starts one that runs gets that one; they are pinned to their host by the
-resource that Ray gives every host under its address, which outlives a restart of the host's Ray.
+The only module that talks to Ray for an operator, on the one connection that a process has (`connected`). Actors are
+detached and named after their node, so that whoever starts one that runs gets that one; they are pinned to their host
+(`ray_hosts`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from storage_node.ops.actor import StorageNodeActor
 from storage_node.ops.node_discovery import Found, NodeDrives, find_nodes, make_nodes, wipe_node
 from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ray_head import ClusterError
+from storage_node.ops.ray_hosts import pinned_to
 from storage_node.ops.settings_store import KeptSettings
 from storage_node.settings import WrongSetting
 
@@ -35,8 +36,6 @@ ANSWER_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = "30"
 """Ray's own 5 s are too few on a machine that is busy with starting it."""
 _POLL_S = 0.1
-_PIN = 0.001
-"""Share of a host's own resource: up to 1,000 actors and tasks at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ def start(root: Path, host: Host, node: NodeDrives) -> Started:
         lifetime="detached",
         get_if_exists=True,
         num_cpus=0,
-        resources={f"node:{host.address}": _PIN},
+        resources=pinned_to(host.address),
         max_restarts=-1,
         max_concurrency=4,
     )
@@ -236,7 +235,7 @@ def _name(uuid: str) -> str:
 def _on(address: str, function: Callable[..., Any]) -> Any:
     import ray
 
-    return ray.remote(function).options(num_cpus=0, resources={f"node:{address}": _PIN}, max_retries=2)
+    return ray.remote(function).options(num_cpus=0, resources=pinned_to(address), max_retries=2)
 
 
 def _get(task: Any, doing: str, timeout_s: float = TASK_TIMEOUT_S) -> Any:

@@ -24,6 +24,7 @@ from ais_loader.wire.backoff import Backoff
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import set_endpoints
 from storage_node.config import ServerConfig
+from storage_node.etl.environments import Environments
 from storage_node.ops import crash_backoff, node_file, node_log, peer_secret
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
@@ -53,12 +54,14 @@ class Supervisor:
         root: where to look for drives; see `drives`.
         uuid: of the node.
         host: address to listen on, for clients and for peers, and by which they reach it if the settings name no other.
+        environments: see `NodeServer`.
 
     Its settings are those that are kept below the root, as they are when it begins to serve.
     """
 
-    def __init__(self, root: Path, uuid: str, host: str) -> None:
+    def __init__(self, root: Path, uuid: str, host: str, environments: Environments | None = None) -> None:
         self.uuid = uuid
+        self._environments = environments
         self._root = root
         self._host = host
         self._stopping = threading.Event()
@@ -218,7 +221,7 @@ class Supervisor:
         born_s = time.time()
         node_file.write(here.folder, replace(said, born_s=born_s))
         self._counted = True
-        server = NodeServer(here.drives, config)
+        server = NodeServer(here.drives, config, environments=self._environments)
         try:
             server.start()
             listening = f"{self._host}:{server.port}"

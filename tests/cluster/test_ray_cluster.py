@@ -5,8 +5,6 @@ That Ray listens on loopback, on ports that were free, and is ended by its sessi
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import shutil
@@ -30,77 +28,10 @@ from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_bucket
 from storage_node.ops import node_file, peer_secret, ray_head
-from storage_node.ops.status import cluster_status
+from tests.cluster.operator_kit import COMMAND_TIMEOUT_S, REPOSITORY, Operator
 
 pytestmark = pytest.mark.slow  # a Ray costs 12 s of a processor to start
-COMMAND_TIMEOUT_S = 300.0
-"""More than `up` waits for Ray (120 s), for a task (60 s) and for the nodes (60 s): it says itself what was late."""
 OBJECTS = {f"en/{number:03d}.wav": bytes([number]) * (1000 + number) for number in range(60)}
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-class Operator:
-    """Somebody who types `ais-loader cluster` commands for one root, with a home of their own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.root = folder / "root"
-        self.home = folder / "home"
-        self.home.mkdir()
-        ours = ("RAY_", "AIS_LOADER_")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        self.environment = kept | {"HOME": str(self.home)}
-        self.sessions: set[int] = set()
-
-    def run(self, *arguments: str, code: int = 0) -> str:
-        """Standard output of a command that ends with this exit code."""
-        done = subprocess.run(
-            [sys.executable, "-m", "ais_loader.cli", "cluster", *arguments, "--root", str(self.root)],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_TIMEOUT_S,
-            env=self.environment,
-            cwd=REPOSITORY,
-        )
-        if (head := ray_head.remembered(self.root)) is not None:
-            self.sessions.add(head.session)
-        assert done.returncode == code, done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
-        return done.stdout
-
-    def json(self, *arguments: str, code: int = 0) -> Any:
-        return json.loads(self.run(*arguments, "--json", code=code))
-
-    def nodes(self) -> dict[str, dict[str, Any]]:
-        """By id, as `status` tells it."""
-        return {node["id"]: node for node in cluster_status(self.root)["nodes"]}
-
-    def left_over(self) -> list[str]:
-        """Processes of every Ray that was started here."""
-        found = []
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdecimal():
-                try:
-                    fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                except OSError:
-                    continue
-                if fields[0] != "Z" and (int(fields[3]) in self.sessions or str(self.root) in command):
-                    found.append(f"{folder.name}: {command}")
-        return found
-
-    def kill_everything(self) -> None:
-        """As a power cut does: Ray's head and all nodes at once."""
-        head = ray_head.remembered(self.root)
-        assert head is not None
-
-        def all_killed() -> bool:
-            """One that was being started when its parent was killed is seen by the next look."""
-            for pid in head.processes():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            return not head.processes()
-
-        eventually(all_killed)
 
 
 @pytest.fixture(scope="module")

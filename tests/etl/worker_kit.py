@@ -15,6 +15,7 @@ import cloudpickle
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.config import ServerConfig
+from storage_node.etl.environments import Environments
 from storage_node.etl.http_side import HttpSide
 from storage_node.etl.spool import Spool
 from storage_node.etl.stage_context import StageContext
@@ -48,12 +49,13 @@ def of_command(*argument: str, name: str = "f", **fields: Any) -> pb.Transform:
 
 
 @contextlib.asynccontextmanager
-async def transforms_of(folder: Path, *known: pb.Transform, **config: Any) -> AsyncIterator[NodeTransforms]:
+async def transforms_of(
+    folder: Path, *known: pb.Transform, environments: Environments | None = None, **config: Any
+) -> AsyncIterator[NodeTransforms]:
     by_name = {transform.name: transform for transform in known}
     settings = ServerConfig(**{"etl_code": True, "etl_commands": ("*",), **config})
-    transforms = NodeTransforms(
-        by_name.get, StageContext(settings, Spool(folder / "spool"), on_default_threads, HttpSide())
-    )
+    context = StageContext(settings, Spool(folder / "spool"), on_default_threads, HttpSide(), environments)
+    transforms = NodeTransforms(by_name.get, context)
     try:
         yield transforms
     finally:

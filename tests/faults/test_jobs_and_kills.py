@@ -15,36 +15,17 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from ais_loader import Client, connect
+from ais_loader import connect
 from ais_loader.testing import eventually
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.transform_job import find_job
 from ais_loader.wire.generated import ais_etl_pb2 as pb
+from tests.faults.counted_jobs_kit import NAMES, OBJECTS, counting, require_right, runs
 from tests.faults.ledger_kit import endpoints
 
 pytestmark = pytest.mark.slow
-OBJECTS = 10_000
-NAMES = {f"{at % 100:02d}/{at:05d}": b"text %d" % at for at in range(OBJECTS)}
 WAIT_S = 240.0
 REPOSITORY = Path(__file__).parents[2]
-
-
-def counting(folder: str) -> object:
-    """Upper case; each run is a line in a file outside."""
-
-    def transform(data: memoryview) -> bytes:
-        import os
-
-        fd = os.open(f"{folder}/{os.getpid()}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-        os.write(fd, bytes(data) + b"\n")
-        os.close(fd)
-        return bytes(data).upper()
-
-    return transform
-
-
-def runs(folder: Path) -> list[bytes]:
-    return [line for file in folder.iterdir() for line in file.read_bytes().splitlines()]
 
 
 @contextmanager
@@ -62,16 +43,6 @@ def cluster_with_transform(root: Path, counts: Path) -> Iterator[ClusterProcesse
         yield cluster
 
 
-def require_right(client: Client) -> None:
-    """Every source has one result, and nothing else is there."""
-    to = client.bucket("to")
-    assert sorted(to) == sorted(NAMES)
-    names = list(NAMES)
-    for start in range(0, OBJECTS, 2000):
-        some = names[start : start + 2000]
-        assert [bytes(data) for data in to.get_batch(some).tobytes()] == [NAMES[name].upper() for name in some]
-
-
 CLIENT = """
 import sys
 from ais_loader import connect
@@ -84,7 +55,19 @@ def workers(pid: int) -> list[int]:
     return [int(line) for line in found.stdout.split()]
 
 
-def test_a_job_of_ten_thousand_objects_survives_its_client_its_workers_and_its_nodes(tmp_path: Path) -> None:
+def begin_dying(cluster: ClusterProcesses, at: int, step: str) -> subprocess.Popen[bytes]:
+    """A controller that dies in the middle of a change of the map, at this step."""
+    task = {"endpoints": endpoints(cluster.nodes), "buckets": [f"half-{at}"], "die": step}
+    command = [sys.executable, "-m", "tests.faults.changing_process", json.dumps(task)]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+
+
+def require_killed(controller: subprocess.Popen[bytes]) -> None:
+    assert controller.wait(WAIT_S) == -signal.SIGKILL
+
+
+def test_a_job_of_ten_thousand_objects_survives_all_that_may_die(tmp_path: Path) -> None:
+    """Its client, workers, controllers in the middle of changes, and nodes."""
     with cluster_with_transform(tmp_path / "nodes", tmp_path / "counts") as cluster, connect(cluster.url) as client:
         client.bucket("from").put_many(NAMES.items())
         asking = subprocess.Popen([sys.executable, "-c", CLIENT, cluster.url])
@@ -93,15 +76,21 @@ def test_a_job_of_ten_thousand_objects_survives_its_client_its_workers_and_its_n
         finally:
             asking.kill()
             asking.wait()
+        controllers = [begin_dying(cluster, at, step) for at, step in enumerate(("accepted:1", "prepared:3"))]
         for pid in workers(cluster.nodes[0].pid):
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: len(runs(tmp_path / "counts")) > 1000, timeout_s=60, interval_s=0.1)
+        for controller in controllers:
+            require_killed(controller)
         cluster.kill([1])  # and it comes back
         eventually(lambda: len(runs(tmp_path / "counts")) > 3000, timeout_s=60, interval_s=0.1)
         cluster.start([1])
+        controller = begin_dying(cluster, 2, "accepted:2")
         eventually(lambda: len(runs(tmp_path / "counts")) > 5000, timeout_s=60, interval_s=0.1)
+        require_killed(controller)
         cluster.kill([2])  # for good
         job = find_job(client._transport, "j")
+        assert job.state == "running"  # all of that was in the middle of it
         counts = job.wait(timeout_s=WAIT_S)
         assert (job.state, counts.transformed + counts.skipped, counts.failed) == ("done", OBJECTS, 0)
         require_right(client)
@@ -111,22 +100,14 @@ def test_a_job_of_ten_thousand_objects_survives_its_client_its_workers_and_its_n
         assert (again.counts.transformed, again.counts.skipped) == (0, OBJECTS)
 
 
-def die_changing(cluster: ClusterProcesses, at: int, step: str) -> None:
-    """A controller that dies in the middle of a change of the map."""
-    task = {"endpoints": endpoints(cluster.nodes), "buckets": [f"half-{at}"], "die": step}
-    command = [sys.executable, "-m", "tests.faults.changing_process", json.dumps(task)]
-    done = subprocess.run(command, cwd=REPOSITORY, timeout=WAIT_S, check=False, stdout=subprocess.DEVNULL)
-    assert done.returncode == -signal.SIGKILL
-
-
 def test_a_job_survives_controllers_that_die_in_the_middle_of_changes(tmp_path: Path) -> None:
     some = dict(list(NAMES.items())[:600])
     with cluster_with_transform(tmp_path / "nodes", tmp_path / "counts") as cluster, connect(cluster.url) as client:
         client.bucket("from").put_many(some.items())
-        die_changing(cluster, 0, "accepted:1")  # which whoever begins the job comes upon
+        require_killed(begin_dying(cluster, 0, "accepted:1"))  # which whoever begins the job comes upon
         job = client.bucket("from").transform("to", etl="upper", wait=False)
-        die_changing(cluster, 1, "prepared:3")
-        die_changing(cluster, 2, "accepted:2")
+        require_killed(begin_dying(cluster, 1, "prepared:3"))
+        require_killed(begin_dying(cluster, 2, "accepted:2"))
         counts = job.wait(timeout_s=WAIT_S)
         assert (job.state, counts.transformed, counts.failed) == ("done", len(some), 0)
         to = client.bucket("to")

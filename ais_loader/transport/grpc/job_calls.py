@@ -16,13 +16,17 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 
 INIT_TIMEOUT_S = 90.0
 """The node starts a worker, which may load a model."""
+INSTALL_TIMEOUT_S = 360.0
+"""And may have what it requires installed before."""
 SILENCE_S = 15.0
 """Of a node that tells of a job every few seconds."""
 
 
 def call_job(here: Connection, method: EtlMethod, request: Any) -> Any:
     """Raises grpc.RpcError."""
-    timeout_s = INIT_TIMEOUT_S if method == "InitTransform" else CALL_TIMEOUT_S
+    timeout_s = CALL_TIMEOUT_S
+    if method == "InitTransform":
+        timeout_s = INIT_TIMEOUT_S + (INSTALL_TIMEOUT_S if request.transform.python.requirement else 0.0)
     return getattr(here.etl, method)(request, timeout=timeout_s)
 
 

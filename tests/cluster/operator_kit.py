@@ -1,0 +1,85 @@
+"""Operator of a cluster on Ray: `ais-loader cluster` in processes of its own, on a Ray of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ais_loader.testing.waiting import eventually
+from storage_node.ops import ray_head
+from storage_node.ops.status import cluster_status
+
+COMMAND_TIMEOUT_S = 300.0
+"""More than `up` waits for Ray (120 s), for a task (60 s) and for the nodes (60 s): it says itself what was late."""
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Operator:
+    """Somebody who types `ais-loader cluster` commands for one root, with a home of their own."""
+
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+        self._python = python
+        self.root = folder / "root"
+        self.home = folder / "home"
+        self.home.mkdir()
+        ours = ("RAY_", "AIS_LOADER_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        self.environment = kept | {"HOME": str(self.home)}
+        self.sessions: set[int] = set()
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """Standard output of a command that ends with this exit code."""
+        done = subprocess.run(
+            [self._python, "-m", "ais_loader.cli", "cluster", *arguments, "--root", str(self.root)],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            env=self.environment,
+            cwd=REPOSITORY,
+        )
+        if (head := ray_head.remembered(self.root)) is not None:
+            self.sessions.add(head.session)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        return json.loads(self.run(*arguments, "--json", code=code))
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """By id, as `status` tells it."""
+        return {node["id"]: node for node in cluster_status(self.root)["nodes"]}
+
+    def left_over(self) -> list[str]:
+        """Processes of every Ray that was started here."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal():
+                try:
+                    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                except OSError:
+                    continue
+                if fields[0] != "Z" and (int(fields[3]) in self.sessions or str(self.root) in command):
+                    found.append(f"{folder.name}: {command}")
+        return found
+
+    def kill_everything(self) -> None:
+        """As a power cut does: Ray's head and all nodes at once."""
+        head = ray_head.remembered(self.root)
+        assert head is not None
+
+        def all_killed() -> bool:
+            """One that was being started when its parent was killed is seen by the next look."""
+            for pid in head.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not head.processes()
+
+        eventually(all_killed)
