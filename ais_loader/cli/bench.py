@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from ais_loader.bench.plan import MARKED, Plan, size_bytes
-from ais_loader.cli.show import Lines, note, progress, size_text
-from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.cli.show import Lines, columns, note, progress, size_text
+from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 from ais_loader.errors import InvalidRequest
 
 _WORKLOADS = {
@@ -30,7 +30,8 @@ _WORKLOADS = {
 
 
 @click.group()
-def bench() -> None:
+@store_of_commands
+def bench(store: str | None) -> None:
     """Measure what a store does: an embedded one, a node, or a cluster.
 
     Objects of known bytes are put into a bucket of this command's own, and stay there for the next run; a bucket that
@@ -239,7 +240,7 @@ def _live() -> Callable[[float, int, int, int], None]:
         rate, speed = (objects - last[1]) / span, (moved - last[2]) / span
         last = (elapsed_s, objects, moved)
         text = f"{elapsed_s:5.0f} s  {rate:10,.0f} objects/s  {size_text(max(0.0, speed)):>10}/s  {errors:,} errors"
-        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+        click.echo(f"\r\x1b[K{text[: columns() - 1]}", nl=False, err=True)  # a second line would stay
 
     return show
 

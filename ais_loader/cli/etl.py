@@ -14,14 +14,15 @@ import click
 
 from ais_loader.cli.etl_jobs import cancel, job, jobs, run
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text
-from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 
 if TYPE_CHECKING:
     from ais_loader.etl import Command, Communication, Server, TransformInfo
 
 
 @click.group()
-def etl() -> None:
+@store_of_commands
+def etl(store: str | None) -> None:
     """Transforms that run beside the data: make, show, stop and delete them, and pass buckets through them."""
 
 

@@ -156,7 +156,7 @@ def cancel(name: str, forget: bool, as_json: bool, store: StoreChoice) -> None:
 
 
 def _wait(found: TransformJob) -> None:
-    with progress(None, unit="objects") as bar:
+    with progress(None, unit=" objects") as bar:
 
         def tell(counts: JobCounts) -> None:
             bar.total = counts.seen

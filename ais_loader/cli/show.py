@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import unicodedata
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 _LINES_AT_ONCE = 256
 WAIT_S = 1.0
 """Without a word."""
+_NARROW = 60
+NARROW_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {remaining}"
+"""Of a terminal of fewer columns than that."""
 # Control characters, surrogates, line separators; and the marks that reorder what is read on a screen.
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -143,6 +147,14 @@ def waiting(what: str) -> Iterator[None]:
         timer.cancel()
 
 
+def columns() -> int:
+    """Of the terminal that standard error is; 80 of anything else."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):  # neither a terminal nor, under a test, a file
+        return 80
+
+
 @contextmanager
 def progress(total: int | None, *, unit: str) -> Iterator[tqdm[Any]]:
     """A bar on standard error, if that is a terminal. `unit` "B" counts bytes in powers of 1,024."""
@@ -157,6 +169,8 @@ def progress(total: int | None, *, unit: str) -> Iterator[tqdm[Any]]:
         file=sys.stderr,
         disable=None,
         leave=False,
+        # The usual one would be cut in the middle of its figures.
+        bar_format=NARROW_BAR if total is not None and columns() < _NARROW else None,
         dynamic_ncols=True,
         delay=0.5,
     )

@@ -8,14 +8,15 @@ import json
 import click
 
 from ais_loader.cli.show import Lines, count_text, note, size_text, time_text
-from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 from ais_loader.cli.targets import Target, named_by, parse_target
 from ais_loader.errors import InvalidRequest
 from ais_loader.snapshots import SNAPSHOT_MARK, SnapshotInfo
 
 
 @click.group()
-def snapshot() -> None:
+@store_of_commands
+def snapshot(store: str | None) -> None:
     """Keep a bucket as it is, whatever is put and deleted later.
 
     What a bucket was is read as BUCKET@SNAPSHOT: in `ls`, `get` and `batch`, and as ais://BUCKET@SNAPSHOT/NAME

@@ -116,7 +116,18 @@ def chosen_url(context: click.Context, store: str | None) -> str | None:
     the latter."""
     if context.get_parameter_source("store") is click.core.ParameterSource.COMMANDLINE:
         return store
-    return context.find_root().params.get("store") or store
+    above: click.Context | None = context.parent
+    while above is not None:  # of a group and of the program, the nearest
+        if said := above.params.get("store"):
+            return str(said)
+        above = above.parent
+    return store
+
+
+store_of_commands = click.option(
+    "--store", metavar="URL", help="The store of the command that follows, which takes it itself, too."
+)
+"""Before the name of a command: of a group's, or of the program's."""
 
 
 def _choose(store: str | None, retry: float, arguments: Iterable[Any]) -> StoreChoice:

@@ -132,7 +132,9 @@ def up(
     --set changes one. Nodes that run take them over one after the other.
     """
     from storage_node.ops import commands
+    from storage_node.ops.ray_head import require_ray
 
+    require_ray()  # before anything is made
     if durability is not None:
         assignments = (*assignments, f"durability={durability}")
     assignments += etl_assignments(etl_code=etl_code, etl_command=etl_command, etl_server=etl_server)
@@ -185,7 +187,9 @@ def add(
     With --wipe what is on its drives is given up, and they are a new node's.
     """
     from storage_node.ops import commands
+    from storage_node.ops.ray_head import require_ray
 
+    require_ray()
     plan = commands.Plan(
         root=_absolute(root),
         address=_ray_address(address),
@@ -282,7 +286,15 @@ def logs(node: str, root: Path, lines: int, follow: bool, address: str) -> None:
 
 @cluster.command()
 @_root
-@click.option("--watch", "again_s", metavar="SECONDS", type=click.FloatRange(min=0.5), help="Show it again so often.")
+@click.option(
+    "--watch",
+    "again_s",
+    metavar="[SECONDS]",
+    type=click.FloatRange(min=0.5),
+    is_flag=False,
+    flag_value=2.0,
+    help="Show it again and again, every 2 seconds or so often.",
+)
 @_json
 def status(root: Path, again_s: float | None, as_json: bool) -> None:
     """How the nodes are. Asks them, not Ray.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ais_loader.cli.show import Lines, count_text, note, printable, progress, size_text
+from ais_loader.cli.show import Lines, count_text, note, printable, progress, size_text, waiting
 from ais_loader.errors import InvalidRequest
 from ais_loader.urls import store_folders
 
@@ -209,7 +209,7 @@ def _ask_node(url: str, *, as_json: bool) -> bool:
     """Show what a node says of itself, or those of its cluster; whether all of them answer, and all drives work."""
     from ais_loader.client import connect
 
-    with connect(url) as client:
+    with waiting(f"{url} to answer"), connect(url) as client:
         described: dict[str, Any] = client.describe()
     silent = [node for node in described.get("nodes", ()) if "error" in node]
     with Lines() as lines:
@@ -218,10 +218,23 @@ def _ask_node(url: str, *, as_json: bool) -> bool:
         else:
             for key, value in described.items():
                 if key != "drives":
-                    lines.add(f"{key.replace('_', ' ')}: {printable(str(value))}")
+                    for line in _value_lines(key.replace("_", " "), value):
+                        lines.add(printable(line))
             for drive in described["drives"]:
                 free = f"{size_text(drive['free_bytes'])} free of {size_text(drive['size_bytes'])}"
                 lines.add(f"{printable(drive['path'] or drive['uuid'])}: {printable(drive['state'])}, {free}")
             for node in silent:
                 lines.add(f"error: node {node['uuid']} at {node['endpoint']}: {printable(node['error'])}")
     return not silent and all(drive["state"] == "ok" for drive in described["drives"])
+
+
+def _value_lines(name: str, value: object) -> Iterator[str]:
+    """A value in one line; what it consists of, such as settings and nodes, in a line each."""
+    if isinstance(value, Mapping):
+        yield f"{name}:"
+        yield from (f"  {key}: {value[key]}" for key in sorted(value))
+    elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
+        yield f"{name}:"
+        yield from ("  " + ", ".join(f"{key} {part}" for key, part in one.items() if part != "") for one in value)
+    else:
+        yield f"{name}: {value}"

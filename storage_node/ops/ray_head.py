@@ -130,14 +130,18 @@ class _EndedEarly(ClusterError):
     """Ray did not wait to be told."""
 
 
+def require_ray() -> None:
+    """Raises ClusterError where Ray is not installed."""
+    with needs("ray", "a cluster's nodes", ClusterError):
+        if importlib.util.find_spec("ray") is None:  # it is imported later, with other variables set
+            raise ModuleNotFoundError("No module named 'ray'")
+
+
 def start(root: Path, *, dashboard: bool, timeout_s: float = START_TIMEOUT_S) -> RayHead:
     """Start a Ray for this root on loopback, and return when it takes connections.
 
     Raises ClusterError, OSError.
     """
-    with needs("ray", "a cluster's nodes", ClusterError):
-        if importlib.util.find_spec("ray") is None:  # it is imported later, with other variables set
-            raise ModuleNotFoundError("No module named 'ray'")
     for tries_left in reversed(range(_TRIES)):
         try:
             return _start(root, dashboard=dashboard, timeout_s=timeout_s)

@@ -148,6 +148,7 @@ def test_a_node_is_asked_how_it_is(node: NodeProcess) -> None:
     assert shown.exit_code == 0, shown.output
     assert f"url: {node.url}\n" in shown.stdout and f"pid: {node.pid}\n" in shown.stdout
     assert f"{node.drives[0]}: ok, " in shown.stdout
+    assert "\nlimits:\n" in shown.stdout and "\n  durability: process\n" in shown.stdout
     described = json.loads(doctor("--json", env={"AIS_LOADER_URL": node.url}).stdout)
     assert [drive["path"] for drive in described["drives"]] == list(map(str, node.drives))
 

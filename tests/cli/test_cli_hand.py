@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import importlib.util
 import os
+import pty
 import shutil
 import socket
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -35,6 +40,8 @@ def test_the_store_is_named_before_the_command_or_after_it_and_after_counts(stor
     assert runner.invoke(main, ["--store", store, "ls"]).stdout == "speech\n"
     assert runner.invoke(main, ["--store", store, "ls", "--store", other]).stdout == "there\n"
     assert runner.invoke(main, ["--store", store, "bucket", "ls"]).stdout == "speech\n"
+    assert runner.invoke(main, ["bucket", "--store", store, "ls"]).stdout == "speech\n"
+    assert runner.invoke(main, ["--store", store, "bucket", "--store", other, "ls"]).stdout == "there\n"
     assert runner.invoke(main, ["ls"]).stdout == "there\n"
     wrong = runner.invoke(main, ["--store", store, "cluster", "status"])
     assert wrong.exit_code == 2 and "`cluster` takes no --store" in wrong.stderr
@@ -44,6 +51,19 @@ def test_the_folder_of_a_cluster_is_named_by_the_environment(tmp_path: Path) -> 
     result = CliRunner(env={"AIS_LOADER_ROOT": str(tmp_path)}).invoke(main, ["cluster", "status"])
     assert (result.exit_code, f"no cluster below {tmp_path}" in result.output) == (1, True)
     assert CliRunner(env={"AIS_LOADER_ROOT": str(tmp_path)}).invoke(main, ["cluster", "drive", "list"]).exit_code < 2
+
+
+@pytest.mark.parametrize("line", [["up", "--nodes", "2"], ["add"]])
+def test_without_ray_nothing_is_made_for_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: list[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: find_spec(name, *more) if name != "ray" else None
+    )
+    result = CliRunner().invoke(main, ["cluster", *line, "--root", str(tmp_path / "new")])
+    assert result.exit_code == 1 and "pip install 'ais-loader[store,ray]'" in result.stderr
+    assert (result.stderr.count("\n"), os.listdir(tmp_path)) == (1, [])
 
 
 def test_nodes_are_not_made_inside_a_store(store: str) -> None:
@@ -128,3 +148,17 @@ def test_who_waits_for_a_node_is_told_for_which(monkeypatch: pytest.MonkeyPatch)
         url = f"grpc://127.0.0.1:{mute.getsockname()[1]}"
         result = CliRunner().invoke(main, ["ls", "--store", url, "--retry", "0"])
     assert result.exit_code == 1 and result.stderr.startswith(f"waiting for {url} to answer\n")
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80])
+def test_a_bar_of_a_narrow_terminal_keeps_its_figures(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    outer, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with os.fdopen(inner, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with show.progress(1000, unit=" objects") as under_way:
+            under_way.n = 500
+            told = str(under_way)
+    os.close(outer)
+    assert len(told) <= columns and told.startswith(" 50%|")
+    assert columns == 20 or told.endswith(" objects/s]" if columns == 80 else "| 500/1000 00:00")

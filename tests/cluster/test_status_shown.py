@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
 
 from ais_loader.cli import main
 from ais_loader.cli.show import Lines
+from ais_loader.errors import Closed
 from storage_node.cli import cluster as cluster_command
+from storage_node.cli import cluster_status
 from storage_node.cli.cluster_status import show_condition
 from storage_node.ops import node_log
 from storage_node.ops.status import disk_space
@@ -80,6 +83,39 @@ def test_what_nobody_has_counted_is_a_question_mark(capsys: pytest.CaptureFixtur
     assert lines[0].startswith("all 2 nodes serve, ? objects, ") and "about" not in " ".join(lines)
 
 
+class SilentClient:
+    """Of a store that says which buckets there are, and then nothing, until it is closed."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def __enter__(self) -> SilentClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.ended.set()
+
+    def buckets(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name="b")]
+
+    def bucket(self, name: str) -> SilentClient:
+        return self
+
+    def summary(self, prefix: str, *, depth: int) -> NoReturn:
+        assert self.ended.wait(60)
+        raise Closed("closed")
+
+
+def test_counting_ends_in_time_where_a_node_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ais_loader.client.connect", lambda *_, **__: SilentClient())
+    monkeypatch.setattr(cluster_status, "COUNTING_S", 0.05)
+    found = {"answers": True, "url": "grpc://x", "nodes": []}
+    assert cluster_status.counted(found) == {"buckets": None, "objects": None, "object_bytes": None}
+
+
 def test_a_log_is_followed_also_into_the_file_that_takes_its_place(tmp_path: Path) -> None:
     path = node_log.path_of(tmp_path, "id")
     followed = node_log.follow(tmp_path, "id", 2)
@@ -110,8 +146,10 @@ def test_status_is_shown_again_and_again_until_interrupted(tmp_path: Path, monke
 
     # Of the command alone: other threads of this process sleep too.
     monkeypatch.setattr(cluster_command, "time", SimpleNamespace(sleep=pause))
-    result = CliRunner().invoke(main, ["cluster", "status", "--root", str(tmp_path), "--watch", "2"])
-    assert (result.exit_code, pauses) == (130, [2.0, 2.0])
-    assert result.stdout.count(f"no cluster below {tmp_path}") == 2
+    for watch, seconds in (["--watch", "3"], 3.0), (["--watch"], 2.0):
+        pauses.clear()
+        result = CliRunner().invoke(main, ["cluster", "status", "--root", str(tmp_path), *watch])
+        assert (result.exit_code, pauses) == (130, [seconds, seconds])
+        assert result.stdout.count(f"no cluster below {tmp_path}") == 2
     wrong = CliRunner().invoke(main, ["cluster", "logs", "n", "--root", str(tmp_path), "-f", "--address", "auto"])
     assert wrong.exit_code == 2

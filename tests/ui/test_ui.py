@@ -62,6 +62,7 @@ OBJECTS = {
     "shard.tar": shard({"x/pic.png": picture(), "x/pic.png.txt": b"a picture"}),
     "broken.tar": b"no tar",
     "pic.png": picture(),
+    "broken.png": b"no picture",
     "zeros.bin": bytes(1000),
     "empty.txt": b"",
 }
@@ -259,3 +260,5 @@ def test_a_browser_shows_names_as_text_pictures_as_pictures_and_sounds_as_waves(
     assert '<img src="content?' in in_browser(page, bucket="speech", name="shard.tar", member="x/pic.png")
     assert 'data-drawn="0.50 s"' in in_browser(page, bucket="speech", prefix="en/", name="en/a.wav")
     assert "no object" in in_browser(page, bucket="speech", name="gone.txt")
+    broken = in_browser(page, bucket="speech", name="broken.png")
+    assert "cannot show it as a picture" in broken and "<img" not in broken

@@ -118,14 +118,14 @@ async function folderList(at) {
   form.addEventListener("submit", (event) => { event.preventDefault(); location.hash = hash({ bucket: at.bucket, prefix: input.value }); });
   const sum = `${objects(told.objects)}, ${size(told.size_bytes)}` + (told.complete ? "" : "; nodes are silent, there may be more");
   const left = told.own - told.listed.length;
-  return [form, make("p", { class: "quiet" }, sum), rows([["name"], ["size", "number"], ["", "number"]], body),
+  return [form, make("p", { class: "quiet" }, sum), rows([["name"], ["size", "number"], ["stored", "number"]], body),
     left > 0 ? make("p", { class: "quiet" }, `and ${count(left)} more here: type the beginning of their names`) : null].filter(Boolean);
 }
 
 // -- previews
 
 function preview(told, at) {
-  const facts = [["size", `${size(told.size_bytes)} (${count(told.size_bytes)} bytes)`]];
+  const facts = [["size", size(told.size_bytes) + (told.size_bytes < 1024 ? "" : ` (${count(told.size_bytes)} bytes)`)]];
   if (told.modified_s) facts.push(["stored", time(told.modified_s)]);
   if (told.checksum) facts.push(["CRC-32C", told.checksum]);
   facts.push(["version", told.version]);
@@ -134,7 +134,11 @@ function preview(told, at) {
   if (told.member) parts.push(make("p", {}, make("a", { href: hash({ bucket: at.bucket, prefix: at.prefix, name: at.name }) }, `in ${told.name}`)));
   parts.push(make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])));
   const source = contentUrl(told);
-  if (told.kind === "image") parts.push(make("img", { src: source, alt: told.member || told.name }));
+  if (told.kind === "image") {
+    const picture = make("img", { src: source, alt: told.member || told.name });
+    picture.addEventListener("error", () => picture.replaceWith(make("p", { class: "bad" }, "This browser cannot show it as a picture.")));
+    parts.push(picture);
+  }
   if (told.kind === "audio") {
     const canvas = make("canvas", { "aria-label": "Waveform", width: 1000, height: 220 });
     parts.push(canvas, make("audio", { src: source, controls: "", preload: "metadata" }));
@@ -235,8 +239,9 @@ function drawRates() {
   for (const id of ["batches", "bytes"]) {
     const canvas = document.getElementById(id);
     const ink = canvas.getContext("2d");
-    const most = Math.max(1, ...rates.map((one) => one[id]));
+    const most = Math.max(0, ...rates.map((one) => one[id]));
     const step = canvas.width / SECONDS;
+    if (!most) continue;
     document.getElementById(`${id}-most`).textContent = `up to ${id === "bytes" ? size(Math.round(most)) : most.toFixed(1)} in the last minute`;
     ink.fillStyle = getComputedStyle(document.body).getPropertyValue("--accent");
     rates.forEach((one, at) => {
