@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,11 @@ def encode_checked(kind: str, version: int, fields: dict[str, Any]) -> bytes:
     return json.dumps({"format": version, "checksum": crc32c(body.encode()), kind: body}).encode()
 
 
-def decode_checked(kind: str, version: int, data: bytes, source: Path, also: Container[int] = ()) -> dict[str, Any]:
-    """`also`: versions before that are read, too.
-
-    Raises StoreFormatError for another version or a damaged file; ValueError, KeyError, TypeError, AttributeError for
-    what `encode_checked` never wrote.
-    """
+def decode_checked(kind: str, version: int, data: bytes, source: Path) -> dict[str, Any]:
+    """Raises StoreFormatError for another version or a damaged file; ValueError, KeyError, TypeError, AttributeError
+    for what `encode_checked` never wrote."""
     outer = json.loads(data)
-    if outer["format"] != version and outer["format"] not in also:
+    if outer["format"] != version:
         raise StoreFormatError(f"{source}: format {outer['format']}; this version reads format {version}")
     if crc32c(outer[kind].encode()) != outer["checksum"]:
         raise StoreFormatError(f"{source}: the checksum does not match, the file is damaged")

@@ -163,23 +163,8 @@ def file_path(bucket_uuid: bytes, name: str, generation: int) -> bytes:
     writing half a megabyte, and to sync one for each of them would take longer than all else.
     """
     run = generation // _FILES_TOGETHER
-    return b"%02x/%02x/%b" % (run >> 6 & 63, run & 63, _file_name(bucket_uuid, name, generation))
-
-
-def is_file_path(path: bytes, bucket_uuid: bytes, name: str, generation: int) -> bool:
-    """Whether a file of this object may be called so: in stores made before, the folders were those of a hash."""
-    if path == file_path(bucket_uuid, name, generation):
-        return True
-    digest = _digest(bucket_uuid, name)
-    return path == b"%02x/%02x/%b" % (digest[0] & 63, digest[1] & 63, _file_name(bucket_uuid, name, generation))
-
-
-def _file_name(bucket_uuid: bytes, name: str, generation: int) -> bytes:
-    return b"%b.%x" % (_digest(bucket_uuid, name)[2:].hex().encode(), generation)
-
-
-def _digest(bucket_uuid: bytes, name: str) -> bytes:
-    return xxhash.xxh3_128_digest(bucket_uuid + name.encode())
+    digest = xxhash.xxh3_128_digest(bucket_uuid + name.encode())
+    return b"%02x/%02x/%s.%x" % (run >> 6 & 63, run & 63, digest[2:].hex().encode(), generation)
 
 
 def generation_of_path(path: bytes) -> int:

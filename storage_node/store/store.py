@@ -108,12 +108,9 @@ class Store:
         for drive in self.drive_set.live():
             try:
                 on_drive = records.read(drive.root)
-                has_to_be_written = (
-                    on_drive is None or on_drive.order < current.order or not records.is_of_this_version(drive.root)
-                )
             except (StoreFormatError, OSError):
-                has_to_be_written = True
-            if has_to_be_written:
+                on_drive = None
+            if on_drive is None or on_drive.order < current.order:
                 with contextlib.suppress(OSError):  # a majority has it, and a full drive must open to be emptied
                     records.write(drive.root, current)
         for drive in self.drive_set.live():

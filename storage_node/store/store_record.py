@@ -7,7 +7,6 @@ file per drive, replaced atomically and synced, with a checksum of its own.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -23,8 +22,6 @@ from storage_node.store.names import SNAPSHOT_MARK
 
 FILE_NAME = "record.json"
 RECORD_VERSION = 10
-_ALSO_READ = (9,)
-"""Before, files lay in other folders; one that does not know of the new ones must not look through them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +244,7 @@ def encode(record: StoreRecord) -> bytes:
 def decode(data: bytes, source: Path) -> StoreRecord:
     """Raises StoreFormatError on anything that `encode` did not write."""
     try:
-        fields = decode_checked("record", RECORD_VERSION, data, source, _ALSO_READ)
+        fields = decode_checked("record", RECORD_VERSION, data, source)
         if (segments := fields.pop("segments")) != SEGMENT_FORMAT:
             raise StoreFormatError(
                 f"{source}: segments of format {segments}; this version reads format {SEGMENT_FORMAT}"
@@ -282,12 +279,6 @@ def read(folder: Path) -> StoreRecord | None:
         return decode(path.read_bytes(), path)
     except FileNotFoundError:
         return None
-
-
-def is_of_this_version(folder: Path) -> bool:
-    """Of a record that can be read: whether nobody of a version before could read it. Raises OSError."""
-    version: int = json.loads((folder / FILE_NAME).read_bytes())["format"]
-    return version == RECORD_VERSION
 
 
 def write_atomically(path: Path, data: bytes, before_rename: Callable[[], None] | None = None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,7 @@ from ais_loader.errors import StoreFormatError
 from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import BLOCK_BYTES
-from storage_node.store.fsck.rebuild import rebuild
-from storage_node.store.store import Store
-from tests.store.store_kit import BUCKET, contents, drive_of, file_of, object_files, put, store_at
+from tests.store.store_kit import BUCKET, drive_of, file_of, object_files, put, store_at
 
 TEXT = (Path(fmt.__file__).parents[1] / "FORMAT.md").read_text()
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -138,25 +135,6 @@ def test_a_file_is_named_as_described(tmp_path: Path) -> None:
     assert str(path.relative_to(tmp_path / "drive" / "objects")) == expected(record.generation)
     for generation in (255, 256, 0x12345678):
         assert fmt.file_path(bucket_uuid, "größe", generation) == expected(generation).encode()
-
-
-def test_a_store_of_the_format_before_is_read_and_rebuilt_and_marked_when_it_is_written(tmp_path: Path) -> None:
-    drive = tmp_path / "drive"
-    with store_at(drive) as store:
-        record = put(store, "a", b"hello")
-        digest = xxhash.xxh3_128_digest(store.bucket(BUCKET).uuid_bytes + b"a")
-    path, named = drive / "record.json", f"{digest[2:].hex()}.{record.generation:x}"
-    before = drive / "objects" / f"{digest[0] & 63:02x}" / f"{digest[1] & 63:02x}"
-    before.mkdir(parents=True)
-    (drive / "objects" / os.fsdecode(record.path)).rename(before / named)
-    shutil.rmtree(drive / "catalog")
-    rebuild([drive])  # its entry names the file as it was called then
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 9}))
-    with Store.open([drive], mode="r") as store:
-        assert contents(store) == {"a": b"hello"}
-    with Store.open([drive]) as store:
-        assert contents(store) == {"a": b"hello"}
-    assert json.loads(path.read_text())["format"] == 10
 
 
 def test_the_catalog_holds_the_keys_of_the_table_and_no_others(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def read_identity(files: RawFiles, path: bytes) -> Identity | None:
         return None
     if is_slot(path):
         return identity if fmt.generation_of_path(path) == identity.generation else None
-    return identity if fmt.is_file_path(path, identity.bucket_uuid, identity.name, identity.generation) else None
+    expected = fmt.file_path(identity.bucket_uuid, identity.name, identity.generation)
+    return identity if expected == path else None
 
 
 def object_key(identity: Identity) -> bytes:
