@@ -72,8 +72,8 @@ class LocalBatch:
     async def _run_streaming(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
         resources = self._resources
         if self._sends_files:
-            # Two of them for what the client takes at first: the second is on its way while it has the first.
-            batch.file_frame_bytes = min(FILE_FRAME_BYTES, self._request.initial_credit_bytes // 2)
+            # The second is on its way while the client has the first: a frame leaves while any credit is left.
+            batch.file_frame_bytes = min(FILE_FRAME_BYTES, self._request.initial_credit_bytes)
         sending: asyncio.Task[None] | None = None
         entries, ended = 0, False
         try:

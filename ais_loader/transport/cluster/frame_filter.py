@@ -7,7 +7,7 @@ import numpy as np
 from ais_loader import errors
 from ais_loader.transport.cluster.routing import Routing
 from ais_loader.transport.cluster.substream import Sender
-from ais_loader.wire.answer_check import damaged_entry
+from ais_loader.wire.answer_check import DamagedEntry, compare_unchecked, damaged_entry
 from ais_loader.wire.frame import Frame, FrameError
 from ais_loader.wire.gather.frame_edit import Mask, failed_as
 from ais_loader.wire.gather.reorder import Reorder
@@ -30,11 +30,13 @@ class FrameFilter:
     def filter(self, sender: Sender, came: Frame) -> tuple[Frame, Mask] | None:
         """Put what is wanted of a frame into the batch; that part, and which of its entries to ask of another node.
 
-        None where nothing is wanted. Raises LoaderError for a frame that does not belong to what was asked.
+        None where nothing is wanted. Raises LoaderError for a frame that does not belong to what was asked, and
+        DamagedEntry, with nothing put in, where bytes that the node has not compared are wrong.
         """
         try:
             if (frame := self._reorder.wanted(sender.number, came)) is None:
                 return None
+            compare_unchecked(frame)
             if self._verifies:
                 self._verify(sender, frame)
             again = self._ask_elsewhere(sender, frame)
@@ -43,6 +45,8 @@ class FrameFilter:
                 elsewhere = np.isin(frame.status, _ASK_ANOTHER + _ASK_HOLDERS)
                 again |= contested & elsewhere & ~failed_as(frame, errors.ObjectDeleted.kind)
             self._reorder.push(sender.number, frame, again)
+        except DamagedEntry:
+            raise
         except FrameError as wrong:
             name = self._routing.name(sender.node)
             raise errors.LoaderError(f"{name}: the node's answer does not add up: {wrong}") from wrong

@@ -33,6 +33,7 @@ from ais_loader.transport.cluster.routing import Routing
 from ais_loader.transport.cluster.substream import Arrivals, Sender, Share
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.session.session import Broken, Event
+from ais_loader.wire.answer_check import DamagedEntry
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.frame import EntryFault, Frame, Response
 from ais_loader.wire.gather.frame_edit import Mask, failed_as
@@ -272,7 +273,11 @@ class MergedStream:
                 name = f"a node that {name} asked, or it itself,"
             for at in came.index[plain].tolist():
                 self._plain_of[self._first_index + sender.share.positions[at]] = name
-        filtered = self._filter.filter(sender, came)
+        try:
+            filtered = self._filter.filter(sender, came)
+        except DamagedEntry:
+            self._ask_checked(sender)
+            return
         before = replace(sender.share)  # a failure is no progress for those that failed
         sender.take(came)
         if filtered is None:
@@ -295,6 +300,13 @@ class MergedStream:
                 self._assign(replace(before, positions=positions, tried=tried, missing=said, hedge=False))
             else:
                 self._assign(Share(positions, error=errors.NodeUnavailable(faults[positions[0]].message)))
+
+    def _ask_checked(self, sender: Sender) -> None:
+        """Bytes that the node did not look at were wrong: it is to look, from here on, and to say what it finds."""
+        sender.cancel()
+        if left := self._end(sender):
+            self.retries += 1
+            self._begin(sender.node, replace(sender.share, positions=left, hedge=False, checked=True))
 
     def _wait_for(self, share: Share, node: bytes, frame: Frame, which: Mask) -> None:
         """Ask the next holders of these entries, and this one again if need be."""
@@ -353,6 +365,7 @@ class MergedStream:
         # have, or at what lies behind entries that others are still to deliver, and save less than one window.
         request.fail_fast = False
         request.local = share.direct
+        request.receiver_checks = not share.checked
         if (resume := self._reorder.resume_of(share.positions[0])) is not None:
             request.resume_offset, request.resume_checksum, request.resume_version = resume
         self.retries += share.error is not None

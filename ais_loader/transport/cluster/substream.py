@@ -47,6 +47,8 @@ class Share:
     """Asked of another node already, which is slow."""
     awaited: bool = False
     """A holder that was asked before will answer when it has compared its copies: nothing is final until then."""
+    checked: bool = False
+    """Whoever is asked compares the bytes itself: some that came without that were wrong."""
 
     @property
     def gone(self) -> Verdict | None:
