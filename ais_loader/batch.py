@@ -104,26 +104,21 @@ class Batch:
     def _deliver(self) -> Iterator[Item]:
         entries, bucket = self._entries, self._bucket
         for frame in self._whole_frames():
-            start, data = 0, frame.payload
-            stops = frame.size.cumsum().tolist()
             if frame.status.any():
-                yield from self._deliver_marked(frame, stops)
+                yield from self._deliver_marked(frame)
                 continue
-            for index, stop in zip(frame.index.tolist(), stops, strict=True):
-                yield Item(index, entries[index], Status.OK, data[start:stop], None, bucket)
-                start = stop
+            for index, data in zip(frame.index.tolist(), frame.entries(), strict=True):
+                yield Item(index, entries[index], Status.OK, data, None, bucket)
         self._came_to_its_end = True
 
-    def _deliver_marked(self, frame: Frame, stops: list[int]) -> Iterator[Item]:
-        start = 0
-        for index, status, stop in zip(frame.index.tolist(), frame.status.tolist(), stops, strict=True):
+    def _deliver_marked(self, frame: Frame) -> Iterator[Item]:
+        for index, status, data in zip(frame.index.tolist(), frame.status.tolist(), frame.entries(), strict=True):
             entry = self._entries[index]
             if status == Status.OK:
-                yield Item(index, entry, Status.OK, frame.payload[start:stop], None, self._bucket)
+                yield Item(index, entry, Status.OK, data, None, self._bucket)
             else:
                 error = self._fault(frame, index, status)
                 yield Item(index, entry, _known(status), _NO_DATA, error, self._bucket)
-            start = stop
 
     def _fault(self, frame: Frame, index: int, status: int) -> LoaderError:
         """The error of a failed entry; raised right here, and the batch ended, when the caller asked for that."""
@@ -230,19 +225,11 @@ class Batch:
             return values if self._joined is None else self._joined.joined_values(values)
         result: list[bytes | None] = [None] * len(self._entries)
         for frame in frames:
-            start, data = 0, frame.payload
-            stops = frame.size.cumsum().tolist()
-            if frame.status.any():
-                for index, status, stop in zip(frame.index.tolist(), frame.status.tolist(), stops, strict=True):
-                    if status:
-                        self.failures[index] = self._fault(frame, index, status)
-                    else:
-                        result[index] = bytes(data[start:stop])
-                    start = stop
-            else:
-                for index, stop in zip(frame.index.tolist(), stops, strict=True):
-                    result[index] = bytes(data[start:stop])
-                    start = stop
+            for index, status, data in zip(frame.index.tolist(), frame.status.tolist(), frame.entries(), strict=True):
+                if status:
+                    self.failures[index] = self._fault(frame, index, status)
+                else:
+                    result[index] = bytes(data)
         return result
 
     def packed(self) -> PackedBatch:

@@ -73,13 +73,17 @@ class PackedTensors:
         )
 
 
+def _parts(frame: Frame) -> list[memoryview]:
+    return frame.content if isinstance(frame.content, list) else [frame.content]
+
+
 def pack(frames: Sequence[Frame], *, ordered: bool = True) -> PackedBatch:
     """Frames of whole entries as one PackedBatch in index order; `ordered` says that they come so.
 
     A single ordered frame's payload is used without a copy.
     """
-    payloads = [np.frombuffer(frame.payload, np.uint8) for frame in frames]
-    values = payloads[0] if len(payloads) == 1 else np.concatenate([np.empty(0, np.uint8), *payloads])
+    whole = frames[0].payload if len(frames) == 1 else b"".join(part for frame in frames for part in _parts(frame))
+    values = np.frombuffer(whole, np.uint8)
     sizes = np.concatenate([np.zeros(1, np.int64), *(frame.size.astype(np.int64) for frame in frames)])
     status = np.concatenate([np.empty(0, np.uint8), *(frame.status for frame in frames)])
     offsets = sizes.cumsum()

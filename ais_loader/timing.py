@@ -75,7 +75,7 @@ class Stopwatch:
         self._cause, self._since_s = cause, time.perf_counter()
 
     def took(self, frame: Frame) -> None:
-        self.payload_bytes += len(frame.payload)
+        self.payload_bytes += frame.payload_bytes
         self.entries += len(frame.index)
         self.failures += int(np.count_nonzero(frame.status))
 

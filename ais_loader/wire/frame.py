@@ -29,6 +29,8 @@ U32: TypeAlias = npt.NDArray[np.uint32]
 U8: TypeAlias = npt.NDArray[np.uint8]
 
 WIRE_U32 = np.dtype("<u4")
+MAX_PAYLOAD_BYTES = 4 << 20
+"""What a frame may have where it costs nobody a copy, and its receiver has room, as for an entry of that size."""
 TARGET_PAYLOAD_BYTES = 1 << 20
 """A frame is closed when its payload reaches this size: large enough that the cost per message vanishes, small enough
 that several fit in flight and a consumer that keeps one small view keeps little alive. What a lane sends from files may
@@ -73,23 +75,47 @@ class EntryFault:
 
 @dataclass(slots=True)
 class Frame:
-    """n entries, or one piece of one entry. Arrays have shape (n,); the payload holds the entries end to end."""
+    """n entries, or one piece of one entry. Arrays have shape (n,)."""
 
     index: U32
     size: U32
     checksum: U32
     status: U8
     checksum_kind: U8
-    payload: memoryview
+    content: memoryview | list[memoryview]
+    """The entries end to end; of a frame whose entries came from several senders, the n entries where they lie."""
     piece: Piece | None = None
     errors: dict[int, EntryFault] = field(default_factory=dict)
     """By index, for entries that failed with more to say than their status."""
 
     @property
+    def payload(self) -> memoryview:
+        """The entries end to end: copied together, once, where they lie apart."""
+        if isinstance(self.content, list):
+            self.content = memoryview(b"".join(self.content))
+        return self.content
+
+    @property
+    def payload_bytes(self) -> int:
+        content = self.content
+        return sum(map(len, content)) if isinstance(content, list) else len(content)
+
+    def entries(self) -> list[memoryview]:
+        """The bytes of each entry, without a copy."""
+        content = self.content
+        if isinstance(content, list):
+            return content
+        start, found = 0, []
+        for stop in self.size.cumsum(dtype=np.int64).tolist():
+            found.append(content[start:stop])
+            start = stop
+        return found
+
+    @property
     def completes_entry(self) -> bool:
         """False while further pieces of this frame's only entry are to come."""
         piece = self.piece
-        return piece is None or self.status[0] != pb.OK or piece.offset + len(self.payload) == piece.entry_size
+        return piece is None or self.status[0] != pb.OK or piece.offset + self.payload_bytes == piece.entry_size
 
     @property
     def begins_again(self) -> bool:
@@ -193,8 +219,8 @@ def encode_frame(batch_id: int, frame: Frame, end: pb.End | None = None) -> byte
     return b"".join(encode_parts(batch_id, frame, end))
 
 
-def encode_parts(batch_id: int, frame: Frame, end: pb.End | None = None) -> tuple[bytes, memoryview]:
-    """The same without a copy: what stands before the payload, and that."""
+def encode_parts(batch_id: int, frame: Frame, end: pb.End | None = None) -> list[bytes | memoryview]:
+    """The same without a copy: what stands before the payload, and that, in one part or several."""
     checked(frame)
     prefix, _ = encode_prefix(
         batch_id,
@@ -203,12 +229,12 @@ def encode_parts(batch_id: int, frame: Frame, end: pb.End | None = None) -> tupl
         checksum=frame.checksum,
         status=frame.status,
         checksum_kind=frame.checksum_kind,
-        payload_bytes=len(frame.payload),
+        payload_bytes=frame.payload_bytes,
         piece=frame.piece,
         errors=frame.errors,
         end=end,
     )
-    return prefix, frame.payload
+    return [prefix, *frame.content] if isinstance(frame.content, list) else [prefix, frame.content]
 
 
 @dataclass(slots=True)
@@ -296,7 +322,7 @@ def decode_frame(data: bytes | memoryview, at: int) -> Frame:
             checksum=_u32(data, arrays.get(_TAG_CHECKSUM)),
             status=_u8(data, arrays.get(_TAG_STATUS)),
             checksum_kind=_u8(data, arrays.get(_TAG_KIND)),
-            payload=payload,
+            content=payload,
             piece=piece,
             errors=errors,
         )
@@ -323,7 +349,7 @@ def _from_message(message: pb.Frame) -> Frame:
             checksum=np.array(message.checksum, np.uint32),
             status=np.frombuffer(message.status, np.uint8),
             checksum_kind=np.frombuffer(message.checksum_kind, np.uint8),
-            payload=memoryview(message.payload),
+            content=memoryview(message.payload),
             piece=(
                 Piece(message.piece.offset, message.piece.entry_size, message.piece.version)
                 if message.HasField("piece")
@@ -343,12 +369,12 @@ def checked(frame: Frame) -> Frame:
     lengths = {len(frame.index), len(frame.size), len(frame.checksum), len(frame.status), len(frame.checksum_kind)}
     if len(lengths) != 1:
         raise FrameError(f"arrays of different lengths: {sorted(lengths)}")
-    if int(frame.size.sum(dtype=np.uint64)) != len(frame.payload):
-        raise FrameError(f"sizes add up to {int(frame.size.sum()):,}, payload has {len(frame.payload):,} bytes")
+    if int(frame.size.sum(dtype=np.uint64)) != frame.payload_bytes:
+        raise FrameError(f"sizes add up to {int(frame.size.sum()):,}, payload has {frame.payload_bytes:,} bytes")
     if frame.piece is not None and (
         len(frame.index) != 1
         or frame.piece.entry_size >= 1 << 32
-        or frame.piece.offset + len(frame.payload) > frame.piece.entry_size
+        or frame.piece.offset + frame.payload_bytes > frame.piece.entry_size
     ):
         raise FrameError(f"a piece that is not part of one entry: {frame.piece}")
     return frame

@@ -19,8 +19,8 @@ from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FILE_FRAME_BYTES, FrameSpan
 from storage_node.tasks import retrieve, settled
 
-Message: TypeAlias = bytes | FileFrame | tuple[bytes, memoryview]
-"""A serialized SessionResponse, whole or with its payload still in files."""
+Message: TypeAlias = bytes | FileFrame | list[bytes | memoryview]
+"""A serialized SessionResponse: whole, with its payload still in files, or in parts."""
 
 
 class LocalBatch:

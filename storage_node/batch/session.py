@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol, TypeVar
 
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
@@ -47,9 +47,9 @@ class Outgoing(Protocol):
 
 
 class OutgoingLane(Outgoing, Protocol):
-    """That of a lane, whose payloads may be elsewhere, and come from files."""
+    """That of a lane, whose payloads may lie apart, and come from files."""
 
-    async def write_parts(self, prefix: bytes, payload: memoryview) -> None: ...
+    async def write_parts(self, parts: Sequence[bytes | memoryview]) -> None: ...
 
     async def write_file(self, frame: FileFrame) -> None: ...
 
@@ -254,17 +254,17 @@ class _Session:
         async with self._write_lock:
             if self._stuck is not None:
                 raise Gone
-            size_bytes = sum(map(len, message)) if isinstance(message, tuple) else len(message)
+            size_bytes = sum(map(len, message)) if isinstance(message, list) else len(message)
             self._service.node.metrics.sent_bytes += size_bytes
             self._writer, self._writing_since_s = asyncio.current_task(), time.monotonic()
             try:
                 if isinstance(message, bytes):
                     await self._stream.write(message)
-                elif isinstance(message, tuple):
+                elif isinstance(message, list):
                     if self._lane is None:
                         await self._stream.write(b"".join(message))
                     else:
-                        await self._lane.write_parts(*message)
+                        await self._lane.write_parts(message)
                 else:
                     assert self._lane is not None
                     await self._lane.write_file(message)
@@ -351,7 +351,17 @@ class _Session:
             )
             request.map_version = view.version
             if routing.elsewhere:
-                return AssembledBatch(service.resources, batch_id, request, credit, self._send, tally, place, routing)
+                return AssembledBatch(
+                    service.resources,
+                    batch_id,
+                    request,
+                    credit,
+                    self._send,
+                    tally,
+                    place,
+                    routing,
+                    in_parts=self._lane is not None,
+                )
         if request.transform:
             return TransformedBatch(service.resources, batch_id, request, credit, self._send, tally, place)
         return LocalBatch(

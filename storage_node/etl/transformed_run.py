@@ -200,7 +200,7 @@ class TransformedRun:
             checksum=np.array([part[3] for part in parts], WIRE_U32),
             status=np.array([part[1] for part in parts], np.uint8),
             checksum_kind=np.array([part[4] for part in parts], np.uint8),
-            payload=payload,
+            content=payload,
             errors={first + part[0]: part[5] for part in parts if part[5] is not None},
         )
 
@@ -219,7 +219,7 @@ class TransformedRun:
             checksum=np.array([self._piece_checksum], WIRE_U32),
             status=np.zeros(1, np.uint8),
             checksum_kind=np.array([self._kind(at)], np.uint8),
-            payload=data,
+            content=data,
             piece=Piece(offset, content.size_bytes, self._piece_version(at, content)),
         )
         self._payload_bytes += len(data)

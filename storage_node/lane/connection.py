@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -17,6 +19,8 @@ from storage_node.lane.coming import ComingBytes
 from storage_node.store.read.file_frame import FileFrame
 
 _READ_BYTES = 64 << 10
+_PARTS_AT_ONCE = 1024
+"""As many as the kernel takes."""
 
 
 class OnThread(Protocol):
@@ -116,10 +120,20 @@ class LaneConnection:
         if sent < len(head) + len(rest):
             await self._loop.sock_sendall(self._socket, rest[sent - len(head) :])
 
-    async def write_parts(self, prefix: bytes, payload: memoryview) -> None:
-        """As `write`, of a message in two."""
+    async def write_parts(self, parts: Sequence[bytes | memoryview]) -> None:
+        """As `write`, of a message in parts."""
         with self._whole():
-            await self._write(HEADER.pack(len(prefix) + len(payload), MESSAGE) + prefix, payload)
+            left = deque((HEADER.pack(sum(map(len, parts)), MESSAGE), *parts))
+            while left:
+                try:
+                    sent = self._socket.sendmsg(list(islice(left, _PARTS_AT_ONCE)))
+                except BlockingIOError:
+                    await self._writable()
+                    continue
+                while left and sent >= len(left[0]):
+                    sent -= len(left.popleft())
+                if sent:
+                    left[0] = memoryview(left[0])[sent:]
 
     async def write_file(self, frame: FileFrame) -> None:
         """As `write`, of a frame that stays the caller's."""

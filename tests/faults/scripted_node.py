@@ -68,7 +68,7 @@ def frame(batch_id: int, parts: dict[int, bytes], *, status: int = pb.OK, **chan
         checksum=np.array([crc32c(part) for part in data], np.uint32),
         status=np.full(len(data), status, np.uint8),
         checksum_kind=np.ones(len(data), np.uint8),
-        payload=memoryview(b"".join(data)),
+        content=memoryview(b"".join(data)),
     )
     for name, value in changes.items():
         setattr(made, name, value)

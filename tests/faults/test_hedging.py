@@ -88,7 +88,9 @@ def test_a_batch_does_not_wait_for_a_node_that_freezes_when_others_have_copies(
     cluster: ClusterProcesses, number: int, ordered: bool
 ) -> None:
     with connect(cluster.url) as client:
-        batch = freeze_in_the_middle(cluster, client, number, assembly="direct", ordered=ordered, timeout_s=LONG_S)
+        batch = freeze_in_the_middle(
+            cluster, client, number, times=2, assembly="direct", ordered=ordered, timeout_s=LONG_S
+        )
         assert batch.timing.hedged > 0
         assert batch.timing.retries == 0  # nothing was given up
         # Afterwards it is asked last, for a while, and no further batch has to find out. On a machine that is busy
@@ -127,7 +129,7 @@ def counts(cluster: ClusterProcesses, number: int) -> tuple[int, int]:
 
 def test_without_a_budget_a_frozen_node_is_given_up_when_its_time_is_over(cluster: ClusterProcesses) -> None:
     with connect(cluster.url, options=ClusterOptions(hedge_budget=0.0)) as client:
-        batch = freeze_in_the_middle(cluster, client, 1, assembly="direct", timeout_s=SHORT_S)
+        batch = freeze_in_the_middle(cluster, client, 1, times=2, assembly="direct", timeout_s=SHORT_S)
         assert batch.timing.hedged == 0
         assert batch.timing.retries > 0
 
@@ -135,7 +137,7 @@ def test_without_a_budget_a_frozen_node_is_given_up_when_its_time_is_over(cluste
 def test_no_more_is_hedged_than_the_budget_allows(cluster: ClusterProcesses) -> None:
     share = 0.0004
     with connect(cluster.url, options=ClusterOptions(hedge_budget=share)) as client:
-        batch = freeze_in_the_middle(cluster, client, 1, assembly="direct", timeout_s=SHORT_S)
+        batch = freeze_in_the_middle(cluster, client, 1, times=2, assembly="direct", timeout_s=SHORT_S)
         assert 0 < batch.timing.hedged <= share * (BURST_ENTRIES + len(MIXED))
         assert batch.timing.retries > 0
 

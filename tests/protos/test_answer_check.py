@@ -44,7 +44,7 @@ def frame_of(part: Part, first_index: int = 0) -> Frame:
         checksum=np.array([crc32c(content) for content in covered], WIRE_U32),
         status=np.array([pb.NOT_FOUND if is_failed(content) else pb.OK for content in whole], np.uint8),
         checksum_kind=np.zeros(len(whole), np.uint8),
-        payload=memoryview(b"".join(sent)),
+        content=memoryview(b"".join(sent)),
         piece=None if part.offset is None else Piece(part.offset, len(whole[0]), VERSION),
     )
 
@@ -199,7 +199,7 @@ def test_an_answer_with_anything_amiss_is_not_accepted(
             return
         changed = bytearray(one.payload)
         changed[data.draw(st.integers(0, len(changed) - 1))] ^= 1
-        frames[at] = replace(one, payload=memoryview(bytes(changed)))
+        frames[at] = replace(one, content=memoryview(bytes(changed)))
     with pytest.raises(FrameError):
         accept(AnswerCheck(len(contents), verify=kind == "payload"), frames, end)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -38,6 +39,8 @@ def frames(draw: st.DrawFn) -> Frame:
 
     first = draw(st.integers(0, U32_MAX - count))
     payload = draw(st.binary(min_size=sum(sizes), max_size=sum(sizes)))
+    together = memoryview(payload)
+    apart = [memoryview(bytes(together[stop - size : stop])) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
     piece = None
     if count == 1 and draw(st.booleans()):
         offset = draw(st.integers(0, U32_MAX - 1 - len(payload)))
@@ -56,7 +59,7 @@ def frames(draw: st.DrawFn) -> Frame:
         checksum=column(np.uint32, U32_MAX),
         status=column(np.uint8, 7),
         checksum_kind=column(np.uint8, 2),
-        payload=memoryview(payload),
+        content=draw(st.sampled_from((together, apart))),
         piece=piece,
         errors=faults,
     )
@@ -129,9 +132,18 @@ def test_arrays_in_two_parts_and_fields_of_a_later_version_are_legal(frame: Fram
     assert_same(decode_response(data + later).frame, frame)
 
 
+@given(frame=frames())
+def test_entries_are_the_same_wherever_they_lie(frame: Frame) -> None:
+    apart = frame.entries()
+    payload_bytes = frame.payload_bytes
+    assert bytes(frame.payload) == b"".join(apart)
+    assert (frame.entries(), frame.payload_bytes) == (apart, payload_bytes)
+    assert [len(entry) for entry in apart] == frame.size.tolist()
+
+
 def test_payload_and_arrays_are_views_of_the_received_bytes() -> None:
     frame = Frame(*(np.zeros(2, np.uint32),) * 3, *(np.zeros(2, np.uint8),) * 2, memoryview(b""))
-    frame.index, frame.size, frame.payload = (
+    frame.index, frame.size, frame.content = (
         np.arange(2, dtype=np.uint32),
         np.array([3, 2], np.uint32),
         memoryview(b"abcde"),

@@ -190,16 +190,18 @@ def small(entries: list[tuple[int, int]], size_bytes: int = 10) -> Frame:
     return frame_of([(index, at, content(at, size_bytes), pb.OK) for index, at in entries])
 
 
-def test_a_frame_that_is_the_next_run_is_passed_on_without_copying_it() -> None:
+def test_what_is_the_next_run_is_passed_on_where_it_lies() -> None:
     reorder = Reorder(6, 100)
-    key, other = reorder.add_sender([0, 1, 2]), reorder.add_sender([3, 4, 5])
-    first, second = small([(0, 0), (1, 1), (2, 2)], 20), small([(0, 3), (1, 4), (2, 5)], 20)
+    key, other = reorder.add_sender([0, 2, 4]), reorder.add_sender([1, 3, 5])
+    first, second = small([(0, 0), (1, 2), (2, 4)], 20), small([(0, 1), (1, 3), (2, 5)], 20)
     reorder.push(other, second)
     assert reorder.pop(TARGET_BYTES) is None
     reorder.push(key, first)
-    out = [reorder.pop(64), reorder.pop(64)]
-    assert [frame.payload.obj for frame in out if frame] == [first.payload.obj, second.payload.obj]
-    assert [frame.index.tolist() for frame in out if frame] == [[100, 101, 102], [103, 104, 105]]
+    out = [frame for frame in (reorder.pop(70), reorder.pop(70)) if frame]
+    assert [frame.index.tolist() for frame in out] == [[100, 101, 102], [103, 104, 105]]
+    entries = [entry for frame in out for entry in frame.entries()]
+    assert all(entry.obj is (first, second)[at % 2].payload.obj for at, entry in enumerate(entries))
+    assert [bytes(entry) for entry in entries] == [content(at, 20) for at in range(6)]
 
 
 def test_small_entries_of_two_lanes_are_gathered_into_one_frame_and_their_bytes_are_let_go() -> None:

@@ -30,7 +30,7 @@ class FrameFilter:
     def filter(self, sender: Sender, came: Frame) -> tuple[Frame, Mask] | None:
         """Put what is wanted of a frame into the batch; that part, and which of its entries to ask of another node.
 
-        None where nothing is wanted. Raises LoaderError for a frame that does not belong to what was asked, and
+        None where there is nothing to ask. Raises LoaderError for a frame that does not belong to what was asked, and
         DamagedEntry, with nothing put in, where bytes that the node has not compared are wrong.
         """
         try:
@@ -39,6 +39,9 @@ class FrameFilter:
             compare_unchecked(frame)
             if self._verifies:
                 self._verify(sender, frame)
+            if not frame.status.any():
+                self._reorder.push(sender.number, frame)
+                return None
             again = self._ask_elsewhere(sender, frame)
             contested = self._reorder.contested(sender.number, frame)
             if contested.any():

@@ -278,10 +278,11 @@ class MergedStream:
         except DamagedEntry:
             self._ask_checked(sender)
             return
+        if filtered is None:
+            sender.take(came)
+            return
         before = replace(sender.share)  # a failure is no progress for those that failed
         sender.take(came)
-        if filtered is None:
-            return
         frame, again = filtered
         if (elsewhere := again & failed_as(frame, errors.StaleMap.kind)).any():
             self._place_anew(sender, before, frame, elsewhere)

@@ -43,7 +43,7 @@ def subset(frame: Frame, keep: Mask) -> Frame | None:
         frame.checksum[keep],
         frame.status[keep],
         frame.checksum_kind[keep],
-        frame.payload,
+        frame.content,
         frame.piece,
         errors,
     )
@@ -89,7 +89,7 @@ def without(frame: Frame, drop: Mask) -> Frame | None:
     sizes = frame.size.tolist()
     kept = [frame.payload[stops[k] - sizes[k] : stops[k]] for k in np.flatnonzero(~drop).tolist()]
     payload = kept[0] if len(kept) == 1 else memoryview(b"".join(kept))
-    return subset(replace(frame, payload=payload), ~drop)
+    return subset(replace(frame, content=payload), ~drop)
 
 
 def failures(status: int, faults: Sequence[EntryFault]) -> Frame:

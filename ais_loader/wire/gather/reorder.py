@@ -1,7 +1,7 @@
 """Reorder buffer: frames of several senders in, one stream of frames out; the heart of a batch from several nodes.
 
-Each sender delivers the entries given to it. Ordered, a frame comes out when all entries before it have, gathered into
-frames of a good size (see `arrived`); otherwise frames come out as they came in, with only their indexes changed. A
+Each sender delivers the entries given to it. Ordered, a frame comes out when all entries before it have, with all that
+have come by then, whoever sent them (see `arrived`); otherwise frames come out as they came in, with only their indexes changed. A
 large entry, which comes in pieces, goes out in the same pieces, one such entry at a time. One that a transform has made
 may begin again (`Frame.begins_again`): it goes out from its start then, whatever has gone out of it before.
 
@@ -24,7 +24,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, U32, WIRE_U32, EntryFault, Frame, FrameError
+from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, U8, U32, WIRE_U32, EntryFault, Frame, FrameError
 from ais_loader.wire.gather.arrived import MAX_ENTRIES_PER_FRAME, Arrived
 from ais_loader.wire.gather.claims import I64, NOBODY, Claims
 from ais_loader.wire.gather.frame_edit import Mask, failures, first_unset, subset, torn, without
@@ -100,13 +100,15 @@ class Reorder:
         where they ended, see `close_sender`. Raises ValueError for entries that have arrived or belong to others.
         """
         mine: I64 = np.array(positions, np.int64)
+        ascends = bool((mine[1:] > mine[:-1]).all())
         # Not np.unique: it imports a module at its first call, and a fork meanwhile would leave the import lock held.
-        ascending = np.sort(mine)
-        if len(mine) and (ascending[0] < 0 or ascending[-1] >= self.n or (np.diff(ascending) == 0).any()):
+        ascending = mine if ascends else np.sort(mine)
+        distinct = ascends or bool((ascending[1:] != ascending[:-1]).all())
+        if len(mine) and (ascending[0] < 0 or ascending[-1] >= self.n or not distinct):
             raise ValueError(f"positions must be distinct, of 0 to {self.n - 1}")
         if self.received[mine].any():
             raise ValueError("an entry has arrived already")
-        if self.ordered and (np.diff(mine) < 0).any():
+        if self.ordered and not ascends:
             raise ValueError("positions must ascend in ordered mode")
         begun = [at for at in self._partials if at in mine] if self._partials else []
         if begun and begun != [mine[0]]:
@@ -222,7 +224,7 @@ class Reorder:
         positions = self._positions(sender, frame)
         if not self._claims.has(sender, positions).all() or self.received[positions].any():
             raise FrameError(f"entry {int(frame.index[0])} of a sender came again, or was not asked for any more")
-        if len(positions) > 1 and (np.diff(frame.index.astype(np.int64)) <= 0).any():
+        if (frame.index[1:] <= frame.index[:-1]).any():
             raise FrameError("the entries of a frame do not ascend")
         if again is not None and again.any():
             return self._push_without(sender, frame, positions, again)
@@ -307,7 +309,7 @@ class Reorder:
             raise FrameError(f"entry {at}: {piece or 'a whole entry'} arrived where {before} was due")
         only: Frame | None = frame
         if len(positions) > 1:  # a failure, then, and the bytes are those of the others
-            only = subset(replace(frame, payload=memoryview(b"")), np.arange(len(positions)) == 0)
+            only = subset(replace(frame, content=memoryview(b"")), np.arange(len(positions)) == 0)
         assert only is not None
         self._pieces.setdefault(at, deque()).append((sender, self._moved(only, positions[:1], errors)))
         self._pieced[at] = True
@@ -353,16 +355,19 @@ class Reorder:
             frame.checksum,
             frame.status,
             frame.checksum_kind,
-            frame.payload,
+            frame.content,
             frame.piece,
             errors,
         )
 
     # -- out
 
-    def pop(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Frame | None:
-        """The next frame for the consumer; None when nothing can come out yet, or all has."""
-        return self._pop_ordered(target_bytes) if self.ordered else self._pop_any()
+    def pop(self, most_bytes: int = MAX_PAYLOAD_BYTES) -> Frame | None:
+        """The next frame for the consumer; None when nothing can come out yet, or all has.
+
+        Ordered, it has as many entries as have come, of `most_bytes` together, or a single one.
+        """
+        return self._pop_ordered(most_bytes) if self.ordered else self._pop_any()
 
     def _pop_any(self) -> Frame | None:
         at = self._streaming
@@ -389,7 +394,7 @@ class Reorder:
             del self._pieces[at]
         return frame
 
-    def _pop_ordered(self, target_bytes: int) -> Frame | None:
+    def _pop_ordered(self, most_bytes: int) -> Frame | None:
         first = self._next
         if first == self.n:
             return None
@@ -401,7 +406,7 @@ class Reorder:
                 self._next += 1
             return frame
         window = slice(first, min(first + MAX_ENTRIES_PER_FRAME, self.n))
-        stop = self._arrived.run_stop(first, self.received[window] & ~self._pieced[window], target_bytes)
+        stop = self._arrived.run_stop(first, self.received[window] & ~self._pieced[window], most_bytes)
         if stop == first:
             return None
         self._next = stop
@@ -409,7 +414,7 @@ class Reorder:
 
     def _gather(self, first: int, stop: int) -> Frame:
         size = self._arrived.size[first:stop]
-        payload = self._arrived.take(first, stop)
+        content = self._arrived.take(first, stop)
         taken = np.bincount(self._claims.sender_of[first:stop], weights=size)
         for sender in np.flatnonzero(taken).tolist():
             self._hold(sender, -int(taken[sender]))
@@ -424,7 +429,7 @@ class Reorder:
             self.checksum[first:stop].copy(),
             self.status[first:stop].copy(),
             self._arrived.kind[first:stop].copy(),
-            payload,
+            content,
             None,
             errors,
         )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.answer_check import digest
-from ais_loader.wire.frame import U8, Frame, encode_frame, encode_parts
+from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, TARGET_PAYLOAD_BYTES, U8, Frame, encode_frame, encode_parts
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
 from storage_node.batch.fairness import Slot
@@ -41,7 +41,11 @@ class AssembledBatch:
         tally: BatchTally,
         place: Place,
         routing: ReplicaRouting,
+        *,
+        in_parts: bool = False,
     ) -> None:
+        """`in_parts`: `send` puts messages in parts together for nothing."""
+        self._frame_bytes = MAX_PAYLOAD_BYTES if in_parts else TARGET_PAYLOAD_BYTES
         self._resources = resources
         self._batch_id = batch_id
         self._request = request
@@ -87,8 +91,8 @@ class AssembledBatch:
             while self._entries < self._n and end is None:
                 await self._resources.throttle()
                 frame, held_bytes, end = await self._take()
-                await self._spend_credit(len(frame.payload))
-                slot = await self._turn(len(frame.payload))
+                await self._spend_credit(frame.payload_bytes)
+                slot = await self._turn(frame.payload_bytes)
                 try:
                     if sending is not None:
                         await asyncio.shield(sending)
@@ -115,7 +119,7 @@ class AssembledBatch:
         try:
             while self._entries < self._n and end is None:
                 frame, held_bytes, end = await self._take()
-                size = len(frame.payload)
+                size = frame.payload_bytes
                 if collected_bytes + size > budget.limit_bytes:
                     raise InvalidRequest(
                         f"more than {budget.limit_bytes:,} bytes, the most that is collected before sending: use "
@@ -143,8 +147,8 @@ class AssembledBatch:
 
     async def _take(self) -> tuple[Frame, int, pb.End | None]:
         """The next frame, how many bytes are counted for it, and END when it is the last one."""
-        frame = await self._gather.next()
-        held_bytes = len(frame.payload)
+        frame = await self._gather.next(self._frame_bytes)
+        held_bytes = frame.payload_bytes
         stopped = False
         if self._request.fail_fast and frame.status.any():
             frame, stopped = _until_failure(frame), True

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from ais_loader.errors import LoaderError, ObjectDeleted, StaleMap
 from ais_loader.wire.backoff import Backoff
-from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, EntryFault, Frame
+from ais_loader.wire.frame import EntryFault, Frame
 from ais_loader.wire.gather.frame_edit import without_untransformed
 from ais_loader.wire.gather.reorder import Reorder, in_senders
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -88,12 +88,15 @@ class Gather:
 
     # -- the way out
 
-    async def next(self) -> Frame:
-        """The next frame in order, or any where order does not matter; waits for it. Raises LoaderError."""
+    async def next(self, most_bytes: int) -> Frame:
+        """The next frame in order, or any where order does not matter; waits for it. Raises LoaderError.
+
+        Of several entries, it has `most_bytes` at most, if order matters.
+        """
         while True:
             if self._failure is not None:
                 raise self._failure
-            frame = self.reorder.pop(TARGET_PAYLOAD_BYTES)
+            frame = self.reorder.pop(most_bytes)
             if frame is not None:
                 frame = self._resumed.outward(frame)
                 self._note_sizes(frame)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 
-from ais_loader.wire.frame import Frame
+from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, Frame
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -156,7 +156,7 @@ async def own_frames(
         return
     batch = await look_up(resources, tenant, part)
     try:
-        for span in batch.spans():
+        for span in batch.spans(MAX_PAYLOAD_BYTES):
             await credit.spend(span.payload_bytes)
             slot = await resources.turn(tenant, 0)  # paid for when it is sent
             try:

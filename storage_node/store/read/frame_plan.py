@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.batch_columns import ENTRY_COLUMNS
+from ais_loader.wire.frame import MAX_PAYLOAD_BYTES
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 MAX_WHOLE_BYTES = 4 << 20
@@ -22,9 +23,8 @@ MAX_ENTRIES_PER_FRAME = 4096
 """Bounds the header of a frame of empty or failed entries."""
 MAX_ENTRIES = 10_000
 """In one request."""
-FILE_FRAME_BYTES = 4 << 20
-"""A frame that is sent from its files costs its sender about the same whatever it has, and no memory. Receivers
-have room for as much: a single entry may be as large."""
+FILE_FRAME_BYTES = MAX_PAYLOAD_BYTES
+"""A frame that is sent from its files costs its sender about the same whatever it has, and no memory."""
 MIN_FILE_ENTRY_BYTES = 32 << 10
 """From this size on, on average, sending from files is quicker than reading, comparing and sending."""
 MAX_FILES = 64
