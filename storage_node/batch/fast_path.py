@@ -25,10 +25,12 @@ from storage_node.store.read.frame_plan import FILE_FRAME_BYTES
 from storage_node.store.store import Store
 
 MAX_BYTES = 384 << 10
+"""Of one entry: a larger one leaves from its file sooner than it is copied and summed."""
+MAX_BYTES_TOGETHER = 768 << 10
 """Copying and summing more than this would hold up the other sessions."""
-MAX_ENTRIES = 32
-"""And so would opening more files. Up to here, about 160 µs, the event loop spends no more on reading them itself than
-on handing the work to a thread twice."""
+MAX_ENTRIES = 64
+"""And so would opening more files. Up to here, about 320 µs, the event loop spends less on reading them itself than on
+a task and on handing the work to threads twice; of a batch of 128, each of two nodes has as many."""
 
 _LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version")
 _NO_MATTER = (
@@ -67,7 +69,7 @@ def answer_inline(
         drive, record = found
         held.add(drive)
         size_bytes += record.size_bytes
-        if size_bytes > MAX_BYTES:
+        if record.size_bytes > MAX_BYTES or size_bytes > MAX_BYTES_TOGETHER:
             return None
         path = file_of(record.path) if record.offset else record.path
         files.append((drive.files.objects_fd, path, record.offset, record.size_bytes, record.checksum))
@@ -156,7 +158,7 @@ def _plain_bucket(store: Store, request: pb.BatchRequest, membership: Membership
     if (
         not 0 < len(request.name) <= MAX_ENTRIES
         or any(_OTHER_FIELDS(request))
-        or request.initial_credit_bytes < MAX_BYTES
+        or request.initial_credit_bytes < (MAX_BYTES if len(request.name) == 1 else MAX_BYTES_TOGETHER)
         or len(request.bucket) != 1
     ):
         return None

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.admission import Credit
-from storage_node.batch.fast_path import MAX_BYTES, answer_from_file, answer_inline, answer_kept
+from storage_node.batch.fast_path import MAX_BYTES_TOGETHER, answer_from_file, answer_inline, answer_kept
 from storage_node.batch.gather.assemble import AssembledBatch
 from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.local_batch import LocalBatch, Message
@@ -219,7 +219,9 @@ class _Session:
         service, tenant = self._service, request.tenant
         if not service.resources.slots.may_pass(tenant) or service.node.pressure.memory_is_critical():
             return None
-        if len(request.name) > 1 and (service.resources.slots.crowded or service.resources.budget.is_full(MAX_BYTES)):
+        if len(request.name) > 1 and (
+            service.resources.slots.crowded or service.resources.budget.is_full(MAX_BYTES_TOGETHER)
+        ):
             return None
         node, etl = service.node, service.resources.etl
         answer: tuple[Message, int] | None

@@ -1,4 +1,4 @@
-"""Batches of several nodes whose parts leave from files: whoever merges them gets the right bytes, or says which not."""
+"""Batches of several nodes whose parts leave from files: the right bytes come, or it is said which are not."""
 
 from __future__ import annotations
 
@@ -55,10 +55,8 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 
 def statuses(client: Client, assembly: str) -> dict[str, Status]:
     """Of all objects, each whole and right if it is said to be."""
-    batch = client.bucket(BUCKET).get_batch(
-        list(DATA), assembly=assembly, on_error="placeholder", timeout_s=TIMEOUT_S
-    )
-    items = {name: item for name, item in zip(DATA, batch, strict=True)}
+    batch = client.bucket(BUCKET).get_batch(list(DATA), assembly=assembly, on_error="placeholder", timeout_s=TIMEOUT_S)
+    items = dict(zip(DATA, batch, strict=True))
     assert all(item.status != Status.OK or item.tobytes() == DATA[name] for name, item in items.items())
     return {name: item.status for name, item in items.items()}
 

@@ -14,7 +14,14 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Response, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.batch.fast_path import ANSWERED, MAX_BYTES, MAX_ENTRIES, answer_from_file, answer_inline
+from storage_node.batch.fast_path import (
+    ANSWERED,
+    MAX_BYTES,
+    MAX_BYTES_TOGETHER,
+    MAX_ENTRIES,
+    answer_from_file,
+    answer_inline,
+)
 from storage_node.cluster.map.membership import Membership
 from storage_node.store.read import file_frame
 from storage_node.store.read.batch import StoreBatch
@@ -81,10 +88,13 @@ def test_a_field_that_it_does_not_know_is_left_to_the_ordinary_way(tmp_path: Pat
 
 def test_what_takes_more_is_left_to_the_ordinary_way(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
-        found = filled(store, [100] * MAX_ENTRIES + [MAX_BYTES])
-        assert answer(store, found[:2]) is not None
-        assert answer(store, found[: MAX_ENTRIES + 1]) is None  # too many
-        assert answer(store, [found[0], found[-1]]) is None  # too large together
+        found = filled(store, [100] * (MAX_ENTRIES + 1) + [MAX_BYTES, MAX_BYTES, MAX_BYTES + 1])
+        *small, half, other_half, larger = found
+        assert answer(store, small[:2]) is not None
+        assert answer(store, small) is None  # too many
+        assert answer(store, [half, other_half]) is not None
+        assert answer(store, [small[0], half, other_half]) is None  # too large together
+        assert answer(store, [small[0], larger]) is None
         assert answer(store, [found[0], "nobody"]) is None
         assert answer(store, []) is None
         for more in (
@@ -95,7 +105,7 @@ def test_what_takes_more_is_left_to_the_ordinary_way(tmp_path: Path) -> None:
             {"bucket_index": [0, 0]},
             {"resume_offset": 1},
             {"buffered": True},
-            {"credit": MAX_BYTES - 1},
+            {"credit": MAX_BYTES_TOGETHER - 1},
         ):
             assert answer(store, found[:2], **more) is None, more
         flip_a_byte(file_of(store, found[1]))

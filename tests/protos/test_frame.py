@@ -40,7 +40,9 @@ def frames(draw: st.DrawFn) -> Frame:
     first = draw(st.integers(0, U32_MAX - count))
     payload = draw(st.binary(min_size=sum(sizes), max_size=sum(sizes)))
     together = memoryview(payload)
-    apart = [memoryview(bytes(together[stop - size : stop])) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+    apart = [
+        memoryview(bytes(together[stop - size : stop])) for size, stop in zip(sizes, accumulate(sizes), strict=True)
+    ]
     piece = None
     if count == 1 and draw(st.booleans()):
         offset = draw(st.integers(0, U32_MAX - 1 - len(payload)))

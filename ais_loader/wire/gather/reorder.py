@@ -1,9 +1,10 @@
 """Reorder buffer: frames of several senders in, one stream of frames out; the heart of a batch from several nodes.
 
 Each sender delivers the entries given to it. Ordered, a frame comes out when all entries before it have, with all that
-have come by then, whoever sent them (see `arrived`); otherwise frames come out as they came in, with only their indexes changed. A
-large entry, which comes in pieces, goes out in the same pieces, one such entry at a time. One that a transform has made
-may begin again (`Frame.begins_again`): it goes out from its start then, whatever has gone out of it before.
+have come by then, whoever sent them (see `arrived`); otherwise frames come out as they came in, with only their indexes
+changed. A large entry, which comes in pieces, goes out in the same pieces, one such entry at a time. One that a
+transform has made may begin again (`Frame.begins_again`): it goes out from its start then, whatever has gone out of it
+before.
 
 Two senders may race for an entry (see `claims`), the one that was asked first and a rival. A failure that does not
 count yet leaves the race to the other one.
