@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _CLONE_NEWNET, _CLONE_NEWUSER = 0x40000000, 0x10000000
 _DESCRIPTORS = 256
-_NICENESS = 5
+NICENESS = 5
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
 """Of the environment: what finds programs and libraries. Nothing that says who we are to anybody."""
 
@@ -117,7 +117,7 @@ def enter(fences: Fences) -> None:
     if fences.processes:
         _limit(resource.RLIMIT_NPROC, fences.processes)
     with contextlib.suppress(OSError):
-        os.nice(_NICENESS)
+        os.nice(NICENESS)
 
 
 def die_with_parent() -> None:

@@ -56,12 +56,12 @@ def taken(fd: int, size_bytes: int) -> tuple[Content, bool]:
     """What a file holds from its beginning, summed; and whether the file went with it: what is small is copied, and its
     file can be used again. Waits for the drive. Raises OSError."""
     if size_bytes <= MAX_IN_MEMORY_BYTES:
-        data = bytearray()
-        while len(data) < size_bytes and (part := os.pread(fd, size_bytes - len(data), len(data))):
-            data += part
+        data = os.pread(
+            fd, size_bytes, 0
+        )  # all of it, or it ends early: it is a file, and smaller than a call may read
         if len(data) < size_bytes:
             raise OSError(f"{len(data):,} bytes of {size_bytes:,}")
-        return Content.of(bytes(data)), False
+        return Content.of(data), False
     checksum, at = 0, 0
     while at < size_bytes:
         part = os.pread(fd, min(_READ_BYTES, size_bytes - at), at)

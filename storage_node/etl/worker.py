@@ -234,9 +234,11 @@ class Worker:
             self._wait_until_taken()
 
     def _write(self, parts: Iterable[Any]) -> int:
-        os.ftruncate(self._output, 0)
+        """Over what the file has of the object before: pages that it has need not be given back and found anew."""
         os.lseek(self._output, 0, os.SEEK_SET)
-        return sum(_write(self._output, part) for part in parts)
+        size_bytes = sum(_write(self._output, part) for part in parts)
+        os.ftruncate(self._output, size_bytes)
+        return size_bytes
 
     # -- what runs
 

@@ -17,7 +17,8 @@ from ais_loader.wire.generated import ais_promote_pb2 as wire
 from ais_loader.wire.generated import ais_promote_pb2_grpc
 from ais_loader.wire.object_info import Stored, info_of, stored_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.replica import HeldWrite, require_bucket
+from storage_node.cluster.replication.own_copy import OwnCopy, is_owner
+from storage_node.cluster.replication.replica import require_bucket
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
 from storage_node.promote.into_store import find_many, give_up, stage
@@ -38,25 +39,6 @@ class Work(Protocol):
     """Runs a function that waits for drives, off the event loop."""
 
     def __call__(self, function: Callable[..., T], /, *arguments: Any) -> Awaitable[T]: ...
-
-
-class _HeldFile(HeldWrite):
-    """This node's own copy, staged before the write began."""
-
-    def __init__(self, store: Store, upload: Upload | LoaderError) -> None:
-        super().__init__(store)
-        self.upload = upload
-
-    def _begin(self, header: Any) -> Upload | LoaderError:
-        return self.upload
-
-    def _write(self, data: bytes) -> None:
-        """The bytes are here."""
-
-    def drop(self) -> None:
-        """Harmless once it has been committed."""
-        if isinstance(self.upload, Upload):
-            self.upload.abort()
 
 
 class ClusterPromotion:
@@ -178,10 +160,10 @@ class ClusterPromotion:
         """And how this node's own copy, if it has one, came by its bytes."""
         name = source.found.name
         taken: Taken = "copied"
-        held: _HeldFile | None = None
+        held: OwnCopy | None = None
         try:
-            if replica_set.position in replica_set.rankings([name])[0][: replica_set.bucket.copies]:
-                held = _HeldFile(self._store, await self._work(self._stage, replica_set, source))
+            if is_owner(replica_set, name):
+                held = OwnCopy(self._store, await self._work(self._stage, replica_set, source))
             header = pb.PutHeader(bucket=self._job.bucket, name=name, metadata=stamp_metadata(source))
             if held is not None and isinstance(held.upload, Upload):
                 taken = held.upload.taken
@@ -204,7 +186,7 @@ class ClusterPromotion:
             return error
 
     async def _messages(
-        self, replica_set: ReplicaSet, source: SourceFile, held: _HeldFile | None
+        self, replica_set: ReplicaSet, source: SourceFile, held: OwnCopy | None
     ) -> AsyncIterator[pb.PutRequest]:
         here = held.upload if held is not None else None
         if isinstance(here, Upload) and replica_set.bucket.copies == 1:

@@ -16,12 +16,18 @@ from cluster_kit import BUCKET, LocalCluster
 
 from ais_loader import Bucket, Client, connect, errors
 from ais_loader.cli import etl_jobs
+from ais_loader.testing import seeded_bytes
 from ais_loader.transform_job import find_job, list_jobs
 from storage_node.config import ServerConfig
+from storage_node.etl.jobs import cluster_store
+from storage_node.etl.jobs.job_store import stage_content
 from storage_node.etl.jobs.manager import JobManager
+from storage_node.etl.values import Content
 from storage_node.node import Node
 from storage_node.server import NodeServer
 from storage_node.services.etl_jobs import EtlJobsPeerService, EtlJobsService
+from storage_node.store.store import Store
+from storage_node.store.upload import Upload
 from tests.etl.jobs.job_kit import Upper
 
 NAMES = {f"d/{at:03d}.txt": b"text %d" % at for at in range(200)}
@@ -268,3 +274,27 @@ def test_the_command_line_runs_lists_and_shows_jobs(client: Client, counted: Cou
     assert (code, shown) == (0, {**made, "failures": [], "more_failures": False})
     assert command(client, etl_jobs.cancel, "j", "--forget") == (0, [made])
     assert command(client, etl_jobs.jobs) == (0, [])
+
+
+@pytest.mark.parametrize("cannot", [False, True], ids=["here", "elsewhere"])
+def test_a_large_result_is_staged_by_its_owner_and_taken_by_another_where_that_cannot(
+    client: Client, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, cannot: bool
+) -> None:
+    sources = {f"large-{at}": seeded_bytes((1 << 20) + at, seed=at) for at in range(1, 7)}
+    client.bucket(BUCKET).put_many(sources.items())
+    staged = []
+
+    def stage(store: Store, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Upload:
+        staged.append(name)
+        if cannot:
+            raise errors.DriveFull("no room for it here")
+        return stage_content(store, bucket, name, metadata, content)
+
+    monkeypatch.setattr(cluster_store, "stage_content", stage)
+    job = client.bucket(BUCKET).transform("to", etl="upper", pattern="large-*")
+    assert (job.state, job.counts.transformed, job.counts.failed) == ("done", 6, 0)
+    assert staged
+    assert contents(client.bucket("to")) == {name: data.upper() for name, data in sources.items()}
+    if not cannot:
+        held = Counter(name for number in range(3) for name, _ in cluster.batches(number).node.store.objects("to"))
+        assert held == dict.fromkeys(sources, 2)

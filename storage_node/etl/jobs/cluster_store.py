@@ -16,6 +16,8 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.cluster.repair.source_reader import SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.cluster.replication.own_copy import OwnCopy, is_owner
+from storage_node.cluster.replication.replica import require_bucket
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
 from storage_node.etl.jobs.job_store import (
@@ -27,6 +29,7 @@ from storage_node.etl.jobs.job_store import (
     local_heads,
     local_inputs,
     put_messages,
+    stage_content,
 )
 from storage_node.etl.jobs.shares import Division, takers
 from storage_node.etl.spool import Spool
@@ -35,6 +38,7 @@ from storage_node.node import Node
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.listing import PAGE_BYTES
 from storage_node.store.names import bucket_not_found
+from storage_node.store.upload import Upload
 
 HEADS_TIMEOUT_S = 10.0
 _HEADS = 1000
@@ -210,8 +214,25 @@ class NodeStore:
         header = pb.PutHeader(
             bucket=bucket, name=name, metadata=metadata, size_bytes=content.size_bytes, checksum=content.checksum
         )
-        async with contextlib.aclosing(put_messages(content, self._node.read)) as messages:
-            return stored_of(await self._writes.put(replica_set, header, messages))
+        held: OwnCopy | None = None
+        try:
+            if is_owner(replica_set, name):
+                held = OwnCopy(self._node.store, await self._node.read(self._stage, replica_set, header, content))
+            alone = held is not None and isinstance(held.upload, Upload) and replica_set.bucket.copies == 1
+            async with contextlib.aclosing(put_messages(content, self._node.read, with_data=not alone)) as messages:
+                return stored_of(await self._writes.put(replica_set, header, messages, held))
+        finally:
+            if held is not None and not held.has_ended:
+                await asyncio.shield(asyncio.ensure_future(self._node.read(held.drop)))
+
+    def _stage(self, replica_set: ReplicaSet, header: pb.PutHeader, content: Content) -> Upload | LoaderError:
+        """This node's own copy, in one go and without a copy between; what fails is for another node to make good."""
+        store = self._node.store
+        try:
+            require_bucket(store, header.bucket, replica_set.bucket.uuid)
+            return stage_content(store, header.bucket, header.name, dict(header.metadata), content)
+        except LoaderError as error:
+            return error
 
     async def delete(self, bucket: str, name: str, version: str) -> None:
         replica_set = self._writes.replica_set(bucket)

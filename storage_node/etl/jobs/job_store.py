@@ -16,7 +16,6 @@ from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.etl.jobs.shares import Division
 from storage_node.etl.spool import Spool
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
-from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
@@ -139,11 +138,7 @@ class OwnStore:
 
     async def put_large(self, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Stored:
         def put() -> Stored:
-            chunks = content.chunks(_PIECE_BYTES)
-            upload = stage_object(
-                self._store, bucket, name, chunks, metadata, size_bytes=content.size_bytes, checksum=content.checksum
-            )
-            return stored_of(upload.commit())
+            return stored_of(stage_content(self._store, bucket, name, metadata, content).commit())
 
         return await self._work(put)
 
@@ -241,16 +236,29 @@ def whole_content(chunks: Iterator[bytes], size_bytes: int, checksum: int, spool
         raise DriveFull(f"an input of {size_bytes:,} bytes cannot be spooled: {error.strerror or error}") from error
 
 
-async def put_messages(content: Content, work: Work) -> AsyncGenerator[pb.PutRequest, None]:
-    """After the header. Raises LoaderError."""
-    checksum = 0
-    for offset in range(0, content.size_bytes, _PIECE_BYTES):
+def stage_content(store: Store, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Upload:
+    """May wait for drives. Raises LoaderError."""
+    chunks = (content.data,) if content.data is not None else content.chunks(_PIECE_BYTES)
+    try:
+        return stage_object(
+            store, bucket, name, chunks, metadata, size_bytes=content.size_bytes, checksum=content.checksum
+        )
+    except OSError as error:  # of the spool; those of the store's own drives are LoaderErrors
+        raise _cannot_be_read(error) from error
+
+
+def _cannot_be_read(error: OSError) -> LoaderError:
+    return LoaderError(f"a result cannot be read back: {error.strerror or error}")
+
+
+async def put_messages(content: Content, work: Work, *, with_data: bool = True) -> AsyncGenerator[pb.PutRequest, None]:
+    """After the header; without data where whoever takes them has it. Raises LoaderError."""
+    for offset in range(0, content.size_bytes if with_data else 0, _PIECE_BYTES):
         try:
-            piece = bytes(await work(content.read, offset, _PIECE_BYTES))
+            piece = await work(content.read, offset, _PIECE_BYTES)
         except OSError as error:
-            raise LoaderError(f"a result cannot be read back: {error.strerror or error}") from error
-        checksum = crc32c(piece, checksum)
-        yield pb.PutRequest(data=piece)
+            raise _cannot_be_read(error) from error
+        yield pb.PutRequest(data=bytes(piece))
     yield pb.PutRequest(end=pb.PutEnd(size_bytes=content.size_bytes, checksum=content.checksum))
 
 
