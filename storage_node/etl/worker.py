@@ -22,8 +22,9 @@ takes nothing of what a worker says on trust: it counts and sums what is there, 
 bears the number of its request, so that one that comes twice, or from a process that the transform has forked, is never
 taken for another object's.
 
-Requests of small objects may come several at once; each is answered as soon as it is done, so that the node knows at
-any time which one is being worked on.
+Small objects come in bursts: one request of many, whose inputs lie one after another in an area that both have mapped,
+and so do their outputs. They are answered one after another as well, several answers at a time; the area says which
+object is being worked on. It cannot be made smaller: whoever reads what is no more there is ended by the kernel.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,19 +49,33 @@ REQUEST = struct.Struct("<QIQB")
 """Its number, bytes of JSON, bytes of data, where the data is. As many descriptors come along as the JSON says."""
 REPLY = struct.Struct("<QBQI")
 """Number of the request, what it is, bytes of data, bytes of JSON; JSON and then data, if it is inline, follow."""
-INLINE, SHARED, FILE, TAKEN = 0, 1, 2, 3
+INLINE, SHARED, FILE, TAKEN, BURST = 0, 1, 2, 3, 4
 """Where an input is: behind the request, in the memory file, in a file of its own. TAKEN is no request: the node has
-what lay in the output file."""
-READY, IS_INLINE, IS_FILE, RAISED = 0, 1, 2, 3
+what lay in the output file. BURST: the inputs of so many requests are in the area, the JSON has their sizes."""
+READY, IS_INLINE, IS_FILE, RAISED, IS_IN_AREA = 0, 1, 2, 3, 4
+AT_WORK = struct.Struct("<Q")
+"""At the beginning of the area: number of the request that is being worked on."""
+_ALIGNED = 64
+INPUTS_AT, BURST_BYTES = 64 << 10, 1 << 20
+"""Of the area: where the inputs of a burst begin, and how many bytes they may have, and the outputs that follow."""
+OUTPUTS_AT = INPUTS_AT + BURST_BYTES
+AREA_BYTES = OUTPUTS_AT + BURST_BYTES
 SET_UP_NUMBER = 1
 """Of the first request; the others count on from it."""
 INLINE_BYTES = 64 << 10
 CHUNK_BYTES = 1 << 20
 MAX_JSON_BYTES = 1 << 20
 _MAX_FDS = 4
+_ANSWER_S = 0.005
+"""For so long answers of a burst wait for those of others."""
 _READ_BYTES = 256 << 10
 _TOLD = 2000
 """Characters of what an error says."""
+
+
+def room_for(size_bytes: int) -> int:
+    """Bytes of the area that an object takes, so that the next one begins where numbers may be read from."""
+    return -(-size_bytes // _ALIGNED) * _ALIGNED
 
 
 class Failed(Exception):
@@ -128,47 +144,81 @@ class Worker:
         """Descriptors that have come, in order, for messages that have not been read."""
         self._ahead: deque[_Message] = deque()
         self._shared, self._output, self._number = -1, -1, 0
+        self._area = -1
+        self._inputs: memoryview | None = None
+        """Of the area, once there has been a burst."""
+        self._written: mmap.mmap | None = None
+        """The area, to write to."""
+        self._output_at = 0
+        """Where the next output of a burst goes; 0 for one that is no burst's."""
+        self._answers = bytearray()
+        """Not sent yet."""
         self._run: Callable[[Input, dict[str, Any]], Any] = _nothing
 
     def serve(self) -> None:
-        while (request := self._receive()) is not None:
-            said, source = request
-            try:
-                if "setup" in said:
-                    self._set_up(said["setup"], source)
-                    self._reply(READY)
-                else:
-                    self._deliver(self._run(source, said))
-            except Failed as failed:
-                self._reply(RAISED, error=str(failed))
-            except BaseException as error:
-                if isinstance(error, KeyboardInterrupt | SystemExit | BrokenPipeError):
-                    raise
-                self._reply(RAISED, error=_told(error))
-                traceback.print_exc()
-            finally:
-                source.close()
+        while (message := self._ahead.popleft() if self._ahead else self._read()) is not None:
+            self._number = message.number
+            if message.place == BURST:
+                self._serve_burst(message.said)
+            else:
+                self._serve_one(message.said, self._source(message))
+                self._flush()
+
+    def _serve_one(self, said: dict[str, Any], source: Input) -> None:
+        try:
+            if "setup" in said:
+                self._set_up(said["setup"], source)
+                self._reply(READY)
+            else:
+                self._deliver(self._run(source, said))
+        except Failed as failed:
+            self._reply(RAISED, error=str(failed))
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit | BrokenPipeError):
+                raise
+            self._reply(RAISED, error=_told(error))
+            traceback.print_exc()
+        finally:
+            source.close()
+
+    def _serve_burst(self, said: dict[str, Any]) -> None:
+        if self._inputs is None or self._written is None:
+            self._inputs = memoryview(mmap.mmap(self._area, OUTPUTS_AT, prot=mmap.PROT_READ))
+            self._written = mmap.mmap(self._area, AREA_BYTES)
+        at, self._output_at = INPUTS_AT, OUTPUTS_AT
+        sent_s = time.monotonic()
+        for origin, size_bytes in zip(said["origins"], said["sizes"], strict=True):
+            AT_WORK.pack_into(self._written, 0, self._number)
+            source = Input(self._inputs[at : at + size_bytes], -1, 0, size_bytes)
+            self._serve_one({"args": said["args"], "origin": origin}, source)
+            at += room_for(size_bytes)
+            self._number += 1
+            if (now_s := time.monotonic()) - sent_s > _ANSWER_S:
+                self._flush()
+                sent_s = now_s
+        self._flush()
+        self._output_at = 0
 
     def _leave(self) -> None:
-        for fd in (self._socket.detach(), self._shared, self._output):
+        """In a process that the transform has forked: it has no part in the burst that it was forked in, either."""
+        for fd in (self._socket.detach(), self._shared, self._output, self._area):
             if fd >= 0:
                 os.close(fd)
-        self._shared = self._output = -1
+        self._shared = self._output = self._area = -1
+        if self._written is not None:
+            self._written.close()
 
     # -- the wire
 
-    def _receive(self) -> tuple[dict[str, Any], Input] | None:
-        message = self._ahead.popleft() if self._ahead else self._read()
-        if message is None:
-            return None
-        self._number, place, size_bytes, said, data, came = message
-        self._shared = came.get("shared", self._shared)
+    def _source(self, message: _Message) -> Input:
+        _, place, size_bytes, said, data, came = message
+        self._shared, self._area = came.get("shared", self._shared), came.get("area", self._area)
         self._use_output(came)
         if place == FILE:
-            return said, Input(None, came["input"], said["offset"], size_bytes)
+            return Input(None, came["input"], said["offset"], size_bytes)
         if place == SHARED:
-            return said, Input(memoryview(mmap.mmap(self._shared, size_bytes, prot=mmap.PROT_READ)), -1, 0, size_bytes)
-        return said, Input(memoryview(data), -1, 0, size_bytes)
+            return Input(memoryview(mmap.mmap(self._shared, size_bytes, prot=mmap.PROT_READ)), -1, 0, size_bytes)
+        return Input(memoryview(data), -1, 0, size_bytes)
 
     def _use_output(self, came: dict[str, int]) -> None:
         if "output" in came:
@@ -213,25 +263,40 @@ class Worker:
 
     def _reply(self, kind: int, data: bytes | memoryview = b"", size_bytes: int = 0, **said: object) -> None:
         text = json.dumps(said).encode() if said else b""
-        head = REPLY.pack(self._number, kind, len(data) or size_bytes, len(text))
-        self._socket.sendall(b"".join((head, text, data)))
+        self._answers += REPLY.pack(self._number, kind, len(data) or size_bytes, len(text))
+        self._answers += text
+        self._answers += data
+        if len(self._answers) > _READ_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._answers:
+            self._socket.sendall(self._answers)
+            self._answers.clear()
 
     def _deliver(self, made: Any) -> None:
         if made is None or isinstance(made, str):
             raise Failed(f"it returned {type(made).__name__}: need bytes, or with streaming=True an iterator of bytes")
         if isinstance(made, _Written):
-            self._reply(IS_FILE, size_bytes=made.size_bytes)
-            self._wait_until_taken()
+            self._deliver_file(made.size_bytes)
             return
         try:
             view = memoryview(made).cast("B")
         except TypeError:
             raise Failed(f"it returned {type(made).__name__}: need bytes, or something with a buffer") from None
-        if len(view) <= INLINE_BYTES:
+        if self._output_at and self._written is not None and self._output_at + len(view) <= AREA_BYTES:
+            self._written[self._output_at : self._output_at + len(view)] = view
+            self._output_at += room_for(len(view))
+            self._reply(IS_IN_AREA, size_bytes=len(view))
+        elif len(view) <= INLINE_BYTES:
             self._reply(IS_INLINE, view)
         else:
-            self._reply(IS_FILE, size_bytes=self._write([view]))
-            self._wait_until_taken()
+            self._deliver_file(self._write([view]))
+
+    def _deliver_file(self, size_bytes: int) -> None:
+        self._reply(IS_FILE, size_bytes=size_bytes)
+        self._flush()
+        self._wait_until_taken()
 
     def _write(self, parts: Iterable[Any]) -> int:
         """Over what the file has of the object before: pages that it has need not be given back and found anew."""

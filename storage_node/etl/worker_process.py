@@ -2,15 +2,17 @@
 
 Small objects are sent several at once, and worked on one after another: each has an answer and a time limit of its own.
 Whatever a worker does - raise, hang, grow, lie, close its socket, die - ends in an error of the object that it was at,
-typed, and at worst in the end of the worker; those behind it have not been begun, and go to another one. The node reads
-heads of fixed size and bounded JSON from it, and counts and sums the output itself.
+typed, and at worst in the end of the worker; those that it has not answered go to another one. The node reads heads of
+fixed size and bounded JSON from it, and counts and sums the output itself, of a copy that no worker has.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
+import mmap
 import os
 import shutil
 import socket
@@ -27,12 +29,18 @@ from storage_node.etl.fences import Fences, group_of, kill_group, resident_bytes
 from storage_node.etl.spool import Spool, taken
 from storage_node.etl.values import Content
 from storage_node.etl.worker import (
+    AREA_BYTES,
+    AT_WORK,
+    BURST,
     FILE,
     INLINE,
     INLINE_BYTES,
+    INPUTS_AT,
     IS_FILE,
+    IS_IN_AREA,
     IS_INLINE,
     MAX_JSON_BYTES,
+    OUTPUTS_AT,
     RAISED,
     READY,
     REPLY,
@@ -40,6 +48,7 @@ from storage_node.etl.worker import (
     SET_UP_NUMBER,
     SHARED,
     TAKEN,
+    room_for,
 )
 from storage_node.tasks import settled
 
@@ -65,7 +74,7 @@ class WorkerDied(TransformFailed):
 class WorkerInput(NamedTuple):
     """One object for a worker."""
 
-    said: dict[str, Any]
+    origin: str
     content: Content
     max_bytes: int
     """Of what is made of it."""
@@ -105,7 +114,11 @@ class WorkerProcess:
         self._socket: socket.socket | None = None
         self._stderr = -1
         self._heard_last = b""
-        self._shared = self._output = -1
+        self._shared = self._output = self._area_fd = -1
+        self._area: mmap.mmap | None = None
+        """See worker.py."""
+        self._output_at = 0
+        """In the area, of the next answer; 0 where none may be there."""
         self._folder: str | None = None
         self._killed_for: TransformFailed | TransformTimeout | None = None
         self._ending = False
@@ -157,8 +170,9 @@ class WorkerProcess:
         self._loop.add_reader(here, self._readable)
         self._shared, self._output = os.memfd_create("inputs"), self._spool.new_file()
         try:
+            self._area_fd, self._area = _new_area()
             asked = _Asked(self._number + 1, 0, set_up=True)
-            fds = {"shared": self._shared, "output": self._output}
+            fds = {"shared": self._shared, "output": self._output, "area": self._area_fd}
             request = _request(asked, {"setup": setup, "fds": list(fds)}, INLINE, len(code), code)
             await self._exchange([asked], request, [*fds.values()], START_TIMEOUT_S)
             if isinstance(asked.outcome, Exception):
@@ -172,22 +186,19 @@ class WorkerProcess:
             await self.close()
             raise
 
-    async def run(self, inputs: Sequence[WorkerInput], timeout_s: float) -> list[Content | TransformError | None]:
-        """What it makes of each, one after another; None for those that were not begun. Cancelled, it is ended.
+    async def run(
+        self, inputs: Sequence[WorkerInput], args: str, timeout_s: float
+    ) -> list[Content | TransformError | None]:
+        """What it makes of each, one after another; None for those that it has not answered, because of another one.
+        For all of several, where it cannot be told which of them has ended it. Cancelled, it is ended.
 
         Args:
-            inputs: one, or several that are in memory, of INLINE_BYTES at most each.
+            inputs: one, or several that are in memory and have room in a burst, of INLINE_BYTES at most each.
             timeout_s: for each of them.
         """
         asked = [_Asked(self._number + at, each.max_bytes) for at, each in enumerate(inputs, 1)]
         fds: list[int] = []
-        if len(inputs) == 1:
-            data = self._single(asked[0], inputs[0], fds)
-        else:
-            data = b"".join(
-                _request(one, each.said, INLINE, each.content.size_bytes, each.content.data or b"")
-                for one, each in zip(asked, inputs, strict=True)
-            )
+        data = self._single(asked[0], inputs[0], args, fds) if len(inputs) == 1 else self._burst(asked, inputs, args)
         try:
             await self._exchange(asked, data, fds, timeout_s)
         except asyncio.CancelledError:
@@ -195,17 +206,31 @@ class WorkerProcess:
             raise
         return [one.outcome for one in asked]  # type: ignore[misc]
 
-    def _single(self, asked: _Asked, each: WorkerInput, fds: list[int]) -> bytes:
+    def _single(self, asked: _Asked, each: WorkerInput, args: str, fds: list[int]) -> bytes:
         content = each.content
+        said: dict[str, Any] = {"args": args, "origin": each.origin}
+        self._output_at = 0
         if content.data is None:
             fds.append(content.fd)
-            said = {**each.said, "fds": ["input"], "offset": content.offset}
+            said |= {"fds": ["input"], "offset": content.offset}
             return _request(asked, said, FILE, content.size_bytes)
         if content.size_bytes > INLINE_BYTES:
             os.ftruncate(self._shared, content.size_bytes)
             os.pwrite(self._shared, content.data, 0)
-            return _request(asked, each.said, SHARED, content.size_bytes)
-        return _request(asked, each.said, INLINE, content.size_bytes, content.data)
+            return _request(asked, said, SHARED, content.size_bytes)
+        return _request(asked, said, INLINE, content.size_bytes, content.data)
+
+    def _burst(self, asked: Sequence[_Asked], inputs: Sequence[WorkerInput], args: str) -> bytes:
+        assert self._area is not None
+        at, self._output_at = INPUTS_AT, OUTPUTS_AT
+        sizes = []
+        for _, content, _ in inputs:
+            size_bytes = content.size_bytes
+            self._area[at : at + size_bytes] = content.data  # type: ignore[assignment]
+            at += room_for(size_bytes)
+            sizes.append(size_bytes)
+        said = {"args": args, "origins": [each.origin for each in inputs], "sizes": sizes}
+        return _request(asked[0], said, BURST, len(inputs))
 
     # -- the wire
 
@@ -320,11 +345,10 @@ class WorkerProcess:
         while len(received) - at >= REPLY.size and not (self._asked and self._asked[0].written_bytes is not None):
             number, kind, of_data, of_json = REPLY.unpack_from(received, at)
             first = self._asked[0] if self._asked else None
-            if first is None or not _makes_sense(first, number, kind, of_data, of_json):
+            if first is None or not self._makes_sense(first, number, kind, of_data, of_json):
                 twice = SET_UP_NUMBER <= number < (self._number + 1 if first is None else first.number)
                 received.clear()
-                self.kill()
-                self._give_up(
+                self._end_confused(
                     WorkerDied("its worker answered an earlier object twice, and was ended") if twice else _nonsense()
                 )
                 return
@@ -340,16 +364,19 @@ class WorkerProcess:
                     first.outcome = error(str(told.get("error")))
                 elif kind == IS_FILE:
                     first.written_bytes = of_data
-                elif kind == IS_INLINE:
-                    too_much = of_data > first.max_bytes
-                    made = (
-                        _too_much(of_data, first.max_bytes) if too_much else Content.of(bytes(received[data_at:stop]))
-                    )
-                    first.outcome = made
+                elif kind in (IS_INLINE, IS_IN_AREA):
+                    if of_data > first.max_bytes:
+                        first.outcome = _too_much(of_data, first.max_bytes)
+                    elif kind == IS_INLINE:
+                        first.outcome = Content.of(bytes(received[data_at:stop]))
+                    else:
+                        assert self._area is not None
+                        first.outcome = Content.of(self._area[self._output_at : self._output_at + of_data])
+                    if kind == IS_IN_AREA:
+                        self._output_at += room_for(of_data)
             except (ValueError, AttributeError):  # JSON that is none, or another thing than it should be
                 received.clear()
-                self.kill()
-                self._give_up(_nonsense())
+                self._end_confused(_nonsense())
                 return
             at = stop
             if first.written_bytes is None:
@@ -361,11 +388,32 @@ class WorkerProcess:
         self._asked.popleft()
         self._deadline_s = time.monotonic() + self._timeout_s
 
+    def _makes_sense(self, asked: _Asked, number: int, kind: int, of_data: int, of_json: int) -> bool:
+        wanted = (READY, RAISED) if asked.set_up else (IS_INLINE, IS_FILE, RAISED, IS_IN_AREA)
+        return (
+            number == asked.number
+            and kind in wanted
+            and of_json <= MAX_JSON_BYTES
+            and (kind != IS_INLINE or of_data <= INLINE_BYTES)
+            and (kind != IS_IN_AREA or (self._output_at > 0 and self._output_at + of_data <= AREA_BYTES))
+        )
+
     def _give_up(self, error: TransformError) -> None:
-        """The first has failed with its worker; the others have not been begun."""
-        if self._asked:
+        """The one that it was at has failed with its worker. Others before it may be done, and are not answered."""
+        if not self._asked:
+            return
+        assert self._area is not None
+        (at_work,) = AT_WORK.unpack_from(self._area, 0)
+        at = at_work - self._asked[0].number
+        self._asked[at if 0 <= at < len(self._asked) else 0].outcome = error
+        self._asked.clear()
+
+    def _end_confused(self, error: TransformError) -> None:
+        """Which of several has written what makes no sense cannot be told: answers wait for each other."""
+        self.kill()
+        if len(self._asked) == 1:
             self._asked[0].outcome = error
-            self._asked.clear()
+        self._asked.clear()
 
     async def _ended(self) -> TransformFailed | TransformTimeout:
         """Why nothing comes from it any more."""
@@ -435,10 +483,12 @@ class WorkerProcess:
             self._socket.close()
         if self._stderr >= 0:
             self._loop.remove_reader(self._stderr)
-        for fd in (self._stderr, self._shared, self._output):
+        for fd in (self._stderr, self._shared, self._output, self._area_fd):
             if fd >= 0:
                 os.close(fd)
-        self._stderr = self._shared = self._output = -1
+        self._stderr = self._shared = self._output = self._area_fd = -1
+        if self._area is not None:
+            self._area.close()
         process, folder, self._folder = self._process, self._folder, None
         if process is not None:
             await settled(asyncio.ensure_future(self._on_thread(process.wait)))
@@ -451,14 +501,16 @@ def _request(asked: _Asked, said: dict[str, Any], place: int, size_bytes: int, d
     return b"".join((REQUEST.pack(asked.number, len(text), size_bytes, place), text, data))
 
 
-def _makes_sense(asked: _Asked, number: int, kind: int, of_data: int, of_json: int) -> bool:
-    wanted = (READY, RAISED) if asked.set_up else (IS_INLINE, IS_FILE, RAISED)
-    return (
-        number == asked.number
-        and kind in wanted
-        and of_json <= MAX_JSON_BYTES
-        and (kind != IS_INLINE or of_data <= INLINE_BYTES)
-    )
+def _new_area() -> tuple[int, mmap.mmap]:
+    """Its descriptor, and where it is. It keeps its size, whatever a worker does to it. Raises OSError."""
+    fd = os.memfd_create("area", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, AREA_BYTES)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return fd, mmap.mmap(fd, AREA_BYTES)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _too_much(size_bytes: int, max_bytes: int) -> TransformFailed:

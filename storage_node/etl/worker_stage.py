@@ -14,7 +14,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ais_loader.errors import LoaderError, TransformError, TransformFailed, TransformGone, TransformRefused
@@ -25,13 +25,13 @@ from storage_node.etl.environments import Environment, is_needed
 from storage_node.etl.fences import Fences
 from storage_node.etl.stage_context import StageContext, told
 from storage_node.etl.values import Content, Origin
-from storage_node.etl.worker import INLINE_BYTES
+from storage_node.etl.worker import BURST_BYTES, INLINE_BYTES, room_for
 from storage_node.etl.worker_process import WorkerDied, WorkerInput, WorkerProcess
 from storage_node.tasks import settled
 
 IDLE_S = 60.0
 DEFAULT_RETRIES = 1
-_BURST, _BURST_BYTES = 64, 384 << 10
+_BURST = 64
 """Small objects that are sent to a worker together, at most."""
 _BURST_S = 0.03
 """For which they keep it busy, about: others wait for their turn meanwhile."""
@@ -94,9 +94,11 @@ class WorkerStage(ABC):
         made: list[Content | LoaderError | None] = [None] * len(inputs)
         tries: Counter[int] = Counter()
         left = list(range(len(inputs)))
+        alone: set[int] = set()
+        """One of them has ended a worker, and it cannot be told which."""
         try:
             while left:
-                some = self._together(inputs, left)
+                some = self._together(inputs, left, alone)
                 try:
                     outcomes = await self._by_one_worker([inputs[at] for at in some], args)
                 except LoaderError as error:
@@ -107,6 +109,8 @@ class WorkerStage(ABC):
                         if tries[at] <= self._retries:
                             continue
                     made[at] = outcome
+                if all(outcome is None for outcome in outcomes):
+                    alone.update(some)
                 left = [at for at in left if made[at] is None]
             done, made = [one for one in made if one is not None], []
             return done
@@ -115,16 +119,18 @@ class WorkerStage(ABC):
                 if isinstance(one, Content):
                     one.close()
 
-    def _together(self, inputs: Sequence[tuple[Origin, Content]], left: Sequence[int]) -> list[int]:
+    def _together(
+        self, inputs: Sequence[tuple[Origin, Content]], left: Sequence[int], alone: Collection[int]
+    ) -> list[int]:
         """Which of those that are left go to a worker at once."""
         some: list[int] = []
         size_bytes = 0
         for at in left[: self._burst]:
             content = inputs[at][1]
-            if content.data is None or content.size_bytes > INLINE_BYTES:
+            if content.data is None or content.size_bytes > INLINE_BYTES or at in alone:
                 return some or [at]
-            size_bytes += content.size_bytes
-            if some and size_bytes > _BURST_BYTES:
+            size_bytes += room_for(content.size_bytes)
+            if some and size_bytes > BURST_BYTES:
                 break
             some.append(at)
         return some
@@ -137,13 +143,13 @@ class WorkerStage(ABC):
         given = []
         for origin, content in inputs:
             most_bytes = min(self._max_bytes, int(inflation * content.size_bytes)) if inflation else self._max_bytes
-            given.append(WorkerInput({"args": args, "origin": str(origin)}, content, most_bytes))
+            given.append(WorkerInput(str(origin), content, most_bytes))
         async with self._free:
             worker = await self._worker()
             self._busy.add(worker)
             try:
                 began_s = time.monotonic()
-                outcomes = await worker.run(given, self._timeout_s)
+                outcomes = await worker.run(given, args, self._timeout_s)
                 self._adapt(len(given), time.monotonic() - began_s)
             finally:
                 self._busy.discard(worker)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -694,6 +695,7 @@ def test_outputs_that_are_files_wait_for_each_other(tmp_path: Path) -> None:
         ("raises", {}, TransformFailed, "ValueError: not this one", 0),
         ("hangs", {"timeout_s": 1.0}, TransformTimeout, "took too long", 1),
         ("dies", {"retries": 1}, TransformFailed, "ended by signal 9", 2),
+        ("scribbles", {}, TransformFailed, "makes no sense", 2),
     ],
 )
 def test_one_that_fails_fails_alone_among_those_that_went_with_it(
@@ -705,6 +707,11 @@ def test_one_that_fails_fails_alone_among_those_that_went_with_it(
                 raise ValueError("not this one")
             if then == "hangs":
                 time.sleep(600)
+            if then == "scribbles":
+                for fd in map(int, os.listdir("/proc/self/fd")):
+                    if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.fstat(fd).st_mode):
+                        os.write(fd, b"junk" * 100)
+                time.sleep(600)
             os.kill(os.getpid(), signal.SIGKILL)
         return bytes(data).upper()
 
@@ -714,6 +721,57 @@ def test_one_that_fails_fails_alone_among_those_that_went_with_it(
     assert isinstance(made[2], error) and str(made[2]).startswith("f: b/2: ")
     assert what in str(made[2])
     assert (counts.objects, counts.failed, counts.restarts) == (4, 1, restarts)
+
+
+def test_those_before_one_that_ends_its_worker_are_not_held_to_have_ended_it(tmp_path: Path) -> None:
+    """Answers wait for each other: those of objects that are done already go with the worker."""
+
+    def dies(data: memoryview) -> bytes:
+        if bytes(data) == b"bad":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return bytes(data)
+
+    inputs = [b"a", b"bad", b"b", b"bad", b"c", b"bad", b"d"]
+    made, counts = burst_of(tmp_path, dies, inputs)
+    assert [one for one in made if isinstance(one, bytes)] == [b"a", b"b", b"c", b"d"]
+    assert (counts.objects, counts.failed) == (4, 3)
+
+
+def test_an_output_is_what_it_was_when_it_was_returned(tmp_path: Path) -> None:
+    kept = bytearray(100)
+
+    def into_the_same(data: memoryview) -> bytearray:
+        kept[:] = bytes(data)
+        return kept
+
+    inputs = [seeded_bytes(100, seed=at) for at in range(20)]
+    assert burst_of(tmp_path, into_the_same, inputs)[0] == inputs
+
+
+def test_what_passes_between_keeps_its_size_whatever_a_transform_does(tmp_path: Path) -> None:
+    """A node that read what a worker had cut off would be ended by the kernel."""
+
+    def cuts(data: memoryview) -> bytes:
+        for name in os.listdir("/proc/self/fd"):
+            path = f"/proc/self/fd/{name}"
+            if os.path.exists(path) and "memfd:area" in os.readlink(path):
+                try:
+                    os.ftruncate(int(name), 0)
+                except PermissionError:
+                    return bytes(data) + b" refused"
+        return bytes(data)
+
+    assert burst_of(tmp_path, cuts, [b"a", b"b"])[0] == [b"a refused", b"b refused"]
+
+
+def test_a_child_that_returns_too_has_no_part_in_a_burst(tmp_path: Path) -> None:
+    def forks(data: memoryview) -> bytes:
+        child = os.fork()
+        return bytes(data) if child else b"of the child"
+
+    inputs = [b"%d" % at for at in range(8)]
+    made, counts = burst_of(tmp_path, forks, inputs)
+    assert (made, counts.restarts) == (inputs, 0)
 
 
 def test_each_has_the_whole_time_limit_for_itself(tmp_path: Path) -> None:
