@@ -13,6 +13,7 @@ from ais_loader.errors import CorruptObject, DriveFailed, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store import format as fmt
 from storage_node.store.checksum import crc32c
+from storage_node.store.files.segment_format import is_slot
 from storage_node.store.format import BLOCK_BYTES, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.pool import write_routing as placed_changes
@@ -88,6 +89,19 @@ def test_all_that_an_object_is_survives_the_move(store: Store, roots: list[Path]
     assert not doctor.rebuild(used, all_drives=True).errors
     with Store.open(used) as rebuilt:
         assert contents(rebuilt) == wanted
+
+
+def test_archives_that_move_with_small_objects_keep_files_of_their_own(store: Store, tmp_path: Path) -> None:
+    for number in range(20):
+        put(store, f"{number}.tar", bytes(1024))
+    store.pool.add_drive(tmp_path / "c")
+    for uuid in store.record.current.drives[:2]:
+        store.pool.retire_drive(uuid)
+    move_all(store)
+    lie_in_segments = {name: is_slot(store.head(BUCKET, name).path) for name in names(store)}
+    assert [name for name in lie_in_segments if name.endswith(".tar")]
+    assert not [name for name, lies in lie_in_segments.items() if lies and name.endswith(".tar")]
+    assert any(lie_in_segments.values())
 
 
 def test_damage_moves_along_and_stays_damage(store: Store, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from ais_loader.errors import BucketNotFound, DriveFull, LoaderError
 from storage_node.store import format as fmt
+from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.pending import PendingObject
 from storage_node.store.failpoints import failpoint
@@ -256,7 +257,7 @@ class _Step:
         pending = PendingObject(
             bucket_uuid,
             name,
-            target.stage(held=True),
+            target.stage(held=kind_of_name(name) is None),  # an archive has a file of its own
             record.metadata,
             record.version,
             record.modified_ns,
