@@ -269,9 +269,11 @@ class Drive:
         """
         self._require_writable()
         while True:
+            name = f"{next(self._staging_names):x}"
+            if held:
+                return self.files.hold(name, self._make_room)
             try:
-                name = f"{next(self._staging_names):x}"
-                return self.files.stage(name, self._make_room, held=held)
+                return self.files.stage(name, self._make_room)
             except OSError as error:
                 if not is_full(error) or not self._make_room():
                     raise drive_error(error, self.root, "staging an object") from error

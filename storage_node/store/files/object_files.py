@@ -74,13 +74,14 @@ class RawFiles:
             raise
         return True
 
-    def stage(self, name: str, make_room: Callable[[], bool], *, held: bool = False) -> StagedFile:
-        """A new invisible file; `make_room` is asked when the drive is full and says whether it freed anything.
+    def hold(self, name: str, make_room: Callable[[], bool]) -> StagedFile:
+        """What may become a new invisible file, see `StagedFile.held`. `make_room`: as of `stage`."""
+        return StagedFile(self.staging_fd, name, make_room, self.faults, held=True)
 
-        `held`: see `StagedFile`.
-        """
+    def stage(self, name: str, make_room: Callable[[], bool]) -> StagedFile:
+        """A new invisible file; `make_room` is asked when the drive is full and says whether it freed anything."""
         try:
-            return StagedFile(self.staging_fd, name, make_room, self.faults, held=held)
+            return StagedFile(self.staging_fd, name, make_room, self.faults)
         except OSError as error:
             self.faults.note(error, "staging an object")
             raise

@@ -63,6 +63,23 @@ def _behind(pieces: Sequence[Buffer], size_bytes: int) -> list[Buffer]:
 class StagedFile:
     """Checksums are computed as the bytes pass. Belongs to one thread."""
 
+    __slots__ = (
+        "_blocks",
+        "_faults",
+        "_fd",
+        "_has_file",
+        "_make_room",
+        "_open_block",
+        "_pid",
+        "_staging_fd",
+        "checksum",
+        "held",
+        "linked",
+        "name",
+        "published",
+        "size_bytes",
+    )
+
     def __init__(
         self,
         staging_fd: int,
@@ -80,26 +97,24 @@ class StagedFile:
         self._staging_fd = staging_fd
         self._faults = faults
         self._make_room = make_room
-        self._pid = os.getpid()
         self._fd = -1
         self._has_file = False
         self.name = name
         self.linked = linked
-        self.held: list[Buffer] | None = None
+        self.held: list[Buffer] | None = [] if held else None
         """The bytes, in pieces that nobody changes, as long as there is no file; no more than MAX_OBJECT_BYTES."""
         self.size_bytes = 0
         self.checksum = 0
         self.published = False
-        self._blocks = array("I")
         self._open_block = 0
-        if held:
-            self.held = []
-        else:
+        if not held:
             self._open(os.O_RDONLY | os.O_NOFOLLOW if linked else _NEW)
 
     def _open(self, flags: int) -> None:
         self._fd = os.open(self.name, flags | os.O_CLOEXEC, 0o644, dir_fd=self._staging_fd)
         self._has_file = True
+        self._pid = os.getpid()
+        self._blocks = array("I")
 
     @property
     def fd(self) -> int:
@@ -212,7 +227,7 @@ class StagedFile:
 
     def block_checksums(self) -> Sequence[int]:
         """One per block of BLOCK_BYTES; empty for objects of at most one block."""
-        if self.size_bytes <= BLOCK_BYTES:
+        if self.size_bytes <= BLOCK_BYTES:  # as of all that is held
             return []
         return self._blocks if self.size_bytes % BLOCK_BYTES == 0 else [*self._blocks, self._open_block]
 
