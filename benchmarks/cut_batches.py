@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from ais_loader.integrations.lhotse import AISBatchLoader
 from ais_loader.integrations.lhotse.cut_batches import CutBatches
 from ais_loader.testing import NodeProcess
 from benchmarks.harness import conclude, load, machine, run_rounds
-from benchmarks.plots import new_figure, save
+from benchmarks.plots import draw_shares
 
 RATE, SECONDS, BATCH = 16_000, 3, 32
 STEP_TO_LOAD = 3
@@ -127,7 +127,7 @@ def main(recordings: int, rounds: int, threads: int, folder: Path | None, write:
     text, reached = report(shares, took[-1], recordings, rounds, threads)
     print(text)
     if write:
-        draw(shares, PLOT)
+        draw_shares(shares, {LOOP: LOOP_AT_LEAST, CUT_BATCHES: CUT_BATCHES_AT_MOST}, PLOT)
     conclude(text, TABLE if write else None, reached=reached)
 
 
@@ -160,19 +160,7 @@ threads that decode. Each round runs both; the median of the rounds counts.
 | share of time waiting for data | wanted | median | range | |
 |---|---:|---:|---:|---|
 """
-    return text + "\n".join(lines) + f"\n\n![Share of time waiting, by round]({PLOT.name})\n", all_reached
-
-
-def draw(shares: Mapping[str, Sequence[float]], path: Path) -> None:
-    """Share of time waiting in each round, and the limits that are wanted."""
-    figure, axes = new_figure(1, width=5.2)
-    panel = axes[0][0]
-    for at, (name, limit) in enumerate(((LOOP, LOOP_AT_LEAST), (CUT_BATCHES, CUT_BATCHES_AT_MOST))):
-        panel.plot(shares[name], [at] * len(shares[name]), "o", color="#2166ac", alpha=0.6)
-        panel.plot([limit] * 2, [at - 0.3, at + 0.3], color="#c0392b", linestyle=":", linewidth=2)
-    panel.set_yticks([0, 1], [LOOP.replace(" of ", "\nof "), CUT_BATCHES])
-    panel.set(xlabel="% of time waiting for data; dotted: wanted", ylim=(-0.6, 1.6), xlim=(0, None))
-    save(figure, path)
+    return text + "\n".join(lines) + f"\n\n![Share of time waiting]({PLOT.name})\n", all_reached
 
 
 if __name__ == "__main__":
