@@ -1,6 +1,6 @@
 """The three ways to read samples out of tar shards: sequentially, by random single GETs, and by GetBatch.
 
-    python -m benchmarks.access_patterns        # writes the table and the plot beside this file
+    python -m benchmarks.access_patterns        # writes the table, the plot and its numbers beside this file
 
 Batches of 64 samples of 40 KB, as in table 2 of "GetBatch: Distributed Multi-Object Retrieval for ML Data Loading". A
 batch takes from when it is asked for until its last byte is in hand, a sample from when the one before it was in hand;
@@ -16,6 +16,7 @@ open a shard; random GETs 8 to 15 times GetBatch, at 0.5 ms each; three nodes 1.
 from __future__ import annotations
 
 import io
+import json
 import random
 import statistics
 import tarfile
@@ -44,6 +45,8 @@ BATCH = 64
 PERCENTS = (50, 95, 99)
 TABLE = Path(__file__).with_name("access_patterns.md")
 PLOT = Path(__file__).with_name("access_patterns.png")
+CURVES = Path(__file__).with_name("access_patterns.json")
+"""What the picture shows: it can be drawn again without measuring."""
 
 SEQUENTIAL, RANDOM_GET, GET_BATCH = "sequential reading", "random GETs", "GetBatch"
 GET_BATCH_AHEAD, GET_BATCH_CLUSTER = "GetBatch, 2 asked for ahead", "GetBatch from 3 nodes"
@@ -219,14 +222,26 @@ def wanted_rows(rounds: Mapping[str, Sequence[Latencies]]) -> tuple[str, bool]:
     return "\n".join(lines), all_reached
 
 
-def plot(pooled: Mapping[str, Latencies], path: Path) -> None:
+def curves(pooled: Mapping[str, Latencies]) -> dict[str, dict[str, list[list[float]]]]:
+    """What the picture shows, for JSON: of each pattern, for batches and samples, [ms, share that takes as long]."""
+    return {
+        name: {"batches": _curve(latencies.batches_s), "samples": _curve(latencies.samples_s)}
+        for name, latencies in pooled.items()
+    }
+
+
+def _curve(seconds: Sequence[float]) -> list[list[float]]:
+    values = sorted(seconds)
+    shares = [10 ** (-step / 100) for step in range(240)]  # down to 0.004
+    return [[round(1e3 * values[int((1 - share) * len(values))], 6), round(share, 6)] for share in shares]
+
+
+def plot(found: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], path: Path) -> None:
     """How many batches, and samples, take longer than so long."""
     figure, axes = new_figure(2, width=4.2)
-    for panel, title in zip(axes[0], ("a batch of 64", "a sample"), strict=True):
-        for name, latencies in pooled.items():
-            values = sorted(latencies.batches_s if panel is axes[0][0] else latencies.samples_s)
-            longer = [(len(values) - at) / len(values) for at in range(len(values))]
-            panel.plot([value * 1e3 for value in values], longer, color=COLOURS[name], label=name)
+    for panel, what, title in zip(axes[0], ("batches", "samples"), (f"a batch of {BATCH}", "a sample"), strict=True):
+        for name, of in found.items():
+            panel.plot(*zip(*of[what], strict=True), color=COLOURS[name], label=name)
         panel.set(title=title, xlabel="ms", xscale="log", yscale="log", ylim=(0.004, 1.05))
         panel.set_yticks([1 - percent / 100 for percent in PERCENTS], [f"P{percent}" for percent in PERCENTS])
         panel.minorticks_off()
@@ -300,7 +315,8 @@ def main(shards: int, members: int, batches: int, rounds: int, folder: Path | No
     click.echo(text)
     if write:
         TABLE.write_text(text)
-        plot(pooled, PLOT)
+        CURVES.write_text(json.dumps(curves(pooled)))
+        plot(curves(pooled), PLOT)
     raise SystemExit(0 if reached else 1)
 
 
