@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from ais_loader import errors
+from ais_loader.transport.session import recycled
 from ais_loader.wire.frame import FrameError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
@@ -22,6 +23,8 @@ from ais_loader.wire.lane import FAILED, GREETING, HEADER, MAGIC, MAX_RESPONSE_B
 CONNECT_TIMEOUT_S = 1.0
 _TRY_AGAIN_S = 30.0
 _UNTAKEN_MS = 20_000
+_RECYCLED_FROM_BYTES = 256 << 10
+"""A smaller message has memory of its own: malloc has that at hand, and a recycled buffer would have much too much."""
 """For a request that the node's machine does not acknowledge."""
 
 
@@ -115,7 +118,7 @@ class Lane:
         except OSError as error:
             raise EOFError(str(error)) from error
 
-    def ask(self, message: bytes) -> bytes:
+    def ask(self, message: bytes) -> bytes | memoryview:
         self.tell(message)
         return self.receive()
 
@@ -124,8 +127,14 @@ class Lane:
         self.tell(message)
         return self._in_parts(cut)
 
-    def receive(self) -> bytes:
-        return self._in_parts(lambda size_bytes: 0)[1]
+    def receive(self) -> bytes | memoryview:
+        try:
+            message = self._message()
+        except (OSError, errors.LoaderError) as error:
+            raise EOFError(str(error)) from error
+        if message is None:
+            raise EOFError("the stream has ended")
+        return message
 
     def _in_parts(self, cut: Callable[[int], int]) -> tuple[bytes, bytes]:
         try:
@@ -180,20 +189,33 @@ class Lane:
                 with self._lock:
                     self._backlog.clear()
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[bytes | memoryview]:
         """What comes, until the session has ended. Raises OSError, FrameError, and why the node has ended it."""
         try:
             while (message := self._message()) is not None:
                 yield message
+                del message  # it is others' now, and its buffer the next one's when they are done
         finally:
             self._socket.close()
 
     # -- receiving
 
-    def _message(self) -> bytes | None:
+    def _message(self) -> bytes | memoryview | None:
         """The next one; None when the node has ended the session between two."""
         size_bytes = self._header()
-        return None if size_bytes is None else self._exactly(size_bytes)
+        if size_bytes is None:
+            return None
+        return self._exactly(size_bytes) if size_bytes < _RECYCLED_FROM_BYTES else self._recycled(size_bytes)
+
+    def _recycled(self, size_bytes: int) -> memoryview:
+        view = recycled.take(size_bytes)
+        missing = view
+        while missing:  # once, unless a signal or a time-out ends such a call early
+            count = self._socket.recv_into(missing, 0, socket.MSG_WAITALL)
+            if not count:
+                raise ConnectionError("the lane broke in the middle of a message")
+            missing = missing[count:]
+        return view.toreadonly()
 
     def _header(self) -> int | None:
         """The size of the next message. Raises why the node has ended the session."""

@@ -108,7 +108,7 @@ class DedicatedStreamAnswers:
                 self._unreturned_bytes += more
             return response
 
-    def _receive(self, pooled: PooledStream) -> bytes:
+    def _receive(self, pooled: PooledStream) -> bytes | memoryview:
         if self._unreturned_bytes < self._window_bytes // 4:
             return pooled.stream.receive()
         credit = pb.Credit(payload_bytes=self._unreturned_bytes)

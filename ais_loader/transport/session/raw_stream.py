@@ -38,10 +38,10 @@ class Stream(Protocol):
     def tell(self, message: bytes) -> None:
         """Send a message. Raises EOFError when the stream has ended."""
 
-    def ask(self, message: bytes) -> bytes:
+    def ask(self, message: bytes) -> bytes | memoryview:
         """Send a message, and return the next one that arrives. Raises EOFError when the stream has ended."""
 
-    def receive(self) -> bytes:
+    def receive(self) -> bytes | memoryview:
         """The message after that."""
 
     def cancel(self) -> None:

@@ -27,7 +27,7 @@ class Call(Protocol):
     def send(self, message: bytes) -> None:
         """From any thread; never waits. Whether it arrives, what comes back tells."""
 
-    def __iter__(self) -> Iterator[bytes]: ...
+    def __iter__(self) -> Iterator[bytes | memoryview]: ...
     def cancel(self) -> object:
         """End it, from any thread: whoever iterates is woken."""
 
@@ -94,11 +94,11 @@ class Session:
             for message in self._call:
                 response = decode_response(message)
                 inbox = self._inboxes.get(response.batch_id)
-                if inbox is None:
-                    continue  # cancelled meanwhile
-                if response.frame is None or response.end is not None:
-                    self._inboxes.pop(response.batch_id, None)
-                inbox.put(response)
+                if inbox is not None:  # else it was cancelled meanwhile
+                    if response.frame is None or response.end is not None:
+                        self._inboxes.pop(response.batch_id, None)
+                    inbox.put(response)
+                del message, response  # nothing of it is kept while the next one is waited for
             error = self._translate(EOFError("the node ended the session"))
         except FrameError as malformed:
             error = LoaderError(f"the node sent what is not a frame: {malformed}")

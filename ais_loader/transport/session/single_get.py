@@ -86,7 +86,7 @@ class SingleGet:
                     return self._compared(payload, checksum, kind)
             message = prefix + payload
         else:
-            message = session.stream.ask(asked)
+            message = bytes(session.stream.ask(asked))  # which gRPC's are
         for kind in kinds:
             if (single := decode_single(message, batch_id, digest_of_ok, kind)) is not None:
                 return self._compared(*single, kind)
@@ -98,7 +98,12 @@ class SingleGet:
         return data
 
     def _gathered(
-        self, session: PooledStream, request: pb.BatchRequest, message: bytes, batch_id: int, timeout_s: float
+        self,
+        session: PooledStream,
+        request: pb.BatchRequest,
+        message: bytes | memoryview,
+        batch_id: int,
+        timeout_s: float,
     ) -> bytes | memoryview | None:
         """From an answer that begins with this message, and is not one of the short form."""
         parts: list[memoryview] = []
