@@ -10,22 +10,25 @@ import argparse
 import io
 import shutil
 import subprocess
+import tempfile
 from typing import Any
 
 from storage_node.etl.webserver import FastAPIServer
 
-FFMPEG = "ffmpeg -v error -i pipe:0 -ac {args.channels:2} -ar {args.rate:44100} -c:a pcm_s16le -f wav pipe:1"
-"""The same as a command of which the nodes' operator knows."""
+FFMPEG = "ffmpeg -v error -i pipe:0 -ac {args.channels:2} -ar {args.rate:44100} -c:a pcm_s16le -f wav {output}"
+"""The same as a command of which the nodes' operator knows. Into a file: on a pipe WAV has no size in its header."""
 
 
 def flac_to_wav(data: bytes, channels: int = 2, rate: int = 44100) -> bytes:
     if not shutil.which("ffmpeg"):
         return by_pyav(data, channels, rate)
     command = ["ffmpeg", "-v", "error", "-i", "pipe:0", "-ac", str(channels), "-ar", str(rate)]
-    done = subprocess.run([*command, "-c:a", "pcm_s16le", "-f", "wav", "pipe:1"], input=data, capture_output=True)
-    if done.returncode:
-        raise ValueError(done.stderr.decode(errors="replace"))
-    return done.stdout
+    with tempfile.NamedTemporaryFile() as wav:
+        command += ["-c:a", "pcm_s16le", "-f", "wav", "-y", wav.name]
+        done = subprocess.run(command, input=data, capture_output=True)
+        if done.returncode:
+            raise ValueError(done.stderr.decode(errors="replace"))
+        return wav.read()
 
 
 def by_pyav(data: bytes, channels: int, rate: int) -> bytes:
