@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ MAKE_TIMEOUT_S = 300.0
 """For Ray to install the packages."""
 _BEGIN_S = 60.0
 """And to start a process in it, on a host that is busy."""
+_VERSIONS = re.compile(r" \(from versions: [^)]*\)")
 _ERRORS_TOLD = 3
 _TOLD = 500
 
@@ -93,7 +95,7 @@ def _end(actor: Any) -> None:
 
 def _why(said: str) -> str:
     """What of Ray's account of a failure tells why: what the installer calls errors, else its last line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [_VERSIONS.sub("", line.strip()) for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR:", "error:"))] or [
         line for line in lines if "No module named" in line or "Error:" in line
     ]
