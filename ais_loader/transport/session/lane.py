@@ -23,9 +23,9 @@ from ais_loader.wire.lane import FAILED, GREETING, HEADER, MAGIC, MAX_RESPONSE_B
 CONNECT_TIMEOUT_S = 1.0
 _TRY_AGAIN_S = 30.0
 _UNTAKEN_MS = 20_000
+"""For a request that the node's machine does not acknowledge."""
 _RECYCLED_FROM_BYTES = 256 << 10
 """A smaller message has memory of its own: malloc has that at hand, and a recycled buffer would have much too much."""
-"""For a request that the node's machine does not acknowledge."""
 
 
 class Lanes:
