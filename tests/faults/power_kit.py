@@ -85,19 +85,24 @@ def _unhex(text: str) -> bytes:
 
 
 def _read_journal(path: Path) -> _Synced:
-    """A note that the process died in counts as not made."""
+    """A note that the process died in counts as not made, and what an older look saw takes nothing back."""
     synced = _Synced()
+    newest: dict[str, int] = {}
     lines = path.read_text().split("\n")[:-1]
     at = 0
     while at < len(lines):
-        kind, inode, *rest = lines[at].split()
+        kind, inode, moment, *rest = lines[at].split()
         at += 1
+        is_newer = int(moment) > newest.get(inode, 0)
         if kind == "F":
-            synced.sizes[inode], synced.identities[inode] = int(rest[0]), _unhex(rest[1])
+            if is_newer:
+                newest[inode] = int(moment)
+                synced.sizes[inode], synced.identities[inode] = int(rest[0]), _unhex(rest[1])
             continue
         entries = [line.split() for line in lines[at : at + int(rest[0])]]
         at += len(entries) + 1
-        if at <= len(lines):
+        if at <= len(lines) and is_newer:
+            newest[inode] = int(moment)
             synced.listings[inode] = [_Entry(kind, what, _unhex(name)) for kind, what, name in entries]
     return synced
 

@@ -4,11 +4,12 @@
  * names that were in it. This library stands in front of fsync and fdatasync and, when the real one has succeeded,
  * appends to a journal what it made last; power_kit.py turns the journal into the tree that a power cut leaves.
  *
- *     F <inode> <size> <hex of the identity attribute, or ->
- *     D <inode> <entries>             followed by one line for each entry, and by a line "E":
+ *     F <inode> <moment> <size> <hex of the identity attribute, or ->
+ *     D <inode> <moment> <entries>    followed by one line for each entry, and by a line "E":
  *       f <inode> <hex name> | d <inode> <hex name> | l <hex target> <hex name>
  *
- * Sizes and names are those from before the call: what comes in meanwhile may or may not be covered by it. Every file
+ * Sizes and names are those from before the call: what comes in meanwhile may or may not be covered by it. Of two calls
+ * side by side the one that looked first may end last; moments are numbers in the order of looking. Every file
  * that is mentioned is pinned by a hard link, inodes/<inode>, so that its bytes outlive an unlink and its number is not
  * given to another.
  */
@@ -28,6 +29,7 @@
 
 static int journal = -1, pins = -1;
 static dev_t device;
+static unsigned long moment; /* guarded by lock */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct text {
@@ -116,7 +118,7 @@ static void describe_folder(int fd, const struct stat *folder, struct text *text
         count++;
     }
     closedir(listing);
-    add(text, "D %lu %zu\n%sE\n", (unsigned long)folder->st_ino, count, count ? entries.at : "");
+    add(text, "D %lu %lu %zu\n%sE\n", (unsigned long)folder->st_ino, ++moment, count, count ? entries.at : "");
     free(entries.at);
 }
 
@@ -127,7 +129,7 @@ static void describe_file(int fd, const struct stat *file, struct text *text)
     if (file->st_nlink && !pin(AT_FDCWD, path, AT_SYMLINK_FOLLOW) && errno != ENOENT)
         abort();
     const ssize_t length = fgetxattr(fd, "user.ais_loader", identity, sizeof identity);
-    add(text, "F %lu %lld ", (unsigned long)file->st_ino, (long long)file->st_size);
+    add(text, "F %lu %lu %lld ", (unsigned long)file->st_ino, ++moment, (long long)file->st_size);
     add_hex(text, identity, length < 0 ? 0 : (size_t)length);
     add(text, "\n");
 }
@@ -139,6 +141,8 @@ static int sync_and_note(int (*real)(int), int fd)
     if (journal < 0 || fstat(fd, &found) || found.st_dev != device)
         return real(fd);
     pthread_mutex_lock(&lock);
+    if (fstat(fd, &found)) /* as it is at this moment */
+        abort();
     if (S_ISDIR(found.st_mode))
         describe_folder(fd, &found, &text);
     else if (S_ISREG(found.st_mode))

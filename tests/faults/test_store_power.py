@@ -214,3 +214,13 @@ def test_a_journal_that_ends_in_the_middle_counts_as_far_as_it_is_whole(
         (shadow / "journal").write_text(whole[:cut])
         PowerCut(top, shadow, "nothing more", 0).leave(tmp_path / f"left-{cut}")
     assert contents_of(tmp_path / "left-0") == {}
+
+
+def test_a_sync_that_looked_first_and_ended_last_takes_nothing_back(synced: tuple[Path, Path], tmp_path: Path) -> None:
+    top, shadow = synced
+    whole = (shadow / "journal").read_text()
+    first, _, _ = whole.partition("\nE\n")
+    for at, journal in enumerate((whole, f"{whole}{first}\nE\n")):
+        (shadow / "journal").write_text(journal)
+        PowerCut(top, shadow, "nothing more", 0).leave(tmp_path / f"left-{at}")
+    assert contents_of(tmp_path / "left-1") == contents_of(tmp_path / "left-0") != {}
