@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.errors import StoreLocked
+from ais_loader.errors import LoaderError, StoreLocked
+from storage_node.store.drive import transactions
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck.fsck import check, repair
 from storage_node.store.staging import stage_object
@@ -69,3 +70,20 @@ def test_a_repair_needs_the_store_for_itself(root: Path) -> None:
         with pytest.raises(StoreLocked):
             repair([root])
         put(store, "a", b"1")
+
+
+def test_a_group_whose_file_has_its_name_and_waits_for_its_commit_is_only_in_motion(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = []
+
+    def look(point: str) -> None:
+        if point == "put.published":
+            reports.append(check([root]))
+
+    monkeypatch.setattr(transactions, "failpoint", look)
+    with Store.open([root]) as store:
+        group = [stage_object(store, BUCKET, f"group/{at}", [b"x" * at], {}, grouped=True) for at in range(5)]
+        assert not [result for result in store.commit_many(group) if isinstance(result, LoaderError)]
+    (report,) = reports
+    assert [finding.kind for finding in report.findings] == ["in-motion"], report.findings

@@ -271,10 +271,10 @@ class Examination:
             identity = None
         self._drive.catch_up()
         catalog = self._drive.catalog
-        generation = fmt.generation_of_path(path)
-        for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
-            if catalog.get(fmt.generation_key(prefix, generation)) == path:
-                return None
+        for named in {path, file_of(path)}:  # a segment that is being published has one intent for all of it
+            for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
+                if catalog.get(fmt.generation_key(prefix, fmt.generation_of_path(named))) == named:
+                    return None
         entry = catalog.get(object_key(identity)) if identity is not None else None
         try:
             record = fmt.decode_entry(entry) if entry is not None else None
