@@ -22,6 +22,9 @@ from storage_node.tasks import retrieve, settled
 Message: TypeAlias = bytes | FileFrame | list[bytes | memoryview]
 """A serialized SessionResponse: whole, with its payload still in files, or in parts."""
 
+_FEW_FILES = 8
+"""Opened on the event loop sooner than a thread is asked to, where those before them waited for no drive."""
+
 
 class LocalBatch:
     """One batch from look-up to END."""
@@ -47,6 +50,8 @@ class LocalBatch:
         self._tally = tally
         self._place = place
         self._sends_files = sends_files and request.receiver_checks
+        self._cached = False
+        """Whether the page cache had all of the last frame."""
 
     async def run(self) -> pb.End | None:
         """Returns the END that is still to be sent; None when it went with the last frame.
@@ -117,9 +122,16 @@ class LocalBatch:
 
     async def _message(self, batch: StoreBatch, span: FrameSpan) -> tuple[Message, bool]:
         """As `_read`, or from files."""
-        if self._sends_files:
-            return await self._resources.node.read(batch.read_message, span, self._batch_id)
-        return await self._read(batch, span)
+        if not self._sends_files:
+            return await self._read(batch, span)
+        message: Message
+        few = self._cached and span.stop - span.first <= _FEW_FILES
+        if few and (opened := batch.open_message(span, self._batch_id)) is not None:
+            message, ended = opened
+        else:
+            message, ended = await self._resources.node.read(batch.read_message, span, self._batch_id)
+        self._cached = isinstance(message, FileFrame) and message.cached
+        return message, ended
 
     async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:
         return await self._resources.node.read(batch.read_encoded, span, self._batch_id)

@@ -16,8 +16,9 @@ from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.server import NodeServer
 from storage_node.store.read import file_frame
+from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.file_frame import FileFrame
-from storage_node.store.read.frame_plan import FILE_FRAME_BYTES
+from storage_node.store.read.frame_plan import FILE_FRAME_BYTES, FrameSpan
 from tests.lane.lane_kit import open_lane
 from tests.node.node_kit import serving
 from tests.store.store_kit import flip_a_byte, object_files
@@ -72,6 +73,22 @@ def test_entries_share_large_frames(client: Client, frames: list[FileFrame]) -> 
     assert [item.tobytes() for item in items] == list(DATA.values())
     assert [len(frame.parts) for frame in frames] == [5, 5, 5, 1]
     assert all(frame.payload_bytes <= FILE_FRAME_BYTES for frame in frames)
+
+
+def test_only_those_that_may_wait_for_a_drive_are_opened_by_a_thread(
+    node: NodeServer, client: Client, cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_thread: list[FrameSpan] = []
+    read_message = StoreBatch.read_message
+
+    def noted(self: StoreBatch, span: FrameSpan, batch_id: int) -> tuple[bytes | FileFrame, bool]:
+        by_thread.append(span)
+        return read_message(self, span, batch_id)
+
+    monkeypatch.setattr(StoreBatch, "read_message", noted)
+    items = client.bucket("b").get_batch(list(DATA), timeout_s=TIMEOUT_S)
+    assert [item.tobytes() for item in items] == list(DATA.values())
+    assert len(by_thread) == (1 if cached else 4)
 
 
 def test_all_that_lies_between_comes_in_its_place(client: Client, frames: list[FileFrame]) -> None:

@@ -132,8 +132,12 @@ class StoreBatch:
     def read_message(self, span: FrameSpan, batch_id: int) -> tuple[bytes | FileFrame, bool]:
         """As `read_encoded`; or a frame whose bytes stay in their files until they are sent, unless entries are small,
         in pieces, members to be unpacked, or something is the matter with one of them."""
-        from_files = self._reader.file_frame(span, batch_id, self.wait_us)
+        from_files = self.open_message(span, batch_id)
         return self.read_encoded(span, batch_id) if from_files is None else from_files
+
+    def open_message(self, span: FrameSpan, batch_id: int) -> tuple[FileFrame, bool] | None:
+        """As `read_message`, without a look at an entry's bytes; None for a frame that is to be read."""
+        return self._reader.file_frame(span, batch_id, self.wait_us)
 
     def read_all(self, helpers: Executor | None = None, parts: int = 1) -> list[bytes] | None:
         """Every entry as bytes of its own, straight from the drives; None when that takes more than plain reads.
