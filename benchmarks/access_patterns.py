@@ -246,7 +246,8 @@ def plot(found: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], path: Pat
         panel.set_yticks([1 - percent / 100 for percent in PERCENTS], [f"P{percent}" for percent in PERCENTS])
         panel.minorticks_off()
     axes[0][0].set_ylabel("take longer than")
-    axes[0][1].legend(fontsize=7, loc="lower left")
+    handles = axes[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=len(found), fontsize=7)  # beside no curve there is room
     save(figure, path)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from ais_loader.cli.main import main
+import sys
+
+try:
+    from ais_loader.cli.main import main
+except KeyboardInterrupt:  # of somebody who saw the mistake at once: nothing has begun, and no traceback is of use
+    sys.exit(130)
 
 __all__ = ["main"]

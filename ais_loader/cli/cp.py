@@ -32,7 +32,7 @@ class _Done:
 
 
 @click.command()
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, **named_by(parse_target))
+@click.argument("sources", metavar="SOURCE...", nargs=-1, **named_by(parse_target))
 @click.argument("dest", metavar="DEST", **named_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True, help="SOURCE is BUCKET or BUCKET/FOLDER: copy the objects below it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per object copied.")
@@ -54,7 +54,7 @@ def cp(sources: tuple[Target, ...], dest: Target, recursive: bool, as_json: bool
 
 
 @click.command()
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, **named_by(parse_target))
+@click.argument("sources", metavar="SOURCE...", nargs=-1, **named_by(parse_target))
 @click.argument("dest", metavar="DEST", **named_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True, help="SOURCE is BUCKET or BUCKET/FOLDER: rename the objects below it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per object renamed.")
@@ -71,6 +71,8 @@ def mv(sources: tuple[Target, ...], dest: Target, recursive: bool, as_json: bool
 def _run(
     sources: Sequence[Target], dest: Target, store: StoreChoice, *, recursive: bool, as_json: bool, move: bool
 ) -> None:
+    if not sources:
+        raise click.UsageError(f"one name alone: need SOURCE and DEST, where what is at {dest} is to go")
     prefix = dest.folder if recursive else dest.name
     if len(sources) > 1 and not recursive and prefix and not prefix.endswith("/"):
         raise click.UsageError(f"several sources need a bucket or a prefix to go to: {dest}/ rather than {dest}")

@@ -6,8 +6,9 @@ import itertools
 import json
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES = 4 << 20
 """Files below this are read whole and sent together; the others are streamed one by one."""
+_TOLD_OF_A_REASON = 20
 
 Stored: TypeAlias = tuple[FileToStore, ObjectInfo | LoaderError | OSError]
 
 
 @click.command()
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=click.Path(allow_dash=True))
+@click.argument("sources", metavar="SOURCE...", nargs=-1, type=click.Path(allow_dash=True))
 @click.argument("dest", metavar="BUCKET[/NAME]", **named_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True, help="Store the files in folders; names are relative to each folder.")
 @click.option(
@@ -93,6 +95,8 @@ def put(
     Files and folders whose names begin with a dot are left out of folders, unless --hidden is given. A file that cannot
     be stored is reported, and the others are stored.
     """
+    if not sources:
+        raise click.UsageError("one name alone: need what is stored, and BUCKET[/NAME], where")
     plan = plan_put(
         sources,
         dest,
@@ -127,9 +131,11 @@ def _run(bucket: Bucket, plan: PutPlan, how: PutHow, *, as_json: bool) -> bool:
     stored = stored_bytes = there = 0
     failed = len(plan.failures)
     try:
-        with Lines() as lines:
+        with Lines() as lines, ExitStack() as held:
+            telling = _Failures(lines if as_json else None)
+            held.callback(telling.close)
             for path, reason in plan.failures:
-                _tell_failure(path, reason, lines if as_json else None)
+                telling.add(path, reason)
             total_bytes = sum(file.size_bytes for file in plan.files)
             with progress(total_bytes or None, unit="B") as bar:
                 for file, result in store_files(bucket, plan.files, how, bar):
@@ -144,7 +150,7 @@ def _run(bucket: Bucket, plan: PutPlan, how: PutHow, *, as_json: bool) -> bool:
                             lines.add(json.dumps({"source": file.path, "skipped": "there already"}))
                     else:
                         failed += 1
-                        _tell_failure(file.path, _reason(result), lines if as_json else None)
+                        telling.add(file.path, _reason(result))
     finally:
         _summarize(plan, bucket.name, stored, stored_bytes, there, failed, time.monotonic() - began)
     return not failed
@@ -155,11 +161,25 @@ def _reason(error: LoaderError | OSError) -> str:
     return str(error) if isinstance(error, LoaderError) else error.strerror or str(error)
 
 
-def _tell_failure(path: str, reason: str, lines: Lines | None) -> None:
-    if lines is None:
-        fail(f"{printable(path)}: {printable(reason)}")
-    else:
-        lines.add(json.dumps({"source": path, "error": reason}))
+class _Failures:
+    """Tells of files that could not be stored: of a reason that many have in common, such as a full drive, some."""
+
+    def __init__(self, lines: Lines | None) -> None:
+        """`lines`: where each is told as JSON, in place of standard error."""
+        self._lines = lines
+        self._of_reason: Counter[str] = Counter()
+
+    def add(self, path: str, reason: str) -> None:
+        self._of_reason[reason] += 1
+        if self._lines is not None:
+            self._lines.add(json.dumps({"source": path, "error": reason}))
+        elif self._of_reason[reason] <= _TOLD_OF_A_REASON:
+            fail(f"{printable(path)}: {printable(reason)}")
+
+    def close(self) -> None:
+        for reason, count in self._of_reason.items():
+            if self._lines is None and (more := count - _TOLD_OF_A_REASON) > 0:
+                fail(f"and {count_text(more, 'file')} more (--json tells of each): {printable(reason)}")
 
 
 def _summarize(

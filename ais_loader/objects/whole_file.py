@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
 from typing import IO
+
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @contextlib.contextmanager
@@ -20,8 +23,12 @@ def whole_file(path: str, *, replace: bool) -> Iterator[IO[bytes]]:
         with _created(part, path) as file:
             yield file
         _publish(part, path, replace=replace)
+    except OSError as error:
+        if error.filename is None and error.errno in _WRITING:
+            error.filename = path  # a write does not say to which file
+        raise
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # of a file system that is read-only, also where nothing is there
             os.unlink(part)
 
 

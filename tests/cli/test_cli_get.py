@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ais_loader.cli.files import looks_binary
 from ais_loader.cli.get import read_pieces
 from ais_loader.client import connect
 from ais_loader.entry import Entry
+from ais_loader.objects.whole_file import whole_file
 from tests.cli.kit import Run
 
 PIECES_BYTES = (33 << 20) + 5
@@ -77,6 +79,22 @@ def test_a_failure_leaves_no_file(run: Run, filled: str, tmp_path: Path) -> None
         result = run("get", *arguments)
         assert result.exit_code == 1 and reason in result.stderr, result.stderr
         assert result.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_fails_says_of_which_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "x")
+    with pytest.raises(OSError) as full, whole_file(path, replace=False):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert (full.value.filename, os.listdir(tmp_path)) == (path, [])
+
+    def read_only(part: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", part)
+
+    monkeypatch.setattr(os, "unlink", read_only)  # which says so also of what is not there
+    nowhere = str(tmp_path / "no" / "x")
+    with pytest.raises(FileNotFoundError) as missing, whole_file(nowhere, replace=False):
+        pass
+    assert missing.value.filename == nowhere
 
 
 def test_ranges_are_exact(run: Run, filled: str, objects: dict[str, bytes]) -> None:

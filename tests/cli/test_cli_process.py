@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,6 +200,20 @@ def test_a_reader_that_stops_reading_ends_it_quietly(store: str, arguments: list
     finally:
         os.close(write)
     assert (result.returncode, result.stderr) == (141, b"")
+
+
+def test_an_interrupt_while_the_command_is_imported_is_no_traceback() -> None:
+    interrupt = """
+import sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "click":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+from ais_loader.cli import main
+"""
+    result = subprocess.run([sys.executable, "-c", interrupt], capture_output=True, timeout=TIMEOUT_S)
+    assert (result.returncode, result.stdout, result.stderr) == (130, b"", b"")
 
 
 def test_head_of_a_listing_is_its_first_line(store: str) -> None:

@@ -93,6 +93,17 @@ def test_a_file_that_fails_does_not_stop_the_others(
     assert stored.contents() == {"a.txt": b"a", "b.txt": b"b"}
 
 
+def test_of_a_reason_that_many_files_have_in_common_some_are_told(
+    run: Run, bucket_name: str, stored: Stored, tree: dict[str, bytes], tmp_path: Path
+) -> None:
+    gone = [tmp_path / f"gone-{number}" for number in range(25)]
+    result = run("put", *gone, tmp_path / "tree" / "a.txt", bucket_name, "--create-bucket")
+    assert (result.exit_code, result.stderr.count("Failed: ")) == (1, 21)
+    assert "Failed: and 5 files more (--json tells of each): No such file or directory\n" in result.stderr
+    assert result.stderr.endswith("failed: 25 files\n") and stored.contents() == {"a.txt": b"a"}
+    assert run("put", *gone, bucket_name, "--json").stdout.count('"error"') == 25
+
+
 def test_json_says_of_each_file_what_became_of_it(
     run: Run, bucket_name: str, tree: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -167,7 +178,7 @@ def test_a_command_line_that_cannot_be_meant_stores_nothing(
         (["put", "-r", folder, folder / "a", filled], "would both become 'a.txt'"),
         (["put", "-", filled], "standard input has no name"),
         (["put", "/dev/null", filled], "is not a regular file"),
-        (["put", filled], "Missing argument"),
+        (["put", filled], "one name alone"),
         (["put", folder / "a.txt", "/x"], "names no bucket"),
     ]
     for arguments, reason in cases:
