@@ -6,6 +6,7 @@ costs one visit to a thread. A thread waits for a client no longer than it may b
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import threading
@@ -17,10 +18,8 @@ from ais_loader.wire.lane import HEADER, LAST
 
 _PIECE_BYTES = 256 << 10
 """As are written and checked at once."""
-_WAIT_MS = 10
-"""For the next byte."""
-_VISIT_S = 0.2
-"""For all of them: others need the thread, too."""
+_WAIT_S = 0.01
+"""That all of an object's bytes may be waited for, together: others need the thread, too."""
 _MAX_ENDING_BYTES = 64 << 10
 _of_thread = threading.local()
 
@@ -35,12 +34,13 @@ class ComingBytes:
         last: makes the last message of the call of its bytes. It is told of no other.
     """
 
-    __slots__ = ("_last", "_received", "_socket", "left_bytes")
+    __slots__ = ("_last", "_received", "_socket", "_wait_s", "left_bytes")
 
     def __init__(self, sock: socket.socket, received: bytearray, size_bytes: int, last: Callable[[bytes], Any]) -> None:
         self._socket = sock
         self._received = received
         self._last = last
+        self._wait_s = _WAIT_S
         self.left_bytes = size_bytes
         """That `each` has not taken."""
 
@@ -57,18 +57,18 @@ class ComingBytes:
         `write` raises, and InvalidRequest.
         """
         room = _room()
-        until_s = time.monotonic() + _VISIT_S
+        self._wait_s = _WAIT_S
         while self.left_bytes:
             wanted = min(self.left_bytes, len(room))
             filled = self._begin(room, wanted)
-            while filled < wanted and (count := self._receive_into(room[filled:wanted], until_s)):
+            while filled < wanted and (count := self._receive_into(room[filled:wanted])):
                 filled += count
             self.left_bytes -= filled
             if filled:
                 write(room[:filled])
             if filled < wanted:
                 return None
-        return self._ending(until_s)
+        return self._ending()
 
     def _begin(self, room: memoryview, wanted: int) -> int:
         """Of what has been received already."""
@@ -78,7 +78,7 @@ class ComingBytes:
             del self._received[:count]
         return count
 
-    def _receive_into(self, room: memoryview, until_s: float) -> int:
+    def _receive_into(self, room: memoryview) -> int:
         """How many bytes; 0 where none come for now, or ever: whoever waits for them finds out which."""
         try:
             return self._socket.recv_into(room)
@@ -86,31 +86,39 @@ class ComingBytes:
             pass
         except OSError:
             return 0
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        wait_ms = min(_WAIT_MS, int((until_s - time.monotonic()) * 1000))
-        if wait_ms <= 0 or not poll.poll(wait_ms):
+        if not self._has_come():
             return 0
         try:
             return self._socket.recv_into(room)
         except OSError:
             return 0
 
-    def _ending(self, until_s: float) -> Any | None:
-        if not self._has(HEADER.size, until_s):
+    def _has_come(self) -> bool:
+        """Whether anything has, after waiting for as long as may still be waited."""
+        if self._wait_s <= 0:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        began_s = time.monotonic()
+        come = bool(poll.poll(math.ceil(self._wait_s * 1000)))
+        self._wait_s -= time.monotonic() - began_s
+        return come
+
+    def _ending(self) -> Any | None:
+        if not self._has(HEADER.size):
             return None
         size_bytes, kind = HEADER.unpack_from(self._received)
-        if kind != LAST or not 0 < size_bytes <= _MAX_ENDING_BYTES or not self._has(HEADER.size + size_bytes, until_s):
+        if kind != LAST or not 0 < size_bytes <= _MAX_ENDING_BYTES or not self._has(HEADER.size + size_bytes):
             return None
         message = bytes(memoryview(self._received)[HEADER.size : HEADER.size + size_bytes])
         del self._received[: HEADER.size + size_bytes]
         return self._last(message)
 
-    def _has(self, size_bytes: int, until_s: float) -> bool:
+    def _has(self, size_bytes: int) -> bool:
         """Whether so much has been received."""
         while (missing := size_bytes - len(self._received)) > 0:
             part = memoryview(bytearray(missing))
-            if not (count := self._receive_into(part, until_s)):
+            if not (count := self._receive_into(part)):
                 return False
             self._received += part[:count]
         return True

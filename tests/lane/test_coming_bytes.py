@@ -77,6 +77,28 @@ def test_who_is_late_or_gone_is_not_waited_for(ends: tuple[socket.socket, socket
     assert (taken, coming.left_bytes) == (b"123", 7)
 
 
+def test_a_client_that_sends_a_byte_now_and_then_does_not_keep_the_thread(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    stop = threading.Event()
+
+    def dribble() -> None:
+        for _ in range(5_000):
+            theirs.sendall(b"x")
+            if stop.wait(0.002):
+                return
+
+    sender = threading.Thread(target=dribble)
+    sender.start()
+    taken = bytearray()
+    coming = ComingBytes(ours, bytearray(), 5_000, bytes.upper)
+    assert coming.each(taken.extend) is None
+    stop.set()
+    sender.join()
+    assert len(taken) == 5_000 - coming.left_bytes < 1_000
+
+
 # -- at a node
 
 
