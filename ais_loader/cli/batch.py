@@ -39,32 +39,32 @@ _MAX_NAME_BYTES = 180
     "--archive",
     type=click.Choice(FORMATS),
     default=None,
-    help="Write one archive instead of many files: members are BUCKET/NAME, those that were not delivered "
-    "empty ones below __404__/.",
+    help="Write one archive instead of many files: members are named BUCKET/NAME; objects "
+    "that could not be delivered become empty members under __404__/.",
 )
 @click.option(
     "--archive-names",
     type=click.Choice(["bucket", "object"]),
     default="bucket",
     show_default=True,
-    help="Members' names with their bucket, or without.",
+    help="Name members with or without their bucket.",
 )
 @click.option(
     "--on-error",
     type=click.Choice(["raise", "placeholder"]),
     default="raise",
     show_default=True,
-    help="Stop at the first object that cannot be delivered, or mark it in its place and go on.",
+    help="Stop at the first object that cannot be delivered, or mark it in place and continue.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per entry: index, name, status, size, error.")
-@click.option("-f", "--force", is_flag=True, help="Write into DIR even if it is not empty, and replace files there.")
+@click.option("-f", "--force", is_flag=True, help="Write into DIR even if it is not empty, replacing files.")
 @click.option(
     "--timeout",
     metavar="SECONDS",
     type=click.FloatRange(min=0, min_open=True),
     default=30,
     show_default=True,
-    help="Longest silence of the store between two arrivals.",
+    help="Longest wait between two objects.",
 )
 @takes_store
 def batch(
@@ -81,10 +81,10 @@ def batch(
     """Fetch the objects of LIST with one request, in that order.
 
     LIST is a file, or - for standard input. Each line is BUCKET/NAME, ais://BUCKET/NAME, or a JSON object with the
-    fields bucket and name, and if wanted start and length (bytes) and version; the output of `ls`, or of `ls --json`,
-    will do. Blank lines, and those that begin with #, are passed over. What is listed twice is delivered twice.
+    fields bucket and name, and optionally start and length (in bytes) and version; the output of `ls` or `ls --json`
+    works too. Blank lines and lines that begin with # are skipped. An object listed twice is delivered twice.
 
-    Without --output, the objects are fetched, and a line about each is shown.
+    Without --output, the command fetches the objects and shows a line about each.
     """
     if output == STDOUT:
         if as_json:

@@ -18,9 +18,9 @@ from ais_loader.errors import InvalidRequest
 
 _WORKLOADS = {
     "get": "One object with each call.",
-    "get-batch": "Batches of objects, several under way at once.",
+    "get-batch": "Batches of objects, several in flight at once.",
     "members": "Batches of members of tar archives.",
-    "ranges": "Batches of byte ranges, each at a place drawn at random.",
+    "ranges": "Batches of byte ranges at random offsets.",
     "list": "Listings of all objects.",
     "sessions": "Connect, fetch one batch, and leave, again and again.",
     "put": "One object with each call.",
@@ -34,8 +34,8 @@ _WORKLOADS = {
 def bench(store: str | None) -> None:
     """Measure what a store does: an embedded one, a node, or a cluster.
 
-    Objects of known bytes are put into a bucket of this command's own, and stay there for the next run; a bucket that
-    it did not make is refused. docs/bench.md describes workloads and figures.
+    Objects with known bytes are stored in a dedicated bucket and stay there for the next run; a bucket that this
+    command did not create is refused. docs/bench.md describes workloads and figures.
     """
 
 
@@ -86,10 +86,15 @@ def _common(name: str) -> list[Callable[[Any], Any]]:
             "--size",
             default="10KiB",
             show_default=True,
-            help="Of objects: 10KiB, 4KiB..1MiB (uniform), or lognormal:100KiB:0.8 (median, spread).",
+            help="Object size: 10KiB, 4KiB..1MiB (uniform), or lognormal:100KiB:0.8 (median, spread).",
         ),
         click.option(
-            "--objects", metavar="N", type=number, default=10_000, show_default=True, help="Or archives, of members."
+            "--objects",
+            metavar="N",
+            type=number,
+            default=10_000,
+            show_default=True,
+            help="Number of objects (of archives, for members).",
         ),
         click.option("--threads", metavar="N", type=number, default=1, show_default=True, help="In each process."),
         click.option("--processes", metavar="N", type=number, default=1, show_default=True, help="Of each machine."),
@@ -98,33 +103,43 @@ def _common(name: str) -> list[Callable[[Any], Any]]:
             metavar="[ADDRESS]",
             is_flag=False,
             flag_value="auto",
-            help="Ask from the nodes of the Ray cluster at HOST:PORT, or of the one that is found from here.",
+            help="Run clients on the nodes of the Ray cluster at HOST:PORT, or of the one found from here.",
         ),
-        click.option("--clients", metavar="N", type=number, help="So many of Ray's nodes.  [default: all]"),
+        click.option("--clients", metavar="N", type=number, help="Number of Ray nodes to use.  [default: all]"),
         click.option(
             "--duration",
             metavar="SECONDS",
             type=click.FloatRange(0, min_open=True),
             default=10,
             show_default=True,
-            help="Measured, after the warm-up.",
+            help="Time to measure, after the warm-up.",
         ),
-        click.option("--epochs", metavar="N", type=number, help="Every object N times, instead of a duration."),
+        click.option(
+            "--epochs", metavar="N", type=number, help="Read every object N times, instead of for a duration."
+        ),
         click.option(
             "--warm-up", metavar="SECONDS", type=click.FloatRange(0), help="Not measured.  [default: 1; with --cold, 0]"
         ),
-        click.option("--verify", is_flag=True, help="Compare every byte that comes with what was put."),
+        click.option("--verify", is_flag=True, help="Compare every byte received with what was stored."),
         click.option(
-            "--lane", type=click.Choice(["auto", "grpc"]), default="auto", show_default=True, help="How bytes come."
+            "--lane",
+            type=click.Choice(["auto", "grpc"]),
+            default="auto",
+            show_default=True,
+            help="How bytes are transferred.",
         ),
-        click.option("--bucket", metavar="NAME", default=MARKED, show_default=True, help="Of this command's objects."),
-        click.option("--copies", metavar="N", type=number, default=1, show_default=True, help="Of a bucket made now."),
+        click.option(
+            "--bucket", metavar="NAME", default=MARKED, show_default=True, help="Bucket for this command's objects."
+        ),
+        click.option(
+            "--copies", metavar="N", type=number, default=1, show_default=True, help="Copies of a newly created bucket."
+        ),
         click.option("--clean", is_flag=True, help="Delete the bucket afterwards."),
         click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result."),
     ]
     if name in ("put", "put-many", "mixed"):
         return options
-    return [*options, click.option("--cold", is_flag=True, help="Take the store out of the page cache before.")]
+    return [*options, click.option("--cold", is_flag=True, help="Drop the store from the page cache first.")]
 
 
 def _measure(
@@ -253,7 +268,7 @@ for _name, _text in _WORKLOADS.items():
 @click.argument("first", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("second", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def compare(first: Path, second: Path) -> None:
-    """Two results of --json beside each other, and the ratio of the second to the first."""
+    """Compare two --json results side by side, with the ratio of the second to the first."""
     from ais_loader.bench.result import comparison, load, machines
 
     one, other = load(first), load(second)

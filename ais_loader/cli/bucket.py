@@ -32,14 +32,14 @@ def _parse_bucket(text: str) -> Target:
 
 @bucket.command()
 @click.argument("name", metavar="BUCKET", **named_by(_parse_bucket))
-@click.option("--exist-ok", is_flag=True, help="Succeed if the bucket exists already.")
+@click.option("--exist-ok", is_flag=True, help="Succeed if the bucket already exists.")
 @click.option(
     "--copies",
     metavar="N",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Of each object, on different hosts of a cluster.",
+    help="Copies of each object, on different hosts of a cluster.",
 )
 @click.option(
     "--min-copies",
@@ -52,14 +52,14 @@ def _parse_bucket(text: str) -> Target:
 @click.option(
     "--reframe",
     is_flag=True,
-    help="Store .tar.zst and .tar.lz4 in many frames, so that a member costs about the member.",
+    help="Store .tar.zst and .tar.lz4 in many frames, so that reading a member costs about the member's size.",
 )
 @takes_store
 def create(name: Target, exist_ok: bool, copies: int, min_copies: int, reframe: bool, store: StoreChoice) -> None:
-    """Make a bucket.
+    """Create a bucket.
 
     Its name has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot. If --store is a folder that is empty
-    or does not exist, a store is made there, too.
+    or does not exist, a store is created there too.
     """
     with store.writing(create=True) as client:
         try:
@@ -71,7 +71,7 @@ def create(name: Target, exist_ok: bool, copies: int, min_copies: int, reframe: 
 
 
 @bucket.command(name="ls")
-@click.option("-l", "--long", "as_long", is_flag=True, help="Show each bucket's number of copies and its identity.")
+@click.option("-l", "--long", "as_long", is_flag=True, help="Show each bucket's number of copies and uuid.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @takes_store
 def list_(as_long: bool, as_json: bool, store: StoreChoice) -> None:
@@ -105,10 +105,10 @@ def show(name: Target, as_json: bool, store: StoreChoice) -> None:
 @click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
 @takes_store
 def set_(name: Target, assignments: tuple[str, ...], store: StoreChoice) -> None:
-    """Change properties of a bucket, for what is put from now on: min_copies=2, reframe=yes.
+    """Change a bucket's properties for future writes: min_copies=2, reframe=yes.
 
-    In a cluster also the number of copies, of all that is in the bucket: copies=3. As long as copies are being made, or
-    taken away, `show` says that the bucket is settling.
+    In a cluster, copies=3 changes the number of copies of all objects in the bucket. While copies are being made or
+    removed, `show` says that the bucket is settling.
     """
     changes = dict(map(_assigned, assignments))
     with store.writing(create=False) as client:
@@ -146,7 +146,7 @@ def _show(found: BucketInfo, *, as_json: bool) -> None:
 
 @bucket.command()
 @click.argument("name", metavar="BUCKET", **named_by(_parse_bucket))
-@click.option("--force", is_flag=True, help="Delete the objects in it, too, without asking.")
+@click.option("--force", is_flag=True, help="Also delete the objects in it, without asking.")
 @takes_store
 def rm(name: Target, force: bool, store: StoreChoice) -> None:
     """Delete a bucket, which must be empty unless --force is given."""
@@ -171,15 +171,15 @@ _DAY_S = 24 * 3600
     "days",
     metavar="DAYS",
     type=click.FloatRange(min=0),
-    help="Abort those of which nothing was stored for so long.",
+    help="Abort uploads that have stored nothing for this long.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @takes_store
 def uploads(name: Target, days: float | None, as_json: bool, store: StoreChoice) -> None:
-    """List uploads in parts that were neither completed nor aborted.
+    """List multipart uploads that were neither completed nor aborted.
 
-    Their parts take room, and no list of objects shows them. With --abort-older-than those that are old go, and they
-    are what is listed.
+    Their parts take up space, and object listings do not show them. --abort-older-than aborts old uploads and lists
+    only those.
     """
     with store.reading() if days is None else store.writing(create=False) as client:
         found = client.bucket(name.bucket)

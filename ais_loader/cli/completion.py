@@ -28,7 +28,7 @@ _NO_SPACE = {
 @click.command()
 @click.argument("shell", metavar="bash|zsh|fish", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print a script that has a shell complete commands, options, buckets and names.
+    """Print a shell completion script for commands, options, buckets, and object names.
 
     \b
     bash    eval "$(ais-loader completion bash)"         in ~/.bashrc

@@ -34,21 +34,21 @@ class _Done:
 @click.command()
 @click.argument("sources", metavar="SOURCE...", nargs=-1, **named_by(parse_target))
 @click.argument("dest", metavar="DEST", **named_by(parse_target))
-@click.option("-r", "--recursive", is_flag=True, help="SOURCE is BUCKET or BUCKET/FOLDER: copy the objects below it.")
+@click.option("-r", "--recursive", is_flag=True, help="SOURCE is BUCKET or BUCKET/FOLDER: copy the objects in it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per object copied.")
 @takes_store
 def cp(sources: tuple[Target, ...], dest: Target, recursive: bool, as_json: bool, store: StoreChoice) -> None:
-    """Copy objects within a store, to other names or buckets of it.
+    """Copy objects within a store, to other names or buckets.
 
-    SOURCE and DEST are both in the store that --store names: `put` and `get` carry files into a store and out of it.
+    SOURCE and DEST are both in the store that --store names: use `put` and `get` to move files into and out of a store.
 
     \b
     cp speech/a.wav speech/b.wav       one object
     cp speech/a.wav speech/en/         speech/en/a.wav
     cp -r speech/en archive/2026       speech/en/x.wav as archive/2026/x.wav
 
-    With -r, what is there already with the same bytes and metadata is left alone: an interrupted copy goes on when it
-    is run again. An object that cannot be copied is reported, and the others are copied.
+    With -r, objects that already exist with the same bytes and metadata are skipped: run it again to resume an
+    interrupted copy. An object that cannot be copied is reported, and the others are copied.
     """
     _run(sources, dest, store, recursive=recursive, as_json=as_json, move=False)
 
@@ -56,14 +56,14 @@ def cp(sources: tuple[Target, ...], dest: Target, recursive: bool, as_json: bool
 @click.command()
 @click.argument("sources", metavar="SOURCE...", nargs=-1, **named_by(parse_target))
 @click.argument("dest", metavar="DEST", **named_by(parse_target))
-@click.option("-r", "--recursive", is_flag=True, help="SOURCE is BUCKET or BUCKET/FOLDER: rename the objects below it.")
+@click.option("-r", "--recursive", is_flag=True, help="SOURCE is BUCKET or BUCKET/FOLDER: rename the objects in it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per object renamed.")
 @takes_store
 def mv(sources: tuple[Target, ...], dest: Target, recursive: bool, as_json: bool, store: StoreChoice) -> None:
-    """Rename objects of a store, or move them to another bucket of it.
+    """Rename objects, or move them to another bucket of the same store.
 
-    Names as with `ais-loader cp`. Each object is copied, then deleted in the version that was copied. Interrupted in
-    between, it has both names, and running the same again ends it.
+    Names work as in `ais-loader cp`. Each object is copied, then the copied version is deleted. If interrupted in
+    between, the object has both names; run the same command again to finish.
     """
     _run(sources, dest, store, recursive=recursive, as_json=as_json, move=True)
 

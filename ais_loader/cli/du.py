@@ -19,20 +19,18 @@ from ais_loader.summary import BucketSummary
     "--depth",
     metavar="N",
     type=click.IntRange(min=0),
-    help="Tell folders apart up to this many levels below FOLDER; 0: the sum alone.  [default: 1; of all buckets, 0]",
+    help="Show this many levels of folders below FOLDER; 0: the total only.  [default: 1; of all buckets, 0]",
 )
-@click.option(
-    "--prefix", "begins", is_flag=True, help="FOLDER is the beginning of names: count all that begin with it."
-)
+@click.option("--prefix", "begins", is_flag=True, help="FOLDER is a name prefix: count all names that begin with it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each bucket, with sizes in bytes.")
 @takes_store
 def du(target: Target | None, depth: int | None, begins: bool, as_json: bool, store: StoreChoice) -> None:
-    """Count objects and their bytes, without copies.
+    """Count objects and bytes; copies are not counted.
 
-    Of a folder, of a bucket, or of each bucket.
+    Counts a folder, a bucket, or each bucket.
 
-    FOLDER means what it does in `ls`. An object counts for the deepest folder shown that it is in, so the lines add up
-    to the last one. Exit code 1 when so many nodes are silent that objects may be missing.
+    FOLDER means what it does in `ls`. Each object counts toward the deepest folder shown, so the lines add up to the
+    last one. The exit code is 1 if so many nodes are silent that objects may be missing.
     """
     if target is None and begins:
         raise click.UsageError("--prefix is about names: name a bucket")

@@ -35,25 +35,35 @@ for _command in (run, jobs, job, cancel):
 @click.option("--python", metavar="FILE.py:NAME", help="A function or class of this file. The file is run to get it.")
 @click.option("--command", metavar="WORDS", help="A program, as 'ffmpeg -i {input} {output}'; no shell runs it.")
 @click.option("--server", metavar="ADDRESS", help="A server of yours, as http://HOST:PORT or grpc://HOST:PORT.")
-@click.option("--requirement", multiple=True, metavar="SPEC", help="Of --python: a package it needs; may be repeated.")
-@click.option("--streaming", is_flag=True, help="Of --python: it takes and yields chunks.")
-@click.option("--path", is_flag=True, help="Of --python: it takes the path of a file in place of bytes.")
-@click.option("--input-suffix", default="", metavar="SUFFIX", help="Of --command: what {input} ends with, as .flac.")
-@click.option("--output-suffix", default="", metavar="SUFFIX", help="Of --command: what {output} ends with, as .wav.")
+@click.option("--requirement", multiple=True, metavar="SPEC", help="With --python: a package it needs; repeatable.")
+@click.option("--streaming", is_flag=True, help="With --python: it takes and yields chunks.")
+@click.option("--path", is_flag=True, help="With --python: it takes a file's path instead of bytes.")
+@click.option(
+    "--input-suffix", default="", metavar="SUFFIX", help="With --command: the suffix of {input}, such as .flac."
+)
+@click.option(
+    "--output-suffix", default="", metavar="SUFFIX", help="With --command: the suffix of {output}, such as .wav."
+)
 @click.option(
     "--communication",
     type=click.Choice(["hpush", "hpull", "ws", "grpc"]),
-    help="Of --server: how objects reach it.  [default: hpush, or grpc for a grpc:// address]",
+    help="With --server: how objects reach it.  [default: hpush, or grpc for a grpc:// address]",
 )
-@click.option("--fqn", is_flag=True, help="Of --server: give it paths of files in place of bytes.")
-@click.option("--direct-put", is_flag=True, help="Of --server: it puts what a job makes itself.")
-@click.option("--timeout", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS", help="For one object.")
-@click.option("--memory-mib", type=click.IntRange(min=0), default=0, metavar="MIB", help="Of one worker.")
-@click.option("--output-mib", type=click.IntRange(min=0), default=0, metavar="MIB", help="What one object may become.")
-@click.option("--inflation", type=click.FloatRange(min=0), default=0.0, help="Bytes out for each byte in, at most.")
-@click.option("--retries", type=click.IntRange(min=0), default=0, help="Further tries when a worker dies.")
-@click.option("--workers", type=click.IntRange(min=0), default=0, help="Processes on each node, at most.")
-@click.option("--replace", is_flag=True, help="Put it in the place of the one of this name.")
+@click.option("--fqn", is_flag=True, help="With --server: send it file paths instead of bytes.")
+@click.option("--direct-put", is_flag=True, help="With --server: it stores the results of jobs itself.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS", help="Time limit for one object."
+)
+@click.option("--memory-mib", type=click.IntRange(min=0), default=0, metavar="MIB", help="Memory limit of one worker.")
+@click.option(
+    "--output-mib", type=click.IntRange(min=0), default=0, metavar="MIB", help="Largest output for one object."
+)
+@click.option(
+    "--inflation", type=click.FloatRange(min=0), default=0.0, help="Most bytes of output for each byte of input."
+)
+@click.option("--retries", type=click.IntRange(min=0), default=0, help="Retries when a worker dies.")
+@click.option("--workers", type=click.IntRange(min=0), default=0, help="Most processes on each node.")
+@click.option("--replace", is_flag=True, help="Replace an existing transform of this name.")
 @click.option("--json", "as_json", is_flag=True, help="JSON.")
 @takes_store
 def init(
@@ -79,7 +89,7 @@ def init(
     as_json: bool,
     store: StoreChoice,
 ) -> None:
-    """Make the transform NAME of a Python function, a command or a server.
+    """Create the transform NAME from a Python function, a command, or a server.
 
     Nodes run only what their operator has allowed: `serve` has --etl-code, --etl-command and --etl-server.
     """
@@ -217,7 +227,7 @@ def show(name: str, as_json: bool, store: StoreChoice) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per node: node and log.")
 @takes_store
 def log(name: str, as_json: bool, store: StoreChoice) -> None:
-    """Print the end of what the processes of NAME have written, of all nodes."""
+    """Print the end of the output of the processes of NAME, from all nodes."""
     with store.reading() as client, Lines() as lines:
         if as_json:
             for node in client.etl.get(name).nodes:
@@ -235,7 +245,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="The transform as i
 @_json
 @takes_store
 def stop(name: str, as_json: bool, store: StoreChoice) -> None:
-    """Stop the transform NAME: what runs ends, and nothing more is served until `etl start`."""
+    """Stop the transform NAME: running processes end, and nothing is served until `etl start`."""
     with store.writing(create=False) as client:
         found = client.etl.stop(name)
     _tell("stopped", found, as_json=as_json)
@@ -257,7 +267,7 @@ def start(name: str, as_json: bool, store: StoreChoice) -> None:
 @click.option("--json", "as_json", is_flag=True, help="The transform as it was, as one JSON object.")
 @takes_store
 def rm(name: str, as_json: bool, store: StoreChoice) -> None:
-    """Delete the transform NAME. What it has made stays."""
+    """Delete the transform NAME. Its results are kept."""
     with store.writing(create=False) as client:
         found = client.etl.get(name)
         client.etl.delete(name)

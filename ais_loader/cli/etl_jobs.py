@@ -32,21 +32,21 @@ def _pair(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
 @click.command()
 @click.argument("bucket")
 @click.argument("to", metavar="TO")
-@click.option("--etl", required=True, metavar="NAME", help="A transform; --args has its arguments.")
+@click.option("--etl", required=True, metavar="NAME", help="The transform to run.")
 @click.option("--args", "arguments", default="{}", metavar="JSON", help='Its arguments, as {"rate": 44100}.')
 @click.option("--prefix", default="", help="Only objects whose names begin with it.")
-@click.option("--names", metavar="TEMPLATE", help="Only these, as shard-{000..127}.tar.")
-@click.option("--pattern", multiple=True, help="Only objects that this shell pattern fits; may be given again.")
-@click.option("--rename", multiple=True, metavar="OLD=NEW", callback=_pair, help="Extensions, as flac=wav.")
-@click.option("--to-prefix", default="", help="Put before the names of results.")
-@click.option("--strip-prefix", default="", help="Taken off names before that.")
-@click.option("--dry-run", is_flag=True, help="Only say what would become of what.")
-@click.option("--inspect", is_flag=True, help="Run every object and write nothing; say what fails.")
-@click.option("--stop-on-error", is_flag=True, help="The first object that fails ends the job.")
-@click.option("--concurrency", type=click.IntRange(0), default=0, help="Objects at once on each node.")
+@click.option("--names", metavar="TEMPLATE", help="Only these names, such as shard-{000..127}.tar.")
+@click.option("--pattern", multiple=True, help="Only objects that match this shell pattern; repeatable.")
+@click.option("--rename", multiple=True, metavar="OLD=NEW", callback=_pair, help="Change extensions, such as flac=wav.")
+@click.option("--to-prefix", default="", help="Prefix added to the names of results.")
+@click.option("--strip-prefix", default="", help="Prefix removed from names before that.")
+@click.option("--dry-run", is_flag=True, help="Only show which objects would produce which results.")
+@click.option("--inspect", is_flag=True, help="Run on every object, report failures, and write nothing.")
+@click.option("--stop-on-error", is_flag=True, help="End the job at the first object that fails.")
+@click.option("--concurrency", type=click.IntRange(0), default=0, help="Objects transformed at once on each node.")
 @click.option("--synchronize", is_flag=True, help="Delete results whose sources are gone.")
-@click.option("--name", help="Of the job.")
-@click.option("--no-wait", is_flag=True, help="Return when it has begun: `etl job NAME` tells how far it is.")
+@click.option("--name", help="Name of the job.")
+@click.option("--no-wait", is_flag=True, help="Return once the job has started; `etl job NAME` shows its progress.")
 @click.option("--json", "as_json", is_flag=True, help="JSON: the job, or one object per line with --dry-run.")
 @takes_store
 def run(
@@ -70,9 +70,9 @@ def run(
     as_json: bool,
     store: StoreChoice,
 ) -> None:
-    """Pass BUCKET through a transform into the bucket TO.
+    """Run a transform over BUCKET and store the results in the bucket TO.
 
-    The nodes do it by themselves: interrupted, this command leaves the job running. What is there already is skipped.
+    The job runs on the nodes: interrupting this command leaves it running. Results that already exist are skipped.
     """
     chosen: dict[str, Any] = {
         "etl": Stage(etl, arguments_of(arguments)),
@@ -109,7 +109,7 @@ def run(
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per job.")
 @takes_store
 def jobs(as_json: bool, store: StoreChoice) -> None:
-    """List jobs, those that have ended included."""
+    """List jobs, including those that have ended."""
     with store.reading() as client, Lines() as lines:
         for one in list_jobs(client._transport):
             _show(one, lines, as_json=as_json)
@@ -117,12 +117,12 @@ def jobs(as_json: bool, store: StoreChoice) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--wait", is_flag=True, help="Until it has ended.")
+@click.option("--wait", is_flag=True, help="Wait until the job has ended.")
 @click.option("--failures", is_flag=True, help="Name the objects that failed.")
 @click.option("--json", "as_json", is_flag=True, help="JSON.")
 @takes_store
 def job(name: str, wait: bool, failures: bool, as_json: bool, store: StoreChoice) -> None:
-    """How far the job NAME is."""
+    """Show the progress of the job NAME."""
     with store.reading() as client, Lines() as lines:
         found = find_job(client._transport, name)
         if wait:
@@ -134,13 +134,13 @@ def job(name: str, wait: bool, failures: bool, as_json: bool, store: StoreChoice
 
 @click.command()
 @click.argument("name")
-@click.option("--forget", is_flag=True, help="Have the store forget one that has ended; results stay.")
+@click.option("--forget", is_flag=True, help="Remove a finished job from the list; results are kept.")
 @click.option("--json", "as_json", is_flag=True, help="The job as it is then, or was, as one JSON object.")
 @takes_store
 def cancel(name: str, forget: bool, as_json: bool, store: StoreChoice) -> None:
     """Stop the job NAME.
 
-    What is under way is finished, and what is done stays. The same `etl run` goes on with the rest.
+    Objects in progress are finished, and results are kept. Running the same `etl run` again continues with the rest.
     """
     with store.writing(create=False) as client:
         found = find_job(client._transport, name)

@@ -31,22 +31,24 @@ _PIECE_BYTES = 16 << 20
 @click.argument("name", metavar="OBJECT", shell_complete=complete_name)
 @click.argument("file", metavar="[FILE]", default=STDOUT, type=click.Path(allow_dash=True))
 @click.option(
-    "-r", "--recursive", is_flag=True, help="OBJECT is BUCKET or BUCKET/FOLDER: its objects become files below FILE."
+    "-r", "--recursive", is_flag=True, help="OBJECT is BUCKET or BUCKET/FOLDER: write its objects as files under FILE."
 )
-@click.option("--prefix", "begins", is_flag=True, help="With -r: OBJECT is the beginning of names, not a folder.")
+@click.option("--prefix", "begins", is_flag=True, help="With -r: OBJECT is a name prefix, not a folder.")
 @wanted_options
 @click.option("--start", metavar="BYTES", type=click.IntRange(min=0), default=0, help="First byte of a range, from 0.")
-@click.option("--length", metavar="BYTES", type=click.IntRange(min=0), help="Bytes in the range; else up to the end.")
 @click.option(
-    "--verify", is_flag=True, help="Check a range against the stored block checksums; a whole object always is checked."
+    "--length", metavar="BYTES", type=click.IntRange(min=0), help="Length of the range.  [default: up to the end]"
+)
+@click.option(
+    "--verify", is_flag=True, help="Check a range against the stored block checksums; a whole object is always checked."
 )
 @click.option(
     "--head",
     "head_only",
     is_flag=True,
-    help="Show size, version, CRC-32C, time and metadata, as JSON, instead of the bytes.",
+    help="Show size, version, CRC-32C, time, and metadata as JSON instead of the bytes.",
 )
-@click.option("--etl", metavar="NAME", help="What a transform makes of it, on the node that has it.")
+@click.option("--etl", metavar="NAME", help="Transform the object with NAME, on the node that stores it.")
 @click.option("--args", "arguments", metavar="JSON", help='Arguments of the transform, as {"rate": 16000}.')
 @click.option("-f", "--force", is_flag=True, help="Replace FILE if it exists.")
 @takes_store
@@ -73,13 +75,13 @@ def get(
     get speech/a.wav out/            out/a.wav
     get -r speech/en out             speech/en/x/y.wav as out/x/y.wav
 
-    FILE may be a folder, for a file with the last part of the object's name. It appears when all of it has arrived.
-    Without FILE, or with -, the bytes go to standard output; to a terminal only if they are text.
+    If FILE is a folder, the file is named after the last part of the object's name. It appears once it is complete.
+    Without FILE, or with -, the bytes go to standard output, but to a terminal only if they are text.
 
-    BUCKET/NAME takes the name as it is. In an ais:// URL, as in Python, SHARD.tar/NAME is a member of an archive.
+    BUCKET/NAME uses the name literally. In an ais:// URL, as in Python, SHARD.tar/NAME is a member of an archive.
 
-    With -r, files that are there with the same bytes are left alone: run it again after an interruption. An object that
-    cannot become a file is reported, and the others are written.
+    With -r, files that already have the same bytes are skipped: run it again to resume after an interruption. An
+    object that cannot become a file is reported, and the others are written.
     """
     if recursive:
         if head_only or start or length is not None or verify or etl is not None or arguments is not None:

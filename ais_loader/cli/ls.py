@@ -24,16 +24,17 @@ _PAGE_SIZE = 1000
 
 @click.command()
 @click.argument("target", metavar="[BUCKET[/FOLDER]]", required=False, **named_by(parse_target))
-@click.option("-r", "--recursive", is_flag=True, help="List all objects below FOLDER, not one level of it.")
-@click.option("--prefix", "begins", is_flag=True, help="FOLDER is the beginning of names: list all that begin with it.")
+@click.option("-r", "--recursive", is_flag=True, help="List all objects under FOLDER, not just one level.")
+@click.option("--prefix", "begins", is_flag=True, help="FOLDER is a name prefix: list all names that begin with it.")
 @click.option(
     "-l",
     "--long",
     "as_long",
     is_flag=True,
-    help="Show size in bytes, local time of storing, CRC-32C, version, and name; of a folder, size and objects.",
+    help="Show size in bytes, local time of storing, CRC-32C, version, and name; for a folder, its size and "
+    "number of objects.",
 )
-@click.option("-H", "--human", is_flag=True, help="As -l, with sizes such as 13.2 KiB.")
+@click.option("-H", "--human", is_flag=True, help="Like -l, with sizes such as 13.2 KiB.")
 @click.option("--members", "of_archive", is_flag=True, help="List the members of the archive BUCKET/NAME.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many.")
 @click.option(
@@ -59,8 +60,8 @@ def ls(
     ls -r speech/en           all that are named speech/en/...
     ls --prefix speech/en     speech/english.txt, too
 
-    Objects come in the order of the bytes of their names. Control characters in a name are shown escaped; --json gives
-    it exactly.
+    Objects are sorted by the bytes of their names. Control characters in names are escaped; --json shows names
+    exactly.
     """
     as_long = as_long or human
     if of_archive and (target is None or not target.name):

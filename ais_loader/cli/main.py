@@ -43,23 +43,23 @@ _COMMANDS = {
 }
 # Of these, what `ais-loader --help` says: it imports none of them.
 _SHORT_HELP = {
-    "bucket": "Make, list, change and delete buckets.",
-    "put": "Store files as objects, replacing those of the same names.",
-    "promote": "Have files on the store's own machines become objects.",
+    "bucket": "Create, list, change, and delete buckets.",
+    "put": "Store files as objects, replacing objects of the same name.",
+    "promote": "Turn files on the store's own machines into objects.",
     "get": "Write an object to a file or to standard output, or a folder of objects to files.",
     "ls": "List buckets, a folder of a bucket, or the members of an archive.",
-    "cp": "Copy objects within a store, to other names or buckets of it.",
-    "mv": "Rename objects of a store, or move them to another bucket of it.",
+    "cp": "Copy objects within a store, to other names or buckets.",
+    "mv": "Rename objects, or move them to another bucket of the same store.",
     "rm": "Delete objects, thousands with one request.",
-    "snapshot": "Keep a bucket as it is, whatever is put and deleted later.",
-    "du": "Count objects and their bytes, without copies.",
-    "exists": "Say by the exit code whether buckets and objects exist.",
-    "set-metadata": "Change what is kept with an object, such as source=studio.",
+    "snapshot": "Preserve a bucket as it is now, despite later writes and deletions.",
+    "du": "Count objects and bytes; copies are not counted.",
+    "exists": "Check whether buckets and objects exist; the exit code is the answer.",
+    "set-metadata": "Change an object's metadata, such as source=studio.",
     "batch": "Fetch the objects of LIST with one request, in that order.",
-    "etl": "Transforms that run beside the data: make, show, stop and delete them.",
-    "ui": "Show a store in the browser, until interrupted.",
-    "bench": "Measure what a store does: an embedded one, a node, or a cluster.",
-    "completion": "Print a script that has a shell complete commands, options, buckets and names.",
+    "etl": "Manage transforms, which run where the data is stored.",
+    "ui": "Show a store in your browser, until interrupted.",
+    "bench": "Benchmark a store: embedded, a node, or a cluster.",
+    "completion": "Print a shell completion script for commands, options, buckets, and object names.",
 }
 # What others call a command, and what is one of a group here.
 _ELSEWHERE = {
@@ -189,14 +189,14 @@ Exit codes:
     is_flag=True,
     envvar="AIS_LOADER_DEBUG",
     show_envvar=True,
-    help="Show the Python traceback of a failure, too.",
+    help="Also show the Python traceback of a failure.",
 )
-@click.option("--store", metavar="URL", help="The store of the command that follows, which takes it itself, too.")
+@click.option("--store", metavar="URL", help="The store to use; you can also pass it after the command.")
 @click.version_option(__version__, prog_name="ais-loader")
 def main(debug: bool, store: str | None) -> None:
-    """A store for training data: put it in, serve it, fetch batches of it.
+    """Store training data, serve it, and fetch it in batches.
 
     Commands that use a store take --store, before their name or after it: a folder of this machine, or a node at
-    grpc://HOST:PORT. Or say it once, in the environment variable AIS_LOADER_URL. Objects are named BUCKET/NAME or
+    grpc://HOST:PORT. Or set the environment variable AIS_LOADER_URL once. Objects are named BUCKET/NAME or
     ais://BUCKET/NAME. Data goes to standard output, everything else to standard error.
     """

@@ -15,12 +15,12 @@ from ais_loader.wire.reserved import RESERVED
 
 @click.command()
 @click.argument("targets", metavar="BUCKET[/NAME]...", nargs=-1, required=True, **named_by(parse_target))
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing: the exit code is the answer.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; use the exit code only.")
 @takes_store
 def exists(targets: tuple[Target, ...], quiet: bool, store: StoreChoice) -> None:
-    """Say by the exit code whether buckets and objects exist.
+    """Check whether buckets and objects exist; the exit code is the answer.
 
-    0: all of them do. 3: one does not, which is named. 1: it cannot be known.
+    0: all of them exist. 3: one does not exist, and is named. 1: the store could not tell.
     """
     with store.reading() as client:
         buckets = {info.name for info in client.buckets()}
@@ -39,13 +39,13 @@ def exists(targets: tuple[Target, ...], quiet: bool, store: StoreChoice) -> None
 @click.command(name="set-metadata")
 @click.argument("target", metavar="BUCKET/NAME", **named_by(parse_object))
 @click.argument("metadata", metavar="[KEY=VALUE]...", nargs=-1, callback=parse_metadata)
-@click.option("--clear", is_flag=True, help="Take away what is not named here; else it stays as it is.")
-@click.option("--json", "as_json", is_flag=True, help="The object as it is now, as one JSON object.")
+@click.option("--clear", is_flag=True, help="Remove all other keys.  [default: keep them]")
+@click.option("--json", "as_json", is_flag=True, help="Show the updated object as one JSON object.")
 @takes_store
 def set_metadata(target: Target, metadata: dict[str, str], clear: bool, as_json: bool, store: StoreChoice) -> None:
-    """Change what is kept with an object, such as source=studio. Its bytes stay, its version changes.
+    """Change an object's metadata, such as source=studio. Its bytes stay the same; its version changes.
 
-    KEY= gives a key an empty value.
+    KEY= sets an empty value.
     """
     if not metadata and not clear:
         raise click.UsageError("nothing to change: need KEY=VALUE, or --clear")

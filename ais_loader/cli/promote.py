@@ -24,7 +24,7 @@ _SHARED: dict[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no":
 @click.argument("path", metavar="PATH")
 @click.argument("dest", metavar="BUCKET[/PREFIX]", **named_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True, help="Promote the files in a folder; names are relative to it.")
-@click.option("--move", is_flag=True, help="Delete each source file when its object is stored.")
+@click.option("--move", is_flag=True, help="Delete each source file after its object is stored.")
 @click.option(
     "--overwrite",
     type=click.Choice(["changed", "always", "never"]),
@@ -36,18 +36,18 @@ _SHARED: dict[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no":
     "--include",
     metavar="PATTERN",
     multiple=True,
-    help="Only files that this shell pattern fits: their names or, if it has a slash, their paths.",
+    help="Only files that match this shell pattern, by name or, if it has a slash, by path.",
 )
-@click.option("--exclude", metavar="PATTERN", multiple=True, help="Not the files that this pattern fits.")
+@click.option("--exclude", metavar="PATTERN", multiple=True, help="Skip files that match this pattern.")
 @click.option(
     "--shared",
     type=click.Choice(list(_SHARED)),
     default="auto",
     show_default=True,
-    help="Whether all nodes see the same files at PATH; then each takes its share. auto: if that is certain.",
+    help="Whether all nodes see the same files at PATH, so that each can take a share. auto: only if that is certain.",
 )
-@click.option("--node", metavar="HOST:PORT", help="Of a cluster, the node whose files are meant.")
-@click.option("--create-bucket", is_flag=True, help="Make the bucket if it does not exist.")
+@click.option("--node", metavar="HOST:PORT", help="In a cluster, the node whose files to promote.")
+@click.option("--create-bucket", is_flag=True, help="Create the bucket if it does not exist.")
 @copies_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file, and one with the summary at the end.")
 @takes_store
@@ -66,18 +66,18 @@ def promote(
     as_json: bool,
     store: StoreChoice,
 ) -> None:
-    """Have files on the store's own machines become objects.
+    """Turn files on the store's own machines into objects.
 
-    PATH is a file or a folder as the node sees it, within one of the folders that the node was started with
-    (`serve --promote-root`); with a store of this machine, any. What is in the bucket already is skipped: run it again
-    to go on after an interruption.
+    PATH is a file or folder as the node sees it, inside one of the folders that the node allows (`serve
+    --promote-root`). With an embedded store, it can be any path. Files already in the bucket are skipped: run it again
+    to resume after an interruption.
 
     \b
     promote -r /nfs/corpus speech/en   stores /nfs/corpus/x/y as speech/en/x/y
     promote /nfs/a.wav speech          stores speech/a.wav
 
-    With --move the source files are deleted, each when its object is stored as safely as the store was told to. A file
-    that cannot be promoted is reported, and the others are promoted.
+    With --move, each source file is deleted after its object is stored with the store's durability. A file that cannot
+    be promoted is reported, and the others are promoted.
     """
     if not store.url.startswith("grpc://"):
         if node is not None:

@@ -41,28 +41,28 @@ Stored: TypeAlias = tuple[FileToStore, ObjectInfo | LoaderError | OSError]
 @click.argument("sources", metavar="SOURCE...", nargs=-1, type=click.Path(allow_dash=True))
 @click.argument("dest", metavar="BUCKET[/NAME]", **named_by(parse_target))
 @click.option("-r", "--recursive", is_flag=True, help="Store the files in folders; names are relative to each folder.")
-@click.option(
-    "--follow-links", is_flag=True, help="With -r: store what symbolic links lead to; else they are left out."
-)
+@click.option("--follow-links", is_flag=True, help="With -r: follow symbolic links; by default, they are skipped.")
 @click.option(
     "--skip-equal",
     is_flag=True,
-    help="Leave out files that are there, with the same bytes: an interrupted put goes on.",
+    help="Skip files already stored with the same bytes; use it to resume an interrupted put.",
 )
 @click.option(
-    "--if-absent", is_flag=True, help="Leave out files whose object is there, whatever it holds; nothing is replaced."
+    "--if-absent", is_flag=True, help="Skip files whose object exists, whatever it contains; nothing is replaced."
 )
 @click.option(
     "--metadata",
     metavar="KEY=VALUE",
     multiple=True,
     callback=parse_metadata,
-    help="Keep this with each object; may be given again. `ls --json` and `get --head` show it.",
+    help="Metadata to store with each object; repeatable. `ls --json` and `get --head` show it.",
 )
-@click.option("--hidden", is_flag=True, help="With -r: also files and folders whose names begin with a dot.")
+@click.option("--hidden", is_flag=True, help="With -r: include files and folders whose names begin with a dot.")
 @wanted_options
-@click.option("-n", "--dry-run", is_flag=True, help="Store nothing: show which files would be stored, and as what.")
-@click.option("--create-bucket", is_flag=True, help="Make the bucket (and the store) if it does not exist.")
+@click.option(
+    "-n", "--dry-run", is_flag=True, help="Store nothing; show which files would be stored, and under which names."
+)
+@click.option("--create-bucket", is_flag=True, help="Create the bucket (and the store) if it does not exist.")
 @copies_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file: what was stored, or the error.")
 @takes_store
@@ -83,7 +83,7 @@ def put(
     as_json: bool,
     store: StoreChoice,
 ) -> None:
-    """Store files as objects, replacing those of the same names.
+    """Store files as objects, replacing objects of the same name.
 
     \b
     put a.wav speech            stores speech/a.wav
@@ -92,8 +92,8 @@ def put(
     put - speech/b.wav          stores standard input
     put -r corpus speech/en     stores corpus/x/y.wav as speech/en/x/y.wav
 
-    Files and folders whose names begin with a dot are left out of folders, unless --hidden is given. A file that cannot
-    be stored is reported, and the others are stored.
+    Files and folders in folders are skipped if their names begin with a dot, unless you pass --hidden. A file that
+    cannot be stored is reported, and the others are stored.
     """
     if not sources:
         raise click.UsageError("one name alone: need what is stored, and BUCKET[/NAME], where")

@@ -25,9 +25,9 @@ _EXAMPLES = 3
     "-r",
     "--recursive",
     is_flag=True,
-    help="OBJECT is BUCKET or BUCKET/FOLDER: delete the objects below it. Asks first.",
+    help="OBJECT is BUCKET or BUCKET/FOLDER: delete the objects in it. Asks first.",
 )
-@click.option("--prefix", "begins", is_flag=True, help="With -r: OBJECT is the beginning of names, not a folder.")
+@click.option("--prefix", "begins", is_flag=True, help="With -r: OBJECT is a name prefix, not a folder.")
 @click.option("-y", "--yes", is_flag=True, help="With -r: do not ask.")
 @click.option(
     "--list",
@@ -48,9 +48,9 @@ def rm(
 ) -> None:
     """Delete objects, thousands with one request.
 
-    With -r, speech/en means what is named speech/en/..., not speech/english.txt, and speech all objects of that
-    bucket; the bucket stays (see `ais-loader bucket rm`). -r may be run again when it was interrupted. An object that
-    cannot be deleted is reported, and the others are deleted.
+    With -r, speech/en means the objects named speech/en/..., not speech/english.txt, and speech means all objects in
+    that bucket; the bucket itself stays (see `ais-loader bucket rm`). You can rerun -r after an interruption. An
+    object that cannot be deleted is reported, and the others are deleted.
     """
     if not targets and list_file is None:
         raise click.UsageError("nothing named: need OBJECT, or --list FILE")

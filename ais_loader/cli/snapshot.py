@@ -19,8 +19,8 @@ from ais_loader.snapshots import SNAPSHOT_MARK, SnapshotInfo
 def snapshot(store: str | None) -> None:
     """Keep a bucket as it is, whatever is put and deleted later.
 
-    What a bucket was is read as BUCKET@SNAPSHOT: in `ls`, `get` and `batch`, and as ais://BUCKET@SNAPSHOT/NAME
-    wherever a URL is taken.
+    Read a snapshot as BUCKET@SNAPSHOT in `ls`, `get`, and `batch`, and as ais://BUCKET@SNAPSHOT/NAME wherever a URL is
+    accepted.
     """
 
 
@@ -49,11 +49,11 @@ def _parse_pinned(text: str) -> _Pinned:
 @click.argument("made", metavar="BUCKET@SNAPSHOT", **named_by(_parse_pinned))
 @takes_store
 def create(made: _Pinned, store: StoreChoice) -> None:
-    """Keep BUCKET as it is now.
+    """Take a snapshot of BUCKET as it is now.
 
-    No data is copied. What is replaced or deleted from now on keeps its space until the last snapshot that sees it is
-    deleted. Of a cluster all nodes have to be there. SNAPSHOT has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no
-    leading dot.
+    No data is copied. Objects that are replaced or deleted later keep their space until the last snapshot that
+    contains them is deleted. In a cluster, all nodes must be up. SNAPSHOT has 1 to 63 of the characters
+    a-z A-Z 0-9 - _ . and no leading dot.
     """
     with store.writing(create=False) as client:
         info = client.bucket(made.bucket).snapshot(made.snapshot)
@@ -62,7 +62,7 @@ def create(made: _Pinned, store: StoreChoice) -> None:
 
 @snapshot.command(name="ls")
 @click.argument("name", metavar="BUCKET", **named_by(_parse_bucket))
-@click.option("-l", "--long", "as_long", is_flag=True, help="Show objects, bytes, local time of making, and name.")
+@click.option("-l", "--long", "as_long", is_flag=True, help="Show objects, bytes, local creation time, and name.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @takes_store
 def list_(name: Target, as_long: bool, as_json: bool, store: StoreChoice) -> None:
@@ -76,7 +76,7 @@ def list_(name: Target, as_long: bool, as_json: bool, store: StoreChoice) -> Non
 @click.argument("gone", metavar="BUCKET@SNAPSHOT", **named_by(_parse_pinned))
 @takes_store
 def rm(gone: _Pinned, store: StoreChoice) -> None:
-    """Let go of a snapshot, and of what it alone keeps. Objects of the bucket stay as they are."""
+    """Delete a snapshot, and the data that only it holds. The bucket's objects stay as they are."""
     with store.writing(create=False) as client:
         client.bucket(gone.bucket).delete_snapshot(gone.snapshot)
 

@@ -154,7 +154,7 @@ def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.FloatRange(min=0),
         default=10,
         show_default=True,
-        help="How long to go on trying to reach a node that does not answer.",
+        help="How long to retry when a node does not answer.",
     )
     @functools.wraps(command)
     def with_store(*args: Any, store: str | None, retry: float, **kwargs: Any) -> Any:

@@ -18,16 +18,16 @@ from ais_loader.cli.stores import StoreChoice, takes_store
     metavar="PORT",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Port of 127.0.0.1 to listen on.  [default: a free one]",
+    help="Port to listen on, on 127.0.0.1.  [default: a free one]",
 )
-@click.option("--open", "in_browser", is_flag=True, help="Open the page in the browser of this machine.")
+@click.option("--open", "in_browser", is_flag=True, help="Open the page in your browser.")
 @takes_store
 def ui(port: int, in_browser: bool, store: StoreChoice) -> None:
-    """Show a store in the browser, until interrupted.
+    """Show a store in your browser, until interrupted.
 
-    The page has buckets, folders and objects with a preview, members of archives, the nodes with their drives, and
-    batches per second as they run. It only reads. It listens on this machine alone, and its address, which is printed,
-    has a part that nobody can guess: whoever has the address can read the store.
+    The page shows buckets, folders, and objects with a preview, members of archives, the nodes with their drives, and
+    batches per second as they run. It is read-only. It listens on this machine only. The printed address contains a
+    random part: anyone who has the address can read the store.
     """
     from ais_loader.ui.server import serve
 

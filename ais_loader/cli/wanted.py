@@ -14,10 +14,10 @@ def wanted_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--include",
         metavar="PATTERN",
         multiple=True,
-        help="With -r: only files that this shell pattern fits: their names or, if it has a slash, their paths "
-        "from the folder; may be given again.",
+        help="With -r: only files that match this shell pattern, by name or, if it has a slash, by path "
+        "relative to the folder; repeatable.",
     )
     exclude = click.option(
-        "--exclude", metavar="PATTERN", multiple=True, help="With -r: not the files that this pattern fits."
+        "--exclude", metavar="PATTERN", multiple=True, help="With -r: skip files that match this pattern; repeatable."
     )
     return include(exclude(command))

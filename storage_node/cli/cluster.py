@@ -58,22 +58,22 @@ _timeout = click.option(
     type=click.FloatRange(min=1),
     default=60,
     show_default=True,
-    help="How long to wait until all nodes serve.",
+    help="How long to wait for all nodes to serve.",
 )
 _host_per_node = click.option(
     "--host-per-node/--one-host",
     "host_per_node",
     default=None,
-    help="Whether each node counts as a host of its own. Copies go to different hosts, so this is for trying copies "
-    "out on one machine. Default: yes when several nodes are made on one machine.",
+    help="Whether each node counts as a separate host. Copies go to different hosts, so use this to "
+    "try out copies on one machine. Default: yes when several nodes are made on one machine.",
 )
 
 
 @click.group()
 def cluster() -> None:
-    """Several storage nodes as one store.
+    """Run several storage nodes as one store.
 
-    The drives say which nodes there are and hold all data; Ray starts a process for each node, and again when it dies.
+    The drives define the nodes and hold all data. Ray runs a process for each node and restarts it when it dies.
     """
 
 
@@ -83,7 +83,7 @@ def cluster() -> None:
     "--nodes",
     metavar="N",
     type=click.IntRange(min=1),
-    help="How many to make if there are none below DIR.  [default: one on each host]",
+    help="How many nodes to create if there are none under DIR.  [default: one on each host]",
 )
 @_drives
 @_address
@@ -92,7 +92,7 @@ def cluster() -> None:
     "--dashboard/--no-dashboard",
     default=True,
     show_default=True,
-    help="Whether DIR's own Ray has a dashboard: `ray job submit` needs it, 200 MB pay for it.",
+    help="Whether DIR's own Ray has a dashboard: `ray job submit` needs it; it takes 200 MB of memory.",
 )
 @click.option(
     "--durability",
@@ -123,13 +123,13 @@ def up(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Start the nodes that have drives below DIR, on all hosts of the Ray; make nodes if there are none.
+    """Start the nodes that have drives under DIR, on all hosts of the Ray cluster; create nodes if there are none.
 
-    Run it again after anything: what runs is left alone, what does not is started on its drives. Nodes go on running
-    when this command has ended.
+    You can run it again at any time: running nodes are left alone, and others are started on their drives. The nodes
+    keep running after this command ends.
 
-    Settings are kept below DIR on every host, for all nodes and all their lives: --config replaces those that are kept,
-    --set changes one. Nodes that run take them over one after the other.
+    Settings are stored under DIR on every host and apply to all nodes across restarts: --config replaces all of them,
+    --set changes one. Running nodes adopt them one after another.
     """
     from storage_node.ops import commands
     from storage_node.ops.ray_head import require_ray
@@ -166,7 +166,7 @@ def up(
     "--wipe",
     metavar="NODE",
     default="",
-    help="Empty the drives of a node that was taken out of the cluster, and make the new node on them.",
+    help="Erase the drives of a node that was removed from the cluster, and create the new node on them.",
 )
 @insecure_option
 @_timeout
@@ -181,10 +181,10 @@ def add(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Make one more node, on the host that has the fewest, and let it join. It has the settings of the others.
+    """Add one more node, on the host that has the fewest. It uses the same settings as the others.
 
-    A node that was taken out of the cluster does not come back as it was: objects that have been deleted since would.
-    With --wipe what is on its drives is given up, and they are a new node's.
+    A node that was removed from the cluster cannot return with its old data, because objects deleted since would
+    reappear. --wipe discards the data on its drives and uses them for a new node.
     """
     from storage_node.ops import commands
     from storage_node.ops.ray_head import require_ray
@@ -206,7 +206,9 @@ def add(
 @click.argument("node", metavar="NODE")
 @_root
 @click.option(
-    "--lost", is_flag=True, help="Take the node out at once, with what it has: it is dead, or its drives are."
+    "--lost",
+    is_flag=True,
+    help="Remove the node at once, with everything on it; use this when the node or its drives are dead.",
 )
 @_address
 @click.option(
@@ -219,9 +221,10 @@ def add(
 )
 @_json
 def remove(node: str, root: Path, lost: bool, address: str, timeout: float, as_json: bool) -> None:
-    """Take a node out of the cluster, when it has handed over its objects.
+    """Remove a node from the cluster after it has handed over its objects.
 
-    NODE is the name of its folder, or the beginning of its id. Its drives stay as they are, and are not started again.
+    NODE is the name of its folder, or the beginning of its id. Its drives are left as they are, and are not
+    started again.
     """
     from storage_node.ops import commands
 
@@ -238,7 +241,7 @@ def remove(node: str, root: Path, lost: bool, address: str, timeout: float, as_j
 @_address
 @_json
 def down(root: Path, address: str, as_json: bool) -> None:
-    """Let running calls finish, end the nodes of DIR, and the Ray that `up` started for it. Data stays."""
+    """Let running calls finish, then stop the nodes of DIR and the Ray that `up` started for it. Data stays."""
     from storage_node.ops import commands
 
     root, address = _absolute(root), _ray_address(address)
@@ -254,12 +257,17 @@ def down(root: Path, address: str, as_json: bool) -> None:
 @click.argument("node", metavar="NODE")
 @_root
 @click.option(
-    "--lines", metavar="N", type=click.IntRange(min=1), default=100, show_default=True, help="How many, from the end."
+    "--lines",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Number of lines, from the end.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is logged from now on, until interrupted.")
+@click.option("-f", "--follow", is_flag=True, help="Keep showing new lines until interrupted.")
 @_address
 def logs(node: str, root: Path, lines: int, follow: bool, address: str) -> None:
-    """What a node has logged: of this life and of those before, also with Ray dead.
+    """Show a node's log, including earlier runs; works even when Ray is dead.
 
     NODE is the name of its folder, or the beginning of its id. Nodes of other machines need --address, and are followed
     on their own machine only.
@@ -297,12 +305,12 @@ def logs(node: str, root: Path, lines: int, follow: bool, address: str) -> None:
 )
 @_json
 def status(root: Path, again_s: float | None, as_json: bool) -> None:
-    """How the nodes are. Asks them, not Ray.
+    """Show the state of the nodes. Asks them directly, not Ray.
 
-    The first line has it all: how many nodes serve, objects, and the space that is free, of each disk once. Objects are
-    counted, or are "?" where that would take long: `ais-loader du` counts any number.
+    The first line is a summary: the number of nodes that serve, the number of objects, and the free space, each disk
+    once. The number of objects is exact, or "?" if counting would take long; `ais-loader du` counts any number.
 
-    Exit code 1 means that a node does not serve, or not all of its drives, or that there is no cluster.
+    The exit code is 1 if a node or one of its drives does not serve, or if there is no cluster.
     """
     from storage_node.cli.cluster_status import counted, show_condition
     from storage_node.ops.status import cluster_status

@@ -34,15 +34,17 @@ _node = click.option(
 )
 _json = click.option("--json", "as_json", is_flag=True, help="The node's drives afterwards, as one JSON object.")
 _path = click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
-_lost = click.option("--lost", is_flag=True, help="Give the drive up although it may have the only copy of objects.")
+_lost = click.option(
+    "--lost", is_flag=True, help="Give up the drive even if it may have the only copy of some objects."
+)
 
 
 @click.group()
 def drive() -> None:
-    """Drives of running nodes: list, add, retire, replace, disable, enable.
+    """Manage drives of running nodes: list, add, retire, replace, disable, enable.
 
-    DRIVE is a drive's path, the name of its folder, or the beginning of its id. The nodes are asked directly, and go on
-    serving meanwhile; Ray has no part in it.
+    DRIVE is a drive's path, the name of its folder, or the beginning of its id. The commands talk to the nodes
+    directly, not through Ray, and the nodes keep serving.
     """
 
 
@@ -51,7 +53,7 @@ def drive() -> None:
 @_node
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def list_(root: Path, node: str, as_json: bool) -> None:
-    """Every drive with its state, its objects, and what is left to be moved."""
+    """List every drive with its state, its objects, and what is left to move."""
     from storage_node.ops import drive_commands
 
     nodes = drive_commands.nodes_with_drives(_absolute(root))
@@ -98,9 +100,9 @@ def add(path: Path | None, root: Path, node: str, as_json: bool) -> None:
 @_lost
 @_json
 def retire(drive: str, root: Path, node: str, undo: bool, lost: bool, as_json: bool) -> None:
-    """Move what is on a drive to the node's other drives; then it can be taken out.
+    """Move a drive's objects to the node's other drives, so that you can remove it.
 
-    One that does not work any more is given up instead: its objects are made again from the copies on other nodes.
+    A drive that no longer works is given up instead, and its objects are restored from the copies on other nodes.
     """
     from storage_node.ops import drive_commands
 
@@ -122,11 +124,11 @@ def retire(drive: str, root: Path, node: str, undo: bool, lost: bool, as_json: b
 @_lost
 @_json
 def replace(drive: str, path: Path | None, root: Path, node: str, lost: bool, as_json: bool) -> None:
-    """Put a new drive in the place of another.
+    """Replace a drive with a new one.
 
-    From one that works its objects move; one that does not is given up, and its objects are made again from the copies
-    on other nodes. PATH is the new drive, DIR/NODE/DRIVE.  [default: where the old one was if that folder is empty now,
-    or else the next DIR/NODE/drive-N]
+    If the old drive works, its objects move to the new one. If not, it is given up, and its objects are restored from
+    the copies on other nodes. PATH is the new drive, DIR/NODE/DRIVE.  [default: where the old one was if that
+    folder is empty now, or else the next DIR/NODE/drive-N]
     """
     from storage_node.ops import drive_commands
     from storage_node.ops.ray_head import ClusterError
@@ -162,7 +164,7 @@ def replace(drive: str, path: Path | None, root: Path, node: str, lost: bool, as
 @_node
 @_json
 def disable(drive: str, root: Path, node: str, as_json: bool) -> None:
-    """Have a node not use a drive, until it is enabled or the node starts again. It is not given up meanwhile."""
+    """Stop using a drive until you enable it or the node restarts. Meanwhile it is not given up."""
     from storage_node.ops import drive_commands
 
     _that(root, node, drive, drive_commands.disable, as_json=as_json, done="is not used")
@@ -175,7 +177,7 @@ def disable(drive: str, root: Path, node: str, as_json: bool) -> None:
 @_node
 @_json
 def enable(drive: str, path: Path | None, root: Path, node: str, as_json: bool) -> None:
-    """Use a drive again that was disabled, or that was not there when its node started.
+    """Use a drive again that was disabled, or that was missing when its node started.
 
     PATH is where it is now.  [default: where it was]
     """

@@ -36,13 +36,13 @@ _HINTS = {
 
 @click.command()
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
-@click.option("--checksums", is_flag=True, help="Read every byte and compare it with its checksum; else sizes only.")
-@click.option("--repair", is_flag=True, help="Put right what can be put right without losing anything.")
-@click.option("--drop-damaged", is_flag=True, help="With --repair: delete objects whose bytes are damaged or gone.")
 @click.option(
-    "--rebuild", is_flag=True, help="Make anew, from the objects, catalogs that cannot be read, and lost records."
+    "--checksums", is_flag=True, help="Read every byte and compare checksums; by default, only sizes are compared."
 )
-@click.option("--all-drives", is_flag=True, help="With --rebuild: make the catalogs anew that can be read, too.")
+@click.option("--repair", is_flag=True, help="Repair what can be repaired without losing data.")
+@click.option("--drop-damaged", is_flag=True, help="With --repair: delete objects whose bytes are damaged or gone.")
+@click.option("--rebuild", is_flag=True, help="Rebuild unreadable catalogs and lost records from the object files.")
+@click.option("--all-drives", is_flag=True, help="With --rebuild: also rebuild catalogs that can be read.")
 @click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
 def doctor(
     paths: tuple[str, ...],
@@ -53,14 +53,14 @@ def doctor(
     all_drives: bool,
     as_json: bool,
 ) -> None:
-    """Examine a store, or repair it.
+    """Check a store, or repair it.
 
-    PATH is a drive of the store; give all of them. Without PATH, AIS_LOADER_URL says. An examination changes nothing
-    and can run while the store is in use. --repair and --rebuild need it for themselves: stop its node first.
+    PATH is a drive of the store; list all of them. Without PATH, AIS_LOADER_URL is used. A check changes nothing and
+    can run while the store is in use. --repair and --rebuild need exclusive access: stop the node first.
 
-    With grpc://HOST:PORT as PATH, ask a running node how it is.
+    With grpc://HOST:PORT as PATH, check the health of a running node.
 
-    Exit code 1 means that something is wrong and was not put right; warnings alone are exit code 0.
+    The exit code is 1 if there are problems that were not repaired; it is 0 if there are only warnings.
     """
     from ais_loader.client import URL_VARIABLE
 

@@ -12,20 +12,20 @@ _OPTIONS = (
     click.option(
         "--etl-code",
         is_flag=True,
-        help="Let clients have Python code of theirs run here, in worker processes. See docs/etl.md for what holds it "
-        "off.",
+        help="Let clients run their own Python code here, in worker processes. docs/etl.md describes "
+        "how it is contained.",
     ),
     click.option(
         "--etl-command",
         metavar="PROGRAM",
         multiple=True,
-        help="Program that transforms may run over objects, by name or path, as ffmpeg; once for each.",
+        help="Program that transforms may run on objects, by name or path, such as ffmpeg; repeatable.",
     ),
     click.option(
         "--etl-server",
         metavar="ADDRESS",
         multiple=True,
-        help="Server that transforms may send objects to, as http://127.0.0.1:9000; once for each.",
+        help="Server that transforms may send objects to, such as http://127.0.0.1:9000; repeatable.",
     ),
 )
 

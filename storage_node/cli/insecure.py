@@ -11,6 +11,6 @@ WHY = (
 insecure_option = click.option(
     "--insecure",
     is_flag=True,
-    help="Listen on a network, and not only on loopback, although there is no authentication: whoever can reach a node "
-    "can read, change and delete what is stored.",
+    help="Allow listening on a network, not only on loopback, although there is no authentication: "
+    "anyone who can reach a node can read, change, and delete what is stored.",
 )

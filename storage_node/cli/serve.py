@@ -42,14 +42,14 @@ _FIELDS = {
     type=click.Path(file_okay=False, path_type=Path),
     multiple=True,
     required=True,
-    help="Folder that holds (or will hold) a part of the store; once for each drive.",
+    help="Folder that holds (or will hold) part of the store; repeat for each drive.",
 )
 @click.option(
     "--host",
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on. Another one than loopback needs --insecure.",
+    help="Address to listen on. Any address other than loopback needs --insecure.",
 )
 @click.option(
     "--port",
@@ -63,7 +63,7 @@ _FIELDS = {
     "--advertise",
     metavar="HOST[:PORT]",
     default="",
-    help="How clients and other nodes reach this one, where that is not --host and --port: through a proxy, "
+    help="Address at which clients and other nodes reach this one, if not --host and --port: through a proxy, "
     "address translation, or a container's port.",
 )
 @click.option(
@@ -78,7 +78,7 @@ _FIELDS = {
     metavar="PORT",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Port for them; a node of a cluster keeps the same one.  [default: a free one]",
+    help="Port for peers; a cluster node keeps the same one.  [default: a free one]",
 )
 @click.option(
     "--durability",
@@ -108,15 +108,14 @@ _FIELDS = {
     metavar="MIB",
     type=click.IntRange(min=0),
     default=0,
-    help="Turn new batches away while the process has more than this in memory.  "
-    "[default: four fifths of the machine's]",
+    help="Reject new batches while the process uses more memory than this.  [default: four fifths of the machine's]",
 )
 @click.option(
     "--tenant-weight",
     "weights",
     metavar="NAME=WEIGHT",
     multiple=True,
-    help="Serve this tenant's batches with this weight, others have 1; once for each tenant.",
+    help="Serve this tenant's batches with this weight (default 1); repeat for each tenant.",
 )
 @click.option(
     "--max-batches",
@@ -124,7 +123,7 @@ _FIELDS = {
     type=click.IntRange(min=1),
     default=512,
     show_default=True,
-    help="Batches served at once; further ones are told to come back.",
+    help="Batches served at once; clients are told to retry further ones later.",
 )
 @click.option(
     "--max-throttle-ms",
@@ -132,7 +131,7 @@ _FIELDS = {
     type=click.IntRange(min=0),
     default=50,
     show_default=True,
-    help="Longest pause between a batch's frames while processor or drives cannot keep up.",
+    help="Longest pause between a batch's frames while the processor or drives cannot keep up.",
 )
 @click.option(
     "--max-recoveries",
@@ -140,7 +139,7 @@ _FIELDS = {
     type=click.IntRange(min=0),
     default=20_000,
     show_default=True,
-    help="Entries of a batch that may be asked again, of another node, before it fails.",
+    help="Entries of a batch that may be requested again from another node before the batch fails.",
 )
 @click.option(
     "--max-soft-errors",
@@ -148,7 +147,7 @@ _FIELDS = {
     type=click.IntRange(min=0),
     default=10_000,
     show_default=True,
-    help="Entries of a batch gathered from other nodes that may fail before it does.",
+    help="Entries of a batch gathered from other nodes that may fail before the batch fails.",
 )
 @click.option(
     "--metrics-port",
@@ -161,7 +160,7 @@ _FIELDS = {
     metavar="DIR",
     multiple=True,
     type=click.Path(file_okay=False),
-    help="Folder of this machine whose files `ais-loader promote` may take in; once for each.",
+    help="Folder on this machine whose files `ais-loader promote` may store; repeatable.",
 )
 @takes_etl
 @insecure_option
@@ -196,9 +195,9 @@ def serve(
 ) -> None:
     """Run a storage node on this machine's drives until interrupted.
 
-    The store is made on the drives if they are empty. Clients connect to grpc://HOST:PORT. When a line says where the
-    node serves, it is ready. SIGINT (Ctrl-C) and SIGTERM let running calls finish, for a few seconds, and end it with
-    exit code 0.
+    If the drives are empty, a store is created on them. Clients connect to grpc://HOST:PORT. The node is ready when it
+    prints the address it serves. On SIGINT (Ctrl-C) or SIGTERM, it lets running calls finish for a few seconds and
+    exits with code 0.
     """
     from ais_loader.cli.new_stores import tell_of_new_stores
     from ais_loader.errors import InvalidRequest

@@ -19,7 +19,7 @@ set_option = click.option(
     "assignments",
     metavar="NAME=VALUE",
     multiple=True,
-    help="One setting, over those of --config; VALUE `default` takes it back.",
+    help="One setting, overriding --config; VALUE `default` restores the default.",
 )
 
 
