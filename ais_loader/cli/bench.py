@@ -32,7 +32,7 @@ _WORKLOADS = {
 @click.group()
 @store_of_commands
 def bench(store: str | None) -> None:
-    """Measure what a store does: an embedded one, a node, or a cluster.
+    """Benchmark a store: embedded, a node, or a cluster.
 
     Objects with known bytes are stored in a dedicated bucket and stay there for the next run; a bucket that this
     command did not create is refused. docs/bench.md describes workloads and figures.

@@ -20,7 +20,7 @@ from ais_loader.transport.base import BucketInfo
 @click.group()
 @store_of_commands
 def bucket(store: str | None) -> None:
-    """Make, list, change and delete buckets."""
+    """Create, list, change, and delete buckets."""
 
 
 def _parse_bucket(text: str) -> Target:

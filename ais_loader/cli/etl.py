@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.group()
 @store_of_commands
 def etl(store: str | None) -> None:
-    """Transforms that run beside the data: make, show, stop and delete them, and pass buckets through them."""
+    """Manage transforms, which run where the data is stored, and run them over buckets."""
 
 
 for _command in (run, jobs, job, cancel):

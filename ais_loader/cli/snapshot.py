@@ -17,7 +17,7 @@ from ais_loader.snapshots import SNAPSHOT_MARK, SnapshotInfo
 @click.group()
 @store_of_commands
 def snapshot(store: str | None) -> None:
-    """Keep a bucket as it is, whatever is put and deleted later.
+    """Preserve a bucket as it is now, despite later writes and deletions.
 
     Read a snapshot as BUCKET@SNAPSHOT in `ls`, `get`, and `batch`, and as ais://BUCKET@SNAPSHOT/NAME wherever a URL is
     accepted.

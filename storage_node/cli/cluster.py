@@ -301,7 +301,7 @@ def logs(node: str, root: Path, lines: int, follow: bool, address: str) -> None:
     type=click.FloatRange(min=0.5),
     is_flag=False,
     flag_value=2.0,
-    help="Show it again and again, every 2 seconds or so often.",
+    help="Refresh at this interval, by default every 2 seconds.",
 )
 @_json
 def status(root: Path, again_s: float | None, as_json: bool) -> None:
