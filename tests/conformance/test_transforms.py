@@ -294,6 +294,23 @@ def test_what_there_is_is_shown(client: Client, bucket: Bucket) -> None:
         client.etl.get("nothing")
 
 
+def test_what_an_error_says_is_text_whatever_it_is_made_of(client: Client, bucket: Bucket) -> None:
+    """Of a file name that is no UTF-8, and of what steers a terminal."""
+
+    def no_text(data: memoryview) -> bytes:
+        raise ValueError("no \udc80.wav\x1b[2J\0, größer")
+
+    client.etl.init("no-text", no_text)
+    with pytest.raises(errors.TransformFailed, match=r"ValueError: no \\udc80\.wav\\x1b\[2J\\x00, größer"):
+        bucket.get("large", etl="no-text")
+    assert "no-text" in [one.name for one in client.etl.list()]
+    assert any(r"\udc80.wav\x1b[2J" in error for node in client.etl.get("no-text").nodes for error in node.errors)
+    client.create_bucket("of-no-text", exist_ok=True)
+    with pytest.raises(errors.TransformIncomplete, match=r"\\udc80\.wav"):
+        bucket.transform("of-no-text", etl="no-text", names=["large"])
+    client.etl.delete("no-text")
+
+
 def test_one_that_is_stopped_serves_nothing_until_it_is_started(client: Client, bucket: Bucket) -> None:
     before = client.etl.init("paused", lambda data: b"here")
     assert bucket.get("s/00", etl="paused") == b"here"
