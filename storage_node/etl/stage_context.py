@@ -12,6 +12,7 @@ from ais_loader.errors import LoaderError, TransformFailed
 from storage_node.config import ServerConfig
 from storage_node.etl.environments import Environments
 from storage_node.etl.http_side import HttpSide
+from storage_node.etl.legible import legible
 from storage_node.etl.spool import Spool
 
 LOG_BYTES = 64 << 10
@@ -52,7 +53,8 @@ class StageCounts:
 def told(error: BaseException) -> str:
     """An error in one line, for the list of a transform's latest ones."""
     with suppress(Exception):
-        return (f"{error.kind}: " if isinstance(error, LoaderError) else "") + " ".join(str(error).split())[:500]
+        said = legible(" ".join(str(error).split()))[:500]
+        return f"{error.kind}: {said}" if isinstance(error, LoaderError) else said
     return type(error).__name__
 
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from ais_loader.errors import TransformError, TransformFailed, TransformRefused, TransformTimeout
 from storage_node.etl.fences import Fences, group_of, kill_group, resident_bytes, start
+from storage_node.etl.legible import legible
 from storage_node.etl.spool import Spool, taken
 from storage_node.etl.values import Content
 from storage_node.etl.worker import (
@@ -361,7 +362,7 @@ class WorkerProcess:
                 if kind == RAISED:
                     told = json.loads(received[json_at:data_at])
                     error = TransformRefused if told.get("refused") else TransformFailed
-                    first.outcome = error(_legible(str(told.get("error"))))
+                    first.outcome = error(legible(str(told.get("error"))))
                 elif kind == IS_FILE:
                     first.written_bytes = of_data
                 elif kind in (IS_INLINE, IS_IN_AREA):
@@ -511,11 +512,6 @@ def _new_area() -> tuple[int, mmap.mmap]:
     except BaseException:
         os.close(fd)
         raise
-
-
-def _legible(text: str) -> str:
-    """What a transform says of itself, for messages that are UTF-8 and for terminals: nothing that steers either."""
-    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
 
 
 def _too_much(size_bytes: int, max_bytes: int) -> TransformFailed:

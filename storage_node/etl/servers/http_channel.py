@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ais_loader.errors import TransformRefused
 from ais_loader.extras import needs
 from storage_node.etl.http_side import HttpSide, read
+from storage_node.etl.legible import legible
 from storage_node.etl.servers.channel import CONNECT_S, PutFailed, ServerFailed, Unanswered
 from storage_node.etl.servers.receiver import Receiver
 from storage_node.etl.values import Content, Origin
@@ -129,8 +130,8 @@ async def _received(answer: aiohttp.ClientResponse, receiver: Receiver) -> None:
 async def _refused(answer: aiohttp.ClientResponse) -> NoReturn:
     said = ""
     with contextlib.suppress(UnicodeDecodeError):
-        said = short((await answer.content.read(4 * MAX_ERROR_CHARACTERS)).decode())
-    status = f"HTTP {answer.status} {answer.reason}"
+        said = legible(short((await answer.content.read(4 * MAX_ERROR_CHARACTERS)).decode()))
+    status = legible(f"HTTP {answer.status} {answer.reason}")
     if answer.status == 503:
         raise Unanswered(f"{status}: {said}", connected=False)
     if PUT_FAILED in answer.headers:

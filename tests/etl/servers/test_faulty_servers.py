@@ -83,6 +83,8 @@ def answering(*answers: bytes, close: bool = True) -> Peer:
         (b"HTTP/1.1 500 Oh\r\nContent-Length: 9\r\n\r\nno vowels", "t: b/.*: no vowels$"),
         (b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n", "HTTP 500 Oh"),
         (b"HTTP/1.1 500 Oh\r\nContent-Length: 2\r\n\r\n\xff\xfe", "HTTP 500 Oh"),
+        (b"HTTP/1.1 500 \xff\r\nContent-Length: 2\r\n\r\n\xff\xfe", r"HTTP 500 \\udcff$"),
+        (b"HTTP/1.1 500 Oh\r\nContent-Length: 4\r\n\r\n\x1b[2J", r"\\x1b\[2J$"),
         (b"HTTP/1.1 204 No Content\r\n\r\n", "HTTP 204 No Content where 200 is due"),
         (
             b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
