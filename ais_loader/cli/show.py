@@ -31,6 +31,9 @@ _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\
 # Advice that stores and nodes give, which do not know who asks: what it is on the command line.
 _ADVICE = {
     "create_bucket makes it": "`ais-loader bucket create` makes it",
+    "client.etl.init makes one": "`ais-loader etl init` makes one",
+    "client.etl.start starts it again": "`ais-loader etl start` starts it again",
+    "pass replace=True to put this in its place": "--replace puts this in its place",
     "`recursive` promotes what is in it": "-r promotes what is in it",
 }
 

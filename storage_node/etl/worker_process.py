@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ais_loader.errors import TransformError, TransformFailed, TransformRefused, TransformTimeout
-from storage_node.etl.fences import Fences, group_of, kill_group, resident_bytes, start
+from storage_node.etl.fences import Fences, folder_bytes, group_of, kill_group, resident_bytes, start
 from storage_node.etl.legible import legible
 from storage_node.etl.spool import Spool, taken
 from storage_node.etl.values import Content
@@ -57,6 +57,8 @@ START_TIMEOUT_S = 60.0
 """To load what a transform needs, which may be a model."""
 _LOOK_S = 0.25
 """How often a worker that is at work is looked at."""
+_LEFT_S = 1.0
+"""How often one is that is soon done with each object."""
 _SURE_S = 0.5
 """It has answered no longer ago, and so is alive."""
 _READ_BYTES = 256 << 10
@@ -98,6 +100,7 @@ class WorkerProcess:
 
     Args:
         memory_bytes: of it in memory, beyond which it is ended.
+        folder_bytes: of files in its folder, likewise.
         on_thread: runs a function that may wait for a drive.
         log: takes what it writes to stdout and stderr.
     """
@@ -106,10 +109,12 @@ class WorkerProcess:
         self,
         spool: Spool,
         memory_bytes: int,
+        folder_bytes: int,
         on_thread: Callable[..., Awaitable[Any]],
         log: Callable[[bytes], None],
     ) -> None:
-        self._spool, self._memory_bytes, self._on_thread, self._log = spool, memory_bytes, on_thread, log
+        self._spool, self._on_thread, self._log = spool, on_thread, log
+        self._memory_bytes, self._folder_bytes = memory_bytes, folder_bytes
         self._loop = asyncio.get_running_loop()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -125,6 +130,7 @@ class WorkerProcess:
         self._ending = False
         self._deadline_s = float("inf")
         self._look: asyncio.TimerHandle | None = None
+        self._looked_at_s = 0.0
         self._received = bytearray()
         self._number = SET_UP_NUMBER - 1
         self._asked: deque[_Asked] = deque()
@@ -266,6 +272,10 @@ class WorkerProcess:
                 self._look.cancel()
                 self._look = None
             self.idle_since_s = time.monotonic()
+            # What is soon done is never looked at while it is: what it leaves behind is.
+            if self.idle_since_s - self._looked_at_s > _LEFT_S and (found := self._outgrown()) is not None:
+                self._log(f"{found}\n".encode())
+                self.kill()
 
     async def _send(self, data: bytes, fds: list[int]) -> None:
         assert self._socket is not None
@@ -440,14 +450,28 @@ class WorkerProcess:
             self._killed_for = TransformTimeout("it took too long, and was ended (timeout_s)")
         elif self._process.poll() is not None:
             pass  # something that it has started holds its socket open
-        elif (resident := resident_bytes(self._process.pid)) > self._memory_bytes:
-            self._killed_for = TransformFailed(
-                f"its worker had {resident:,} bytes in memory, at most {self._memory_bytes:,} may be (memory_bytes)"
-            )
+        elif (found := self._outgrown()) is not None:
+            self._killed_for = found
         else:
             self._watch()
             return
         self.kill()
+
+    def _outgrown(self) -> TransformFailed | None:
+        """Of what it has more than it may; None for nothing. Files may be of the objects before."""
+        if self._process is None or self._folder is None:
+            return None
+        self._looked_at_s = time.monotonic()
+        if (resident := resident_bytes(self._process.pid)) > self._memory_bytes:
+            return TransformFailed(
+                f"its worker had {resident:,} bytes in memory, at most {self._memory_bytes:,} may be (memory_bytes)"
+            )
+        if (written := folder_bytes(Path(self._folder), self._folder_bytes)) > self._folder_bytes:
+            return WorkerDied(
+                f"its worker had {written:,} bytes in the files of its folder, at most {self._folder_bytes:,} may be "
+                "(twice output_bytes)"
+            )
+        return None
 
     def _heard(self) -> None:
         try:

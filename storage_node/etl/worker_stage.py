@@ -183,7 +183,9 @@ class WorkerStage(ABC):
             self._close(worker)
         if self._last_failure is not None and time.monotonic() < self._not_before_s:
             raise type(self._last_failure)(f"{self._last_failure} (tried again in a while)")
-        worker = WorkerProcess(self._context.spool, self._memory_bytes, self._context.on_thread, self._context.log.add)
+        worker = WorkerProcess(
+            self._context.spool, self._memory_bytes, 2 * self._max_bytes, self._context.on_thread, self._context.log.add
+        )
         self._context.counts.workers += 1
         config = self._context.config
         processes = PROCESSES_PER_WORKER * workers_of(config) if config.etl_user else 0

@@ -73,6 +73,9 @@ def test_it_is_listed_shown_stopped_started_and_deleted(store: str) -> None:
     assert json.loads(etl(store, "stop", "tr", "--json").stdout)["stopped"] is True
     assert etl(store, "stop", "tr").stdout == ""
     assert etl(store, "ls").stdout == "tr  command  stopped  tr a-z A-Z\n"
+    got = CliRunner(env={"AIS_LOADER_URL": store}).invoke(main, ["get", "ais://b/a", "-", "--etl", "tr"])
+    assert got.exit_code == 1 and "is stopped; `ais-loader etl start` starts it again" in got.output
+    assert "--replace puts this in its place" in etl(store, "init", "tr", "--command", "tr a b").output
     assert json.loads(etl(store, "show", "tr", "--json").stdout)["stopped"] is True
     started = json.loads(etl(store, "start", "tr", "--json").stdout)
     assert (started["name"], started["version"], started["stopped"]) == ("tr", line["version"], False)

@@ -257,6 +257,17 @@ def leaks_slowly(data: memoryview) -> bytes:
     return b""
 
 
+def fills(data: memoryview) -> bytes:
+    """Its folder, by files none of which is too large."""
+    import time
+
+    for at in range(100):
+        with open(f"{at}", "wb") as file:
+            file.write(bytes(1 << 20))
+    time.sleep(60)
+    return b""
+
+
 def dies(data: memoryview) -> bytes:
     os.kill(os.getpid(), signal.SIGKILL)
     return b""
@@ -312,6 +323,7 @@ FENCES: dict[str, tuple[Any, dict[str, Any], type[TransformError], str]] = {
     "hangs": (hangs, {"timeout_s": 0.5}, TransformTimeout, "took too long"),
     "leaks": (leaks, {"memory_bytes": 300 << 20}, TransformFailed, "MemoryError|bytes in memory"),
     "leaks where no limit counts": (leaks_slowly, {"memory_bytes": 200 << 20}, TransformFailed, "bytes in memory"),
+    "fills its folder": (fills, {"output_bytes": 2 << 20}, TransformFailed, "bytes in the files of its folder"),
     "is killed": (dies, {}, TransformFailed, "ended by signal 9"),
     "exits": (exits, {}, TransformFailed, "ended with 3"),
     "closes its socket": (closes, {}, TransformFailed, "closed its socket"),
@@ -342,6 +354,27 @@ def test_a_transform_that(tmp_path: Path, case: str) -> None:
             assert transforms.counts("f").failed == 2 and error.kind in transforms.counts("f").errors[0]
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_what_short_work_leaves_behind_ends_its_worker_before_it_fills_the_drive(tmp_path: Path) -> None:
+    def leaves(data: memoryview) -> bytes:
+        import tempfile
+
+        file, _ = tempfile.mkstemp()
+        os.write(file, bytes(1 << 20))
+        os.close(file)
+        return str(os.getpid()).encode()
+
+    async def run() -> None:
+        async with transforms_of(tmp_path, of_function(leaves, output_bytes=2 << 20), etl_workers=1) as transforms:
+            found = set()
+            deadline_s = time.monotonic() + 30
+            while len(found) < 2 and time.monotonic() < deadline_s:
+                made = await transforms.run(call(), ORIGIN, Content.of(b""))
+                found.add(bytes(made.read(0, 99)))
+            assert len(found) == 2 and transforms.counts("f").failed == 0 and transforms.counts("f").restarts > 0
+
+    asyncio.run(run())
 
 
 def test_a_flood_is_stopped_by_the_size_of_its_file(tmp_path: Path) -> None:
