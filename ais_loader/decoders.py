@@ -1,5 +1,10 @@
 """Decoders, each for `decode` of a dataset: what came of an item as a picture, a sound, an array, JSON or text.
 
+Pictures are decoded by Pillow and sounds by libsndfile, on every machine alike; what comes of them is what the
+transforms of torchvision (v2, and the older ones) and of torchaudio take. Their own decoders read an item, too:
+`torchvision.io.decode_image(torch.frombuffer(bytearray(item.data), dtype=torch.uint8))` and
+`torchaudio.load(item.open())`.
+
 They are plain functions: they pickle for workers that are spawned, and may be called in one of your own, which adds the
 label. Of an item that is not `ok`, which only on_error="placeholder" lets through, they make None.
 """

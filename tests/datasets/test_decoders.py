@@ -69,6 +69,34 @@ def test_a_sound_has_its_channels_first_and_its_rate(client: Client) -> None:
     assert np.array_equal(samples, SAMPLES.T)
 
 
+def test_torchvision_takes_what_comes_of_a_picture(client: Client) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    from torchvision.transforms import v2
+
+    as_tensor = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    picture, tensor = decoded(client, "p.png", decoders.image), decoded(client, "p.png", decoders.image_tensor)
+    assert torch.allclose(as_tensor(picture), tensor)  # it multiplies by the reciprocal
+    assert torch.equal(torchvision.transforms.ToTensor()(picture), tensor)
+    assert tuple(v2.CenterCrop(3)(tensor).shape) == (3, 3, 3)
+    [item] = client.get_batch(["ais://b/p.png"])
+    bytes_of = torch.frombuffer(bytearray(item.data), dtype=torch.uint8)
+    assert torch.equal(torchvision.io.decode_image(bytes_of), (tensor * 255).round().to(torch.uint8))
+
+
+def test_torchaudio_takes_what_comes_of_a_sound(client: Client) -> None:
+    try:
+        import torchaudio
+    except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: it was built for another torch
+        pytest.skip(f"no torchaudio: {error}")
+    samples, rate_hz = decoded(client, "s.wav", decoders.audio)
+    half = torchaudio.functional.resample(torch.from_numpy(samples), rate_hz, rate_hz // 2)
+    assert (half.dtype, half.shape[0]) == (torch.float32, 2)
+    pytest.importorskip("torchcodec", reason="torchaudio decodes by it")
+    [item] = client.get_batch(["ais://b/s.wav"])
+    loaded, loaded_hz = torchaudio.load(item.open())
+    assert loaded_hz == rate_hz and np.allclose(loaded.numpy(), samples, atol=1e-4)
+
+
 def test_arrays_json_and_text_are_as_they_were_written(client: Client) -> None:
     array = decoded(client, "a.npy", decoders.npy)
     assert array.dtype == ARRAY.dtype and np.array_equal(array, ARRAY)
