@@ -137,9 +137,12 @@ class Transforms:
         Raises TransformRefused for what the operator of a node has not allowed, TransformFailed with what the worker
         said, TransformExists, InvalidName, InvalidRequest, MissingExtra, NodeUnavailable.
         """
-        made = pb.Transform(name=_name(name), workers=workers)
+        if isinstance(requirements, str):
+            raise TypeError(f"requirements are a list, as [{requirements!r}]")
+        made = pb.Transform(name=_name(name))
         limits = made.limits
         try:
+            made.workers = workers
             limits.timeout_s, limits.inflation = timeout_s, inflation
             limits.memory_bytes, limits.output_bytes, limits.retries = memory_bytes, output_bytes, retries
         except (TypeError, ValueError) as error:

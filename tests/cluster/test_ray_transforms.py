@@ -24,7 +24,7 @@ from tests.cluster.operator_kit import Operator
 from tests.etl import wheel_kit
 from tests.faults.counted_jobs_kit import NAMES, OBJECTS, counting, require_right, runs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # half a minute each on a quiet machine
 UP_AGAIN_S = 120.0
 
 

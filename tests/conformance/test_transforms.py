@@ -275,6 +275,11 @@ def test_wrong_calls_say_so_at_once(client: Client) -> None:
     with pytest.raises(errors.InvalidRequest, match="0 stages"):
         Pipeline(())
     assert Stage("a", {"x": 1, "y": 2}) == Stage("a", {"y": 2, "x": 1})
+    for limits in ({"workers": -1}, {"retries": -1}, {"timeout_s": -1.0}, {"output_bytes": 1 << 70}):
+        with pytest.raises(errors.InvalidRequest, match="limit"):
+            client.etl.init("limits", bytes, **limits)
+    with pytest.raises(TypeError, match=r"requirements are a list, as \['numpy'\]"):
+        client.etl.init("limits", bytes, requirements="numpy")
 
 
 # -- transforms
