@@ -224,7 +224,7 @@ function activity(told, batches, bytes) {
     const chart = (id, name, value) => make("div", {}, make("strong", {}, value), make("span", { class: "quiet" }, ` ${name}`), make("span", { class: "quiet most", id: `${id}-most` }), make("canvas", { id, width: 800, height: 180, "aria-label": name }));
     parts.push(make("div", { class: "charts" }, chart("batches", "batches a second", batches >= 10 ? count(Math.round(batches)) : batches.toFixed(1)), chart("bytes", "a second delivered", size(Math.round(bytes)))));
     parts.push(rows([["node"], ["batches/s", "number"], ["bytes/s", "number"], ["active", "number"], ["sessions", "number"]], told.nodes.map((node) => ({
-      cells: node.error ? [node.name, make("span", { class: "bad" }, node.error), "", "", ""] :
+      cells: node.error ? [make("span", {}, node.name, make("br"), make("span", { class: "bad" }, node.error)), "", "", "", ""] :
         [node.name, node.rate === undefined ? "–" : node.rate.toFixed(1), node.byteRate === undefined ? "–" : size(Math.round(node.byteRate)), count(node.active_batches), count(node.open_sessions)],
     }))));
   }
