@@ -3,46 +3,64 @@
 Memory that is new to a process costs a page fault for every 4 KiB, which takes longer than to copy as much into it, and
 malloc gives freed memory back to the kernel as soon as some frames lie free together.
 
-A buffer cannot be used again while anybody sees its bytes: memoryviews, arrays and tensors over it, and slices of
-those, all hold the object itself, and its finalizer, which runs when nothing holds it any more, puts it back. Nobody
-has to say that he is done. What lies idle is bounded, and small; the rest is freed as ever.
+A block cannot be used again while anybody sees its bytes. It is lent as an array of its own, which memoryviews, arrays
+and tensors over it, and slices of those, all hold; when that array is freed, its weak reference gives the block back.
+Nobody has to say that he is done. What lies idle is bounded, and small; the rest is freed as ever.
+
+Why not a finalizer: those of Python's own classes run while the collector of cycles still sees who holds the object,
+and only once for an object. A plain array takes no part in collections, so it goes when nothing refers to it any more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
+
+import numpy as np
+import numpy.typing as npt
 
 IDLE_BYTES = 16 << 20
 """Most that lies idle in a process."""
 _STEP_BYTES = 256 << 10
-"""Sizes are multiples of this, so that frames of about one size have buffers of one."""
+"""Sizes are multiples of this, so that frames of about one size have blocks of one."""
 _LOOKS = 8
 
-_idle: list[RecycledBuffer] = []
-"""The one that came last, which is the likeliest to be in the processor's caches, is the first to be taken. A finalizer
-runs anywhere, in the middle of these functions too: there is no lock, each step is one call of the list's."""
+Block = npt.NDArray[np.uint8]
+
+_idle: list[Block] = []
+"""The one that came last, which is the likeliest to be in the processor's caches, is the first to be taken. Memory is
+freed anywhere, in the middle of these functions too: there is no lock, each step is one call of the list's."""
+_lent: dict[int, _Loan] = {}
+"""By identity: a weak reference that nobody holds calls nobody."""
 
 
-class RecycledBuffer(bytearray):
-    """Some bytes that are used again; whatever is in them at first is of no meaning."""
+class _Loan(weakref.ref[Block]):
+    """Of the array that a block is lent as."""
 
-    __slots__ = ()
-    __hash__ = object.__hash__  # type: ignore[assignment]  # else nobody could hash a read-only view of it
+    __slots__ = ("block",)
+    block: Block
 
-    def __del__(self) -> None:
-        # One of no bytes was let go for good; and when a process ends, this module may have gone before.
-        if len(self) and _idle is not None:
-            _idle.append(self)
-            while sum(map(len, _idle)) > IDLE_BYTES:
-                _free_oldest()
+
+class _Exporter(np.ndarray):
+    """What views show as their object: that of a read-only one has to have a hash, or the view has none."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 def take(size_bytes: int) -> memoryview:
     """Room for so many bytes, to be written to by whoever asks, who hands out views of it that are read-only.
 
-    At most a fifth of it, or 256 KiB, is kept beside what was asked for.
+    Whatever is in it at first is of no meaning. At most a fifth of it, or 256 KiB, is kept beside what was asked for.
     """
-    wanted_bytes = -(-size_bytes // _STEP_BYTES) * _STEP_BYTES
+    block = _fitting(-(-size_bytes // _STEP_BYTES) * _STEP_BYTES)
+    lent = block[:size_bytes]
+    loan = _Loan(lent, _give_back)
+    loan.block = block
+    _lent[id(loan)] = loan
+    return lent.view(_Exporter).data
+
+
+def _fitting(wanted_bytes: int) -> Block:
     unfit = []
     found = None
     for _ in range(_LOOKS):
@@ -55,9 +73,13 @@ def take(size_bytes: int) -> memoryview:
             break
         unfit.append(candidate)
     _idle[:0] = unfit
-    return memoryview(RecycledBuffer(wanted_bytes) if found is None else found)[:size_bytes]
+    return np.empty(wanted_bytes, np.uint8) if found is None else found
 
 
-def _free_oldest() -> None:
-    with contextlib.suppress(IndexError):
-        _idle.pop(0).clear()
+def _give_back(loan: weakref.ref[Block]) -> None:
+    if _lent is None:
+        return  # the process ends, and this module has gone before
+    _idle.append(_lent.pop(id(loan)).block)
+    while sum(map(len, _idle)) > IDLE_BYTES:
+        with contextlib.suppress(IndexError):
+            _idle.pop(0)
