@@ -16,6 +16,7 @@ EXTRAS = {
     "zstandard": "archives",
     "torch": "torch",
     "fsspec": "fsspec",
+    "lhotse": "lhotse",
     "webdataset": "webdataset",
     "ray": "store,ray",
     "pyarrow": "store,ray-data",

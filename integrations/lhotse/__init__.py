@@ -6,6 +6,11 @@ TRAIN.py …` does that for a script as it is.
 
 from __future__ import annotations
 
+from ais_loader.extras import needs
+
+with needs("lhotse", "AISBatchLoader and ais:// in Lhotse"):
+    import lhotse as _lhotse  # noqa: F401  # before what is made of its classes
+
 from .batch_loader import AISBatchLoader
 from .cut_batches import CutBatches
 from .failures import AISBatchLoaderError, FetchFailed

@@ -104,6 +104,7 @@ OF_PACKAGE = {
         "a batch as an archive": f"{READ[:-1]}, archive='tar.zst').write_to(folder / 'packed')",
     },
     "fsspec": {"AISFileSystem": "from ais_loader.integrations.fsspec import AISFileSystem"},
+    "lhotse": {"install": "from ais_loader.integrations.lhotse import install"},
     "webdataset": {
         "install": "from ais_loader.integrations.webdataset import install",
         "ShardSamples": "import ais_loader.integrations.webdataset.shard_samples",
@@ -144,6 +145,7 @@ OF_PACKAGE |= {
         ),
     },
     "cloudpickle": {},
+    "packaging": {},
     "flask": {"FlaskServer": SERVER.replace("KIND", "FlaskServer")},
     **{
         package: {"FastAPIServer": SERVER.replace("KIND", "FastAPIServer")}
