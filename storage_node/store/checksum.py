@@ -6,11 +6,12 @@ multiplication.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from ais_loader.checksum import crc32c
 
-__all__ = ["combine", "crc32c"]
+__all__ = ["combine", "combine_blocks", "crc32c"]
 
 _POLYNOMIAL = 0x82F63B78  # bit 31 stands for x**0, here and in every checksum
 
@@ -20,6 +21,32 @@ def combine(crc_a: int, crc_b: int, len_b: int) -> int:
     if len_b < 0:
         raise ValueError(f"len_b must not be negative, got {len_b}")
     return _multiply(crc_a, _power_of_x8(len_b)) ^ crc_b
+
+
+def combine_blocks(checksums: Sequence[int], block_bytes: int, last_bytes: int) -> int:
+    """The checksum of blocks of one size, and one of `last_bytes` behind them, end to end. Needs at least one."""
+    first, second, third, fourth = _shifted(block_bytes)
+    crc = 0
+    for checksum in checksums[:-1]:
+        shifted = first[crc & 255] ^ second[crc >> 8 & 255] ^ third[crc >> 16 & 255] ^ fourth[crc >> 24]
+        crc = shifted ^ checksum
+    return combine(crc, checksums[-1], last_bytes)
+
+
+@lru_cache(maxsize=4)
+def _shifted(len_b: int) -> list[list[int]]:
+    """For each byte of a checksum, by its value, what is left of it when `len_b` bytes follow: a tenth of the time of a
+    multiplication."""
+    factor = _power_of_x8(len_b)
+    tables = []
+    for byte in range(4):
+        table = [0] * 256
+        for value in range(1, 256):
+            lowest = value & -value
+            rest = value ^ lowest
+            table[value] = table[rest] ^ table[lowest] if rest else _multiply(value << 8 * byte, factor)
+        tables.append(table)
+    return tables
 
 
 def _multiply(a: int, b: int) -> int:

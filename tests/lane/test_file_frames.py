@@ -257,3 +257,63 @@ def test_one_waits_like_a_batch_while_the_node_has_too_much_to_do(
 
 def request_of(*names: str) -> pb.BatchRequest:
     return pb.BatchRequest(bucket=["b"], name=names, initial_credit_bytes=1 << 40, receiver_checks=True)
+
+
+# -- ranges
+
+
+BLOCK = 256 << 10
+WHOLE = seeded_bytes(5 * MIB + 1234, seed=77)
+
+
+@pytest.fixture(scope="module")
+def large(node: NodeServer) -> bytes:
+    with connect(node.url) as client:
+        client.bucket("b").put("large", WHOLE)
+    return WHOLE
+
+
+@pytest.mark.parametrize(
+    ("start", "length", "from_file"),
+    [
+        (0, BLOCK, True),
+        (BLOCK, 3 * BLOCK, True),
+        (BLOCK, 4 * MIB, True),
+        (4 * MIB, None, True),  # up to the end, in the middle of a block
+        (5 * MIB, None, False),  # too little for that
+        (0, BLOCK + 1, False),
+        (BLOCK - 1, BLOCK + 1, False),
+    ],
+)
+def test_ranges_of_whole_blocks_come_from_their_file_and_others_are_read(
+    client: Client, frames: list[FileFrame], large: bytes, start: int, length: int | None, from_file: bool
+) -> None:
+    [item] = client.get_batch([Entry("b", "large", start=start, length=length)], timeout_s=TIMEOUT_S)
+    stop = len(large) if length is None else start + length
+    assert item.tobytes() == large[start:stop]
+    assert len(frames) == from_file
+
+
+def test_an_object_that_is_read_as_a_file_is_sent_from_its_file(
+    client: Client, frames: list[FileFrame], large: bytes
+) -> None:
+    with client.bucket("b").open("large") as file:
+        assert file.read() == large
+    assert sum(frame.payload_bytes for frame in frames) > len(large) / 2
+
+
+def test_a_range_that_was_damaged_is_corrupt_and_not_what_lies_there_now(
+    tmp_path: Path, frames: list[FileFrame]
+) -> None:
+    with serving(tmp_path) as node, connect(node.url, options=ClusterOptions(lane="auto")) as client:
+        bucket = client.create_bucket("b")
+        bucket.put("large", WHOLE)
+        [drive] = [Path(drive) for drive in node._drives]
+        [path] = object_files(drive)
+        flip_a_byte(path, 3 * BLOCK + 5)
+        entries = [Entry("b", "large", start=at * BLOCK, length=BLOCK) for at in range(6)]
+        items = list(client.get_batch(entries, on_error="placeholder", timeout_s=TIMEOUT_S))
+        assert [item.status for item in items] == [Status.CORRUPT if at == 3 else Status.OK for at in range(6)]
+        good = [WHOLE[at * BLOCK : (at + 1) * BLOCK] for at in range(6) if at != 3]
+        assert [item.tobytes() for item in items if item.ok] == good
+        assert frames

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ais_loader.checksum import crc32c, crc32c_library
-from storage_node.store.checksum import combine
+from storage_node.store.checksum import combine, combine_blocks
 
 Crc32c = Callable[..., int]
 
@@ -171,3 +171,9 @@ def test_combining_works_for_lengths_that_no_memory_holds() -> None:
 def test_combining_with_a_negative_length_is_refused() -> None:
     with pytest.raises(ValueError, match="len_b must not be negative"):
         combine(1, 2, -1)
+
+
+@given(data=st.binary(min_size=1, max_size=2000), block_bytes=st.integers(1, 700))
+def test_the_checksum_of_blocks_end_to_end_is_that_of_their_bytes(data: bytes, block_bytes: int) -> None:
+    blocks = [data[at : at + block_bytes] for at in range(0, len(data), block_bytes)]
+    assert combine_blocks([crc32c(block) for block in blocks], block_bytes, len(blocks[-1])) == crc32c(data)

@@ -367,6 +367,7 @@ class MergedStream:
         request.fail_fast = False
         request.local = share.direct
         request.receiver_checks = not share.checked
+        request.verify_ranges |= share.checked  # what was found to be wrong may be a range
         if (resume := self._reorder.resume_of(share.positions[0])) is not None:
             request.resume_offset, request.resume_checksum, request.resume_version = resume
         self.retries += share.error is not None

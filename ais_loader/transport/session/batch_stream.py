@@ -181,6 +181,7 @@ class GrpcStream:
         if self._answers is not None:
             self._answers.cancel()
         self._request.receiver_checks = False
+        self._request.verify_ranges = True  # else it would read a range, and send what it has read
         self.retries += 1
         self._resume()
 

@@ -29,6 +29,7 @@ from ais_loader.errors import (
 from storage_node.store import format as fmt
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.open_archives import Shards
+from storage_node.store.checksum import combine_blocks
 from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive import clean_shutdown
 from storage_node.store.drive.block_checksums import read_blocks
@@ -259,6 +260,19 @@ class Drive:
         """Stored checksums of blocks first .. stop-1 of an object larger than one block. Raises CorruptObject."""
         checksums: list[int] = read_blocks(self.catalog, record, first, stop).tolist()
         return checksums
+
+    def range_checksum(self, record: CatalogEntry, start: int, size_bytes: int) -> int | None:
+        """Of a range of an object, by what is stored of its blocks; None where that does not tell, or is gone."""
+        stop = start + size_bytes
+        if record.offset or record.size_bytes <= fmt.BLOCK_BYTES or start % fmt.BLOCK_BYTES:
+            return None
+        if not size_bytes or (stop % fmt.BLOCK_BYTES and stop != record.size_bytes):
+            return None
+        try:
+            blocks = self.block_checksums(record, start // fmt.BLOCK_BYTES, -(-stop // fmt.BLOCK_BYTES))
+        except LoaderError:  # as soon as the object has been replaced
+            return None
+        return combine_blocks(blocks, fmt.BLOCK_BYTES, size_bytes - (len(blocks) - 1) * fmt.BLOCK_BYTES)
 
     # -- writing
 

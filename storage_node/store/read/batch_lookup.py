@@ -229,6 +229,7 @@ class BatchLookup:
             if table.sizes[position] != record.size_bytes:
                 table.kind[position] = pb.COMPUTED
                 table.checksum[position] = 0
+                table.shared_files = True
         if table.sizes[position] > MAX_ITEM_BYTES:
             table.fail_too_large(position, int(table.sizes[position]))
         elif request.verify_ranges and table.kind[position] == pb.COMPUTED:

@@ -48,7 +48,7 @@ class BatchTable:
         self.drives: dict[int, Drive] = {}
         """By slot: a drive that is given up meanwhile keeps its folders open for those who read from them."""
         self.shared_files = False
-        """Whether some of the objects lie in one file with others."""
+        """Whether some of the entries may lie in one file with others: objects of a segment, ranges of an object."""
         # Members of archives.
         self.shards: dict[int, OpenShard] = {}
         """By descriptor: files in which members lie; kept open for as long as the batch is."""

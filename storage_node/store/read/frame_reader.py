@@ -99,7 +99,7 @@ class FrameReader:
         if span.is_piece or not goes_from_files(n, span.payload_bytes) or not self._is_plain(span):
             return None
         at = slice(span.first, span.stop)
-        if (table.kind[at] != pb.STORED).any():
+        if (table.kind[at] != pb.STORED).any() and not self._know_ranges(span):
             return None
         last = span.stop == table.n
         prefix, _ = encode_prefix(
@@ -115,6 +115,20 @@ class FrameReader:
         columns = table.folders[at].tolist(), table.paths[at], table.start[at].tolist(), table.sizes[at].tolist()
         frame = opened(prefix, *columns)
         return None if frame is None else (frame, last)
+
+    def _know_ranges(self, span: FrameSpan) -> bool:
+        """Enter the checksums of ranges that consist of whole blocks; False where there are others."""
+        table = self._table
+        for position in (np.flatnonzero(table.kind[span.first : span.stop] != pb.STORED) + span.first).tolist():
+            record = table.records[position]
+            if table.kind[position] != pb.COMPUTED or record is None or not table.paths[position]:
+                return False
+            start, size_bytes = int(table.start[position]), int(table.sizes[position])
+            checksum = table.drive_of(position).range_checksum(record, start, size_bytes)
+            if checksum is None:
+                return False
+            table.checksum[position] = checksum
+        return True
 
     def read_all(self, helpers: Executor | None = None, parts: int = 1) -> list[bytes] | None:
         """See `StoreBatch.read_all`."""
