@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ais_loader.errors import TransformRefused
+from ais_loader.extras import needs
 from storage_node.etl.worker import missing_of
 
 
@@ -43,6 +45,7 @@ def is_needed(requirements: Sequence[str]) -> bool:
     """Whether this process's own interpreter would not do: what is required by an address may be another build."""
     if not requirements:
         return False
-    from packaging.requirements import Requirement  # of an extra that other nodes do without
+    with needs("packaging", "a transform with requirements", TransformRefused):
+        from packaging.requirements import Requirement
 
     return any(Requirement(text).url for text in requirements) or bool(missing_of(requirements))
