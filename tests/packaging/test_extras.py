@@ -282,6 +282,7 @@ def test_no_optional_package_is_imported_but_where_its_absence_is_told() -> None
     behind_a_check = {  # in functions that nobody gets to without it
         "storage_node/metrics.py": {"prometheus_client in a function"},
         "storage_node/ops/ray_actors.py": {"ray in a function"},
+        "storage_node/ops/ray_environments.py": {"ray in a function"},
         "storage_node/etl/http_side.py": {"aiohttp in a function"},
         "storage_node/etl/worker.py": {"cloudpickle in a function", "packaging in a function"},
         "storage_node/etl/servers/http_channel.py": {"aiohttp in a function"},
