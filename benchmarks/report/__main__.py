@@ -64,7 +64,7 @@ def latencies_part(rounds: int, folder: Path) -> Part:
     for name, latencies in found.items():
         for one in latencies:
             pooled[name].extend(one)
-    access_patterns.plot(pooled, folder / "latencies.png")
+    access_patterns.plot(access_patterns.curves(pooled), folder / "latencies.png")
     text = (
         "## Latencies\n\nOf batches of 64 members of 40 KB, of eight tar shards; one client. benchmarks/"
         "access_patterns.md says what the ways are.\n\n### A batch\n\n"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from benchmarks import access_patterns
+from benchmarks.access_patterns import COLOURS, Latencies
+from benchmarks.report.__main__ import latencies_part
 from benchmarks.report.judging import fallen, knee, ratios
 from benchmarks.report.limits import memcpy, through_socket
 
@@ -33,3 +38,19 @@ def test_copying_is_measured() -> None:
 @pytest.mark.parametrize("from_file", [False, True])
 def test_blocks_come_through_sockets_of_each_kind(tcp: bool, from_file: bool) -> None:
     assert through_socket(10_000, 5, tcp=tcp, from_file=from_file) > 0
+
+
+def test_latencies_of_all_rounds_are_told_and_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def measured(shards: int, members: int, batches: int, rounds: int, folder: Path) -> dict[str, list[Latencies]]:
+        found: dict[str, list[Latencies]] = {name: [Latencies() for _ in range(rounds)] for name in COLOURS}
+        for rounds_of_one in found.values():
+            for number, one in enumerate(rounds_of_one):
+                one.add([0.0, 0.001, 0.002 + number])
+        return found
+
+    monkeypatch.setattr(access_patterns, "measure", measured)
+    text, figures = latencies_part(2, tmp_path)
+    assert set(figures) == set(COLOURS)
+    assert figures[access_patterns.GET_BATCH] == {"batches_s": [0.002, 1.002]}
+    assert "| random GETs | " in text
+    assert (tmp_path / "latencies.png").read_bytes().startswith(b"\x89PNG")
