@@ -45,26 +45,25 @@ PROCESSES = 2
 TABLE = Path(__file__).with_name("etl_offline.md")
 BUDGET = """## Where the time goes
 
-Processor time of a node in one process for each object of a job, by py-spy, on a machine that others kept busy:
+Of the samples in which a thread of the node held the interpreter, by py-spy, during a job:
 
-| layer | event loop, us | threads for drives, us |
-|---|---:|---:|
-| look up what is there | 5 | 14 |
-| read inputs | 1 | 15 |
-| job: groups, bursts, counts, stamps | 34 | - |
-| to the workers | 37 | - |
-| from the workers: parsed, summed | 33 | - |
-| store results, in groups of 128 | 101 | 121 |
-| list, wake each other, the node's own work | 34 | 55 |
-| **all** | **245** | **205** |
+| layer | share |
+|---|---:|
+| store results, in groups of 128: event loop | 39 % |
+| store results: threads for drives | 19 % |
+| job: groups, bursts, counts, stamps | 11 % |
+| to the workers | 6 % |
+| from the workers | 4 % |
+| look up what is there, read inputs | 3.5 % |
+| delete the buckets of the round before | 4 % |
+| list, wake each other, the node's own work | 14 % |
 
-Before, with one message to a worker for each object, inputs read and looked up one by one, and results stored in groups
-of 34, the loop had 360 and the threads 275; before that, with the system asked whether a worker is alive and groups of
-9, 504 and 342. What is left is the store's: half of it is what clients' PutMany costs the node as well, of which a job
-saves nothing. The worker's way is 70 us on the loop, in bursts of 20 to 60 objects: a kernel's copy in each direction,
-and Python's parsing of each answer. So a job is about as fast as clients that do nothing with as many processes, on a
-machine where all of them share the same cores; 1.5 times as fast takes a store that is cheaper to put to, or a network
-between the clients and the node."""
+A worker takes some 10 us for an object. Objects pass to workers and back through memory that both have mapped, in
+bursts of up to 64; with a message of its own for each, the way to the workers and back was 70 us on the event loop, and
+an object of the job 350 us of all processes. Most of what is left is the store's, and clients' PutMany costs the node
+as much of it. A job takes a little less of the processors than clients that do nothing, but most of it in one process,
+whose interpreter is one core's, where the clients' work is in three. So 1.5 times as fast takes a store that is cheaper
+to put to, or a network between the clients and the node."""
 CLAIMS = [Claim("job", "batches and put_many", 1.5), Claim("job", "single gets and puts", 5.0)]
 
 
