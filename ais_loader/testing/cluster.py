@@ -38,7 +38,7 @@ class ClusterProcesses:
         drives_per_node: folders of each node.
         buckets: of the first map, with their number of copies.
         environment: variables on top of this process's own.
-        arguments: further arguments of `ais-loader serve`.
+        arguments: further arguments of `ais-loader serve`; {address} in one is that of the node's machine.
         machines: where the nodes run, one on each; without them, all on this one.
         metrics: serve their numbers, for `holds` and `NodeProcess.numbers`.
     """
@@ -67,7 +67,7 @@ class ClusterProcesses:
                 node = NodeProcess(
                     drives,
                     environment=environment,
-                    arguments=arguments,
+                    arguments=[word.replace("{address}", place.address) for word in arguments],
                     metrics=metrics,
                     host=place.address,
                     launcher=place.launcher,

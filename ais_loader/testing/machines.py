@@ -64,6 +64,18 @@ class Machines:
         except (OSError, RuntimeError):
             return False
 
+    @property
+    def here(self) -> str:
+        """This process's address on the switch."""
+        return self._here
+
+    def limit(self, number: int, bytes_per_s: int) -> None:
+        """Let the machine send no more than so much, as a slow network card; it may receive as much as comes."""
+        rate = f"{bytes_per_s * 8}bit"
+        at_once = str(max(64 << 10, bytes_per_s // 100))
+        limited = ("qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", at_once, "latency", "100ms")
+        _run("tc", "-n", self._namespace(number), *limited)
+
     def reach(self, one: int, other: int | None) -> bool:
         """Whether a packet of `one` comes to `other` (None: to this process) and back: a refused connection does."""
         target = self._here if other is None else self.places[other].address
@@ -141,6 +153,10 @@ class Machines:
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S)
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S)
     if done.returncode != 0:
-        raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
