@@ -1,4 +1,4 @@
-"""The page of guarantees against the tests that it names: a promise without a test is not made."""
+"""The page of guarantees against the tests that it names: nothing is guaranteed without a test."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ TESTS = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
 
 
 def promises() -> list[str]:
-    """Rows of the tables whose last column says what holds them."""
+    """Rows of the tables whose last column names the tests."""
     found: list[str] = []
     held = False
     for line in (ROOT / "docs/guarantees.md").read_text().splitlines():
         if not line.startswith("|"):
             held = False
-        elif line.startswith("| promise"):
-            held = line.endswith("held by |")
+        elif line.startswith("| guarantee"):
+            held = line.endswith("verified by |")
         elif held and not line.startswith("|---"):
             found.append(line)
     return found
