@@ -6,9 +6,10 @@ import os
 import sys
 import threading
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -141,7 +142,14 @@ class Lines:
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """If the block takes longer than a second, one line that says for what."""
-    timer = threading.Timer(WAIT_S, note, [f"waiting for {printable(what)}"])
+    with after(WAIT_S, partial(note, f"waiting for {printable(what)}")):
+        yield
+
+
+@contextmanager
+def after(wait_s: float, action: Callable[[], object]) -> Iterator[None]:
+    """If the block takes longer, `action` is called meanwhile, in a thread of its own."""
+    timer = threading.Timer(wait_s, action)
     timer.daemon = True
     timer.start()
     try:

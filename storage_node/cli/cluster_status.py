@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ais_loader.cli.show import Lines, count_text, printable, size_text
+from ais_loader.cli.show import Lines, after, count_text, printable, size_text
 from storage_node.cli.cluster_drives import drive_line, moving_texts
 
 if TYPE_CHECKING:
-    from ais_loader.client import Client
+    pass
 
 _COUNTED = 1_000_000
 """Objects by the drives' rough estimate: up to so many are counted, which takes the nodes a second or so."""
@@ -31,7 +29,10 @@ def counted(found: dict[str, Any]) -> dict[str, Any]:
     if not found["answers"] or roughly > _COUNTED:
         return unknown
     try:
-        with connect(found["url"], mode="r", options=ClusterOptions(retry_s=0)) as client, _closed_in_time(client):
+        with (
+            connect(found["url"], mode="r", options=ClusterOptions(retry_s=0)) as client,
+            after(COUNTING_S, client.close),  # what waits for an answer then ends as Closed
+        ):
             sums = [client.bucket(info.name).summary("", depth=0) for info in client.buckets()]
     except LoaderError:
         return unknown
@@ -42,18 +43,6 @@ def counted(found: dict[str, Any]) -> dict[str, Any]:
         "objects": sum(one.objects for one in sums),
         "object_bytes": sum(one.size_bytes for one in sums),
     }
-
-
-@contextmanager
-def _closed_in_time(client: Client) -> Iterator[None]:
-    """What waits for an answer when the time is over ends as Closed."""
-    timer = threading.Timer(COUNTING_S, client.close)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def show_condition(found: dict[str, Any], lines: Lines) -> None:
