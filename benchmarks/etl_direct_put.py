@@ -23,7 +23,8 @@ than 64 KiB ride to their owners together, whatever their server could do: the t
 what they differ by is the machine's.
 
 Of machines with a network of their own, predicted before they were measured: through its node a result of 1 MiB costs
-that node two thirds of a MiB to send beside the input, so 1.6 times as many come directly.
+that node two thirds of a MiB to send beside the input, so 1.6 times as many come directly. Found, while others used the
+machine: 1.4. With no network to share, large ones come to what they come to through the node.
 """
 
 from __future__ import annotations
