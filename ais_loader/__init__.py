@@ -1,8 +1,8 @@
 """ais-loader: training data where the batch is the storage request.
 
-`connect` gives a client of an embedded store or of storage nodes; `Client.get_batch` fetches any samples in exactly the
-order asked, with one request; `MapDataset` and `BatchIterableDataset` put that under a PyTorch DataLoader. This list is
-the whole public promise; importing it loads neither torch nor ray.
+`connect` returns a client for an embedded store or for storage nodes. `Client.get_batch` fetches any set of samples, in
+exactly the requested order, with one request. `MapDataset` and `BatchIterableDataset` do the same for a PyTorch
+DataLoader. `__all__` is the entire public API. Importing the package loads neither torch nor ray.
 """
 
 from __future__ import annotations

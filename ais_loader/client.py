@@ -33,25 +33,27 @@ def connect(
     mode: Literal["a", "r"] = "a",
     options: EmbeddedOptions | ClusterOptions | None = None,
 ) -> Client:
-    """A client of the store at `url`.
+    """Return a client for the store at `url`.
 
     Args:
-        url: `file:///data/store` or a plain path, in which `~` is the home folder: an embedded store, made there if
-            `mode` is "a", which the log tells (a WARNING: it may be a mistyped path). Several folders, comma separated,
-            are its drives. `grpc://host:7480`: a storage node; several endpoints, comma separated, are tried in turn.
-            Of a cluster any endpoint will do: the others are learnt from it. Without `url`, the environment variable
-            AIS_LOADER_URL says.
-        mode: "a" reads and writes: an embedded store is held alone. "r" only reads, beside any writer, locks nothing
-            and makes nothing; whatever would change the store raises StoreReadOnly. It sees at once what this process
-            writes, and what another process has replaced or deleted one second later at the latest, or at once after
-            `Client.refresh()`; names that are new are found at once.
-        options: EmbeddedOptions or ClusterOptions, whichever `url` asks for.
+        url: For an embedded store, `file:///data/store` or a plain path, in which `~` is the home folder. If there is
+            no store at the path and `mode` is "a", one is created, with a WARNING in the log in case you mistyped the
+            path. Several folders, separated by commas, are the drives of one store. For a storage node,
+            `grpc://host:7480`. Several endpoints, separated by commas, are tried in turn. For a cluster, any one
+            endpoint is enough, because the client learns the others from it. The default is the value of the
+            environment variable AIS_LOADER_URL.
+        mode: "a" opens the store for reading and writing, and locks an embedded store exclusively. "r" opens it for
+            reading only. It takes no lock, creates nothing, and works alongside any writer. Any operation that would
+            change the store raises StoreReadOnly. In mode "r", you see this process's own writes immediately. You see
+            what another process replaced or deleted within one second, or immediately after `Client.refresh()`. New
+            names are visible immediately.
+        options: EmbeddedOptions or ClusterOptions, to match the kind of store in `url`.
 
     Raises:
-        InvalidRequest: no URL, or one that says nothing, such as host:7480 without grpc://; options for another kind of
-            store; another mode.
-        StoreNotFound, StoreLocked, StoreFormatError, DriveFailed: from an embedded store, at once. A gRPC connection is
-            made at the first call.
+        InvalidRequest: There is no URL, or it is not valid, such as host:7480 without grpc://. Also raised for options
+            that are for the other kind of store, and for an unknown mode.
+        StoreNotFound, StoreLocked, StoreFormatError, DriveFailed: From an embedded store, immediately. A gRPC
+            connection is not opened until the first call.
     """
     if url is not None and (isinstance(url, bytes) or not isinstance(url, (str, os.PathLike))):
         raise TypeError(f"a store's URL is a str or a path, got {type(url).__name__}")
@@ -95,14 +97,14 @@ def _options_for(url: str, options: EmbeddedOptions | ClusterOptions | None, kin
 
 @dataclass(frozen=True, slots=True)
 class WithOpaque:
-    """Entries of a batch for `Client.get_batches`, and a value of yours that rides with it."""
+    """The entries of one batch for `Client.get_batches`, with a value of your own to attach to that batch."""
 
     entries: Sequence[EntryLike]
     opaque: Any
 
 
 class Client:
-    """One store. Thread-safe; pickles as its address; after a fork it connects anew by itself."""
+    """A client for one store. It is thread-safe, pickles as its address, and reconnects automatically after a fork."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -110,7 +112,7 @@ class Client:
 
     @property
     def url(self) -> str:
-        """What `connect` was given, or found in the environment."""
+        """The URL that was passed to `connect` or taken from the environment."""
         return self._transport.url
 
     def __repr__(self) -> str:
@@ -118,7 +120,7 @@ class Client:
 
     @property
     def etl(self) -> Transforms:
-        """The transforms that run beside the data."""
+        """The transforms that run where the data is stored."""
         return Transforms(self._transport)
 
     # -- buckets
@@ -126,14 +128,16 @@ class Client:
     def create_bucket(
         self, name: str, *, exist_ok: bool = False, copies: int = 1, min_copies: int = 1, reframe: bool = False
     ) -> Bucket:
-        """Make a bucket; one that exists keeps its properties.
+        """Create a bucket. An existing bucket keeps its properties.
 
         Args:
-            copies: on different hosts of a cluster. See `Bucket.set` for another number later.
-            min_copies: a write is refused, to be tried again, when fewer copies than this can be written. With fewer
-                than `copies`, others are made later.
-            reframe: what is put as a .tar.zst or .tar.lz4 of which a member can only be had by unpacking all before it
-                is stored in many frames instead, see docs/settings.md.
+            copies: The number of copies of each object, on different hosts of a cluster. You can change it later with
+                `Bucket.set`.
+            min_copies: The smallest number of copies that a write must store. If fewer can be written, the write is
+                refused and can be retried. If at least this many but fewer than `copies` are written, the store makes
+                the missing copies later.
+            reframe: Whether to recompress a .tar.zst or .tar.lz4 on upload into many frames, if reading one of its
+                members would otherwise require decompressing everything before it. See docs/settings.md.
 
         Raises BucketExists (unless `exist_ok`), InvalidName, InvalidRequest, StoreReadOnly.
         """
@@ -141,18 +145,19 @@ class Client:
         return Bucket(self, name)
 
     def bucket(self, name: str, *, snapshot: str | None = None) -> Bucket:
-        """A bucket by name, or as it was when a snapshot of it was made: then its name is `name@snapshot`.
+        """Return the bucket of this name, or one of its snapshots.
 
-        Nothing is asked of the store: a missing one shows at its first use.
+        With `snapshot`, you get the bucket as it was when that snapshot was made, and its name is `name@snapshot`. The
+        call does not contact the store. If the bucket does not exist, its first use raises the error.
         """
         return Bucket(self, name if snapshot is None else pinned_name(name, snapshot))
 
     def buckets(self) -> list[BucketInfo]:
-        """All buckets, by name."""
+        """List all buckets, sorted by name."""
         return self._transport.buckets()
 
     def delete_bucket(self, name: str, *, force: bool = False) -> int:
-        """Delete an empty bucket, or with `force` its objects too. Returns how many objects went.
+        """Delete an empty bucket, or with `force` a bucket and its objects. Returns the number of objects deleted.
 
         Raises BucketNotFound, BucketNotEmpty, StoreReadOnly.
         """
@@ -189,32 +194,36 @@ class Client:
         """Fetch many entries with one request.
 
         Args:
-            entries: N >= 0 Entry values, ais:// URLs, or what `objects` and `members` list, of any buckets. Repeated
-                ones are delivered each time. More than 10,000 are sent in parts; the answer is one all the same.
-            bucket: what entries that are mere names are of.
-            on_error: "raise" (the default) stops at the first entry that fails; "placeholder" delivers every entry in
+            entries: N >= 0 Entry values, ais:// URLs, or results of `objects` and `members`, from any buckets. A
+                repeated entry is delivered each time. More than 10,000 entries are sent as several requests, but you
+                still get one Batch.
+            bucket: The bucket of those entries that are plain names.
+            on_error: "raise" (the default) stops at the first entry that fails. "placeholder" delivers every entry in
                 its place, with its status.
-            timeout_s: the longest silence between two arrivals, 30 seconds by default; no limit for the whole batch.
-            ordered: False lets items come as they arrive, each with its index.
-            streaming: False has the node collect the whole answer before it sends any of it.
-            assembly: of a cluster: "direct" asks each node for its entries, "target" one node for all, "auto" chooses.
-            colocation: which node a "target" is: "none", "owner" or "shard".
-            verify_ranges: compare byte ranges with the stored checksums, which reads whole blocks.
-            options: these seven, the fields of `BatchOptions`, and no others.
-            archive: "tar", "tar.gz", "tar.lz4", "tar.zst" or "zip": have the batch as one archive instead.
-            archive_names: of its members: "bucket" for bucket/object, "object" without the bucket.
-            opaque: yours: it stays in this process and is the Batch's `opaque`.
+            timeout_s: The longest time to wait for the next data, 30 seconds by default. The batch as a whole has no
+                time limit.
+            ordered: False delivers items as they arrive, each with its index.
+            streaming: False makes the node collect the whole response before it sends any of it.
+            assembly: For a cluster: "direct" asks each node for its own entries, "target" asks one node for all of
+                them, and "auto" chooses between the two.
+            colocation: How to choose the node for "target": "none", "owner" or "shard".
+            verify_ranges: Verify byte ranges against the stored checksums, which reads whole blocks.
+            options: Only the seven arguments above, `on_error` to `verify_ranges`: the fields of `BatchOptions`.
+            archive: "tar", "tar.gz", "tar.lz4", "tar.zst" or "zip", to get the batch as one archive instead.
+            archive_names: How to name the members of that archive: "bucket" for bucket/object, "object" to leave out
+                the bucket.
+            opaque: Any value of your own. It stays in this process, as the Batch's `opaque`.
 
         Returns:
             A Batch that yields N Items, in exactly this order unless ordered=False. It is lazy: a slow consumer slows
-            the store down instead of filling memory. With `archive` a BatchArchive, to be written to a file.
+            the store down instead of filling memory. With `archive`, a BatchArchive that you can write to a file.
 
         Raises:
-            InvalidRequest, TypeError: here; InvalidName for an entry whose member of an archive would be named like a
-            path that leads elsewhere; NodeUnavailable, DriveFailed where entries have several ranges. Errors of entries
-            and of the connection come while iterating: with on_error="raise" ObjectNotFound, BucketNotFound,
-            RangeError, CorruptObject, NodeUnavailable, EntryFailed; always NodeUnavailable, SilenceTimeout, Overloaded
-            when the batch itself cannot go on.
+            InvalidRequest, TypeError: from this call, as are InvalidName for an entry whose archive member would have
+            an unsafe path, and NodeUnavailable and DriveFailed if entries have several ranges. Errors of entries and of
+            the connection are raised as you iterate. With on_error="raise", a failed entry raises ObjectNotFound,
+            BucketNotFound, RangeError, CorruptObject, NodeUnavailable or EntryFailed. With either setting, a batch that
+            cannot continue raises NodeUnavailable, SilenceTimeout or Overloaded.
         """
         chosen = batch_options("get_batch", options)
         if archive is not None:
@@ -269,12 +278,13 @@ class Client:
         in_flight: int = 3,
         **options: Any,
     ) -> Generator[Batch, None, None]:
-        """One Batch after another, with the next ones already under way on the same session.
+        """Yield one Batch after another, while the next ones are already in flight on the same session.
 
-        A `WithOpaque(entries, value)` in place of its entries gives its batch that value, as `batch.opaque`.
+        To attach a value to a batch as `batch.opaque`, pass `WithOpaque(entries, value)` instead of the entries.
 
-        Lazy: the first are asked for when the first is taken. `batches` may be endless: it is drawn `in_flight` ahead.
-        A batch that fails, or is dropped half-read, does no harm to the others. Arguments and errors as `get_batch`.
+        The generator is lazy: it sends no request until you take the first batch. `batches` may be infinite, because at
+        most `in_flight` are requested at a time. A batch that fails, or that you abandon half-read, does not affect the
+        others. Arguments and errors are those of `get_batch`.
         """
         if in_flight < 1:
             raise errors.InvalidRequest(f"in_flight={in_flight}: need at least 1")
@@ -299,7 +309,7 @@ class Client:
                 batch.close()
 
     def open(self, url: str, **options: Any) -> ObjectFile:
-        """`ais://bucket/name` as a read-only, seekable binary file; options as `Bucket.open`."""
+        """Open `ais://bucket/name` as a read-only, seekable binary file. The options are those of `Bucket.open`."""
         bucket, name = split_url(url)
         file: ObjectFile = self.bucket(bucket).open(name, **options)
         return file
@@ -307,19 +317,19 @@ class Client:
     # -- life
 
     def refresh(self) -> None:
-        """See now what others have committed by now: ends the delay that `connect` speaks of.
+        """Make everything that other processes have committed visible now, without the delay described in `connect`.
 
-        Of an embedded store that is open for reading, in this process; nodes answer by what is committed anyway. Raises
-        Closed.
+        This matters only for an embedded store that this process opened with mode "r". Storage nodes always answer from
+        the latest committed state. Raises Closed.
         """
         self._transport.refresh()
 
     def describe(self) -> dict[str, object]:
-        """What is at the other end: drives and their state, the batch reader in use. For people; JSON-able."""
+        """Describe the store: its drives, their state and the batch reader in use. For people; JSON-serializable."""
         return self._transport.describe()
 
     def close(self) -> None:
-        """Let go of the store or the connection. Batches in flight end with an error; may be called again."""
+        """Close the store or the connection. Batches in flight end with an error. You can call it more than once."""
         self.closed = True
         self._transport.close()
 
