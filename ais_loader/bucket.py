@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class Bucket(BucketComposing, BucketTransforming):
-    """The objects under one bucket's name. Cheap to make; holds nothing."""
+    """A handle to the objects of one bucket. It is cheap to create and holds no resources."""
 
     def __init__(self, client: Client, name: str) -> None:
         self.client = client
@@ -94,18 +94,18 @@ class Bucket(BucketComposing, BucketTransforming):
         if_absent: bool = False,
         if_version: str | None = None,
     ) -> ObjectInfo:
-        """Store an object, replacing one of the same name; visible whole, or not at all.
+        """Store an object, replacing any object of the same name. Readers see all of it or none of it.
 
         Args:
-            name: 1 to 1,024 bytes of UTF-8, see README.
-            data: bytes-like, a path (the file's contents), or a binary file object. Never a str.
-            metadata: strings by strings, 4 KiB of UTF-8 at most, keys and values together. No control characters, but
-                tabs and line ends in values.
-            checksum: CRC-32C that the bytes must have.
-            if_absent: store it only if there is no object of this name.
-            if_version: store it only in place of this version (`ObjectInfo.version`). Of several writers with the same
-                condition, wherever they are, one wins, and the others get VersionConflict. One whose connection broke
-                tries again and knows what it has stored itself; docs/cluster.md has what a cluster guarantees.
+            name: 1 to 1,024 bytes of UTF-8. See README.
+            data: A bytes-like object, a path (to store the file's contents), or a binary file object. Never a str.
+            metadata: String keys and values, at most 4 KiB of UTF-8 in total. Control characters are not allowed,
+                except tabs and line endings in values.
+            checksum: The CRC-32C that the bytes must have.
+            if_absent: Store the object only if there is none of this name.
+            if_version: Replace only this version (`ObjectInfo.version`). If several writers use the same condition,
+                from any machine, one succeeds and the others get VersionConflict. A writer that loses its connection
+                retries, and recognizes what it stored itself. For the guarantees of a cluster, see docs/cluster.md.
 
         Raises InvalidName, InvalidRequest, BucketNotFound, ContentMismatch, VersionConflict, DriveFull, StoreReadOnly,
         NodeUnavailable when it was not stored, OutcomeUnknown when it may have been, TypeError.
@@ -466,11 +466,11 @@ class Bucket(BucketComposing, BucketTransforming):
         return head_many(self._transport, self.name, names)
 
     def exists_many(self, names: Iterable[str]) -> list[bool]:
-        """Whether each of these objects is there, in order. Otherwise as `head_many`."""
+        """Return whether each of these objects exists, in order. Otherwise like `head_many`."""
         return [info is not None for info in self.head_many(names)]
 
     def exists(self, name: str) -> bool:
-        """Whether there is an object of this name. Otherwise as `head_many`."""
+        """Return whether an object of this name exists. Otherwise like `head_many`."""
         return self.exists_many([name])[0]
 
     def set_metadata(self, name: str, metadata: Mapping[str, str], *, if_version: str | None = None) -> ObjectInfo:
