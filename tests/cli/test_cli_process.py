@@ -128,6 +128,7 @@ def test_a_store_that_a_node_holds_points_to_the_node(node: NodeProcess, tmp_pat
     assert run_process("ls", "--store", held).returncode == 0  # reading needs no lock
 
 
+@pytest.mark.slow
 def test_serve_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.doc").write_bytes(b"")
@@ -246,6 +247,7 @@ def _on_a_terminal(arguments: list[str], store: str) -> tuple[int, bytes, bytes]
     return result.returncode, shown.removesuffix(b"END"), result.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_text_and_is_spared_the_rest(store: str, tmp_path: Path) -> None:
     assert _on_a_terminal(["get", "b/t"], store) == (0, b"text\r\n", b"")
     code, shown, messages = _on_a_terminal(["get", "b/bin"], store)

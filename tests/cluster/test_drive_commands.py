@@ -57,6 +57,7 @@ def readable(cluster: DriveCluster) -> None:
         assert client.bucket("b").get_batch(list(OBJECTS)).tobytes() == list(OBJECTS.values())
 
 
+@pytest.mark.slow
 def test_drives_are_listed_added_retired_disabled_enabled_and_replaced(cluster: DriveCluster) -> None:
     text = done(cluster, "list")
     assert "node-0 at 127.0.0.1:" in text and f"{cluster.folder(1, 1)}: active, " in text and "about" not in text

@@ -33,6 +33,7 @@ def test_the_clocks_of_most_nodes_are_right(offsets_ms: Mapping[bytes, int], exp
     assert judge(offsets_ms, MOST_MS) == expected
 
 
+@pytest.mark.slow
 @example([1, -MOST_MS, MOST_MS + 1], MOST_MS)
 @given(st.lists(st.integers(-3 * HOUR_MS, 3 * HOUR_MS), max_size=6), st.integers(0, HOUR_MS))
 @settings(max_examples=1000)

@@ -155,6 +155,7 @@ def test_a_reader_lags_behind_another_process_until_it_refreshes(
 # -- writers
 
 
+@pytest.mark.slow
 def test_a_write_beside_another_process_says_who_writes_and_works_when_it_is_free(
     store: Path, elsewhere: Elsewhere, tmp_path: Path
 ) -> None:

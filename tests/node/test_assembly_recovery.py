@@ -148,6 +148,7 @@ def test_a_node_that_is_back_is_asked_again(single: LocalCluster) -> None:
     eventually(lambda: not any(single.ask(NAMES).status.values()))
 
 
+@pytest.mark.slow
 def test_a_node_that_fails_is_asked_last(pair: LocalCluster) -> None:
     pair.links[1].refuse()
     assert_whole(pair.ask(NAMES))
@@ -345,6 +346,7 @@ def test_nodes_whose_batches_wait_for_each_other_serve_each_others_parts(tmp_pat
         cluster.settle()
 
 
+@pytest.mark.slow
 def test_a_busy_node_is_asked_again_until_it_has_time(tmp_path: Path) -> None:
     with LocalCluster(
         tmp_path, 2, configs={1: {"max_active_batches": 1, "reject_retry_after_ms": 5}}, peer_timeout_s=20.0

@@ -306,6 +306,7 @@ def test_a_name_is_one_writers_at_a_time_and_nothing_is_left_of_locks() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_no_write_comes_between_what_a_condition_wanted_and_what_replaced_it(cluster: LocalCluster) -> None:
     name = name_with(cluster, lambda owners: owners == [1, 0])
     over = threading.Event()

@@ -47,6 +47,7 @@ def test_a_node_that_was_silent_is_asked_again_when_it_has_answered(pair: LocalC
     assert_whole(pair.ask(NAMES))
 
 
+@pytest.mark.slow
 def test_entries_that_come_in_any_order_come_once(pair: LocalCluster) -> None:
     pair.links[1].stall()
     answer = any_order(pair)

@@ -60,6 +60,7 @@ def everywhere(cluster: LocalCluster, name: str, snapshot: str = "s") -> set[byt
     return {there(cluster, number, name, snapshot) for number in cluster.owners(name)}
 
 
+@pytest.mark.slow
 def test_copies_that_differ_when_a_snapshot_is_made_are_the_same_in_it(tmp_path: Path) -> None:
     """Writes that died half-way, on one owner or on a node that stood in for one, and deletions that did."""
     with three_nodes(tmp_path) as (cluster, client):

@@ -152,6 +152,7 @@ def test_one_object_is_copied_through_a_transform(client: Client) -> None:
         client.bucket(BUCKET).copy("d/001.txt", "one", to_bucket="to", etl="other")
 
 
+@pytest.mark.slow
 def test_synchronizing_deletes_results_of_sources_that_are_gone(client: Client) -> None:
     bucket, to = client.bucket(BUCKET), client.bucket("to")
     bucket.transform("to", etl="upper", prefix="d/00")

@@ -84,6 +84,7 @@ def test_no_descriptor_is_left_open_after(reader: Reader, folder: Folder, damage
     assert open_descriptors(folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.fresh_process  # the limit is the process's: threads that others left behind would take the spare ones
 def test_a_cold_batch_finishes_with_hardly_any_descriptor_to_spare(reader: Reader, folder: Folder) -> None:
     paths, contents = folder.add_many(50, 4096)
@@ -100,6 +101,7 @@ def test_a_cold_batch_finishes_with_hardly_any_descriptor_to_spare(reader: Reade
     assert pieces == contents
 
 
+@pytest.mark.slow
 def test_no_call_leaks_memory_or_references_whatever_its_end(reader: Reader, folder: Folder) -> None:
     paths, contents = folder.add_many(5, 2000)
     good = whole_files(folder, paths, contents)

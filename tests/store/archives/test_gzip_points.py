@@ -70,6 +70,7 @@ def test_a_point_keeps_only_what_is_needed_of_the_bytes_before_it() -> None:
     assert len(PLAN) < POINTS * (16 << 10)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     copies=st.lists(
