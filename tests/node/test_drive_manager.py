@@ -25,8 +25,12 @@ TWO, ONE = "two", "one"
 OBJECTS = {f"k{at:03d}": seeded_bytes(300_000 if at % 20 == 7 else 200 + at, seed=at) for at in range(80)}
 
 
-def fill(bucket: Bucket) -> None:
+def fill(cluster: DriveCluster, bucket: Bucket) -> None:
+    """With all copies in place: a busy node may have been left out of a write, and lack what only another one has."""
     bucket.put_many(OBJECTS.items())
+    eventually(lambda: cluster.in_place(bucket.name, set(OBJECTS)), TIMEOUT_S, interval_s=0.1)
+    for number in range(len(cluster.nodes)):
+        cluster.settled(number)
 
 
 def read_all(bucket: Bucket) -> None:
@@ -60,7 +64,7 @@ def on_drive(cluster: DriveCluster, number: int, drive: int, bucket: str) -> set
 def test_what_is_on_a_disabled_drive_is_read_from_other_copies_and_written_past_it(tmp_path: Path) -> None:
     with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
         bucket = client.bucket(TWO)
-        fill(bucket)
+        fill(cluster, bucket)
         away = on_drive(cluster, 1, 0, TWO)
         assert away and on_drive(cluster, 1, 1, TWO)
         drive_commands.disable(node_of(cluster, 1), of(cluster, 1, 0))
@@ -90,7 +94,7 @@ def test_what_has_one_copy_on_a_disabled_drive_is_answered_with_its_status(tmp_p
         connect(cluster.url, options=ClusterOptions(retry_s=1.0)) as client,
     ):
         bucket = client.bucket(ONE)
-        fill(bucket)
+        fill(cluster, bucket)
         away = on_drive(cluster, 0, 1, ONE)
         drive_commands.disable(node_of(cluster, 0), of(cluster, 0, 1))
         items = list(bucket.get_batch(list(OBJECTS), on_error="placeholder"))
@@ -110,8 +114,7 @@ def test_what_has_one_copy_on_a_disabled_drive_is_answered_with_its_status(tmp_p
 def test_a_drive_that_was_given_up_is_filled_again_from_other_nodes(tmp_path: Path) -> None:
     with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
         bucket = client.bucket(TWO)
-        fill(bucket)
-        eventually(lambda: cluster.in_place(TWO, set(OBJECTS)), TIMEOUT_S, interval_s=0.1)
+        fill(cluster, bucket)
         lost = on_drive(cluster, 1, 0, TWO)
         drive_commands.disable(node_of(cluster, 1), of(cluster, 1, 0))
         old = cluster.folder(1, 0)
@@ -145,7 +148,7 @@ def test_while_lost_copies_are_looked_for_a_lack_is_no_answer(tmp_path: Path) ->
         connect(cluster.url, options=ClusterOptions(retry_s=20.0)) as client,
     ):
         bucket = client.bucket(TWO)
-        fill(bucket)
+        fill(cluster, bucket)
         lost = on_drive(cluster, 1, 0, TWO)
         kept = on_drive(cluster, 1, 1, TWO)
         drive_commands.disable(node_of(cluster, 1), of(cluster, 1, 0))
@@ -176,7 +179,7 @@ def test_while_lost_copies_are_looked_for_a_lack_is_no_answer(tmp_path: Path) ->
 def test_objects_move_to_a_new_drive_and_off_one_that_retires(tmp_path: Path) -> None:
     with drive_cluster(tmp_path, 2, drives=1, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
         bucket = client.bucket(TWO)
-        fill(bucket)
+        fill(cluster, bucket)
         new = drive_commands.new_folder(tmp_path, node_of(cluster, 0))
         assert new == tmp_path / "node-0" / "drive-1"
         drive_commands.add(node_of(cluster, 0), new)
@@ -205,7 +208,7 @@ def test_a_drive_that_is_missing_is_given_up_after_its_grace_and_no_sooner_than_
         connect(cluster.url) as client,
     ):
         bucket = client.bucket(TWO)
-        fill(bucket)
+        fill(cluster, bucket)
         folders = [cluster.folder(2, drive) for drive in range(2)]
         config, port = cluster.nodes[2].config, cluster.nodes[2].port
         cluster.nodes[2].stop(grace_s=0.2)
@@ -225,8 +228,7 @@ def test_a_drive_that_is_missing_is_given_up_after_its_grace_and_no_sooner_than_
 def test_a_change_of_the_map_waits_for_a_drive_only_until_it_is_given_up(tmp_path: Path) -> None:
     with drive_cluster(tmp_path, buckets={TWO: 2}) as cluster, connect(cluster.url) as client:
         bucket = client.bucket(TWO)
-        fill(bucket)
-        eventually(lambda: cluster.in_place(TWO, set(OBJECTS)), TIMEOUT_S, interval_s=0.1)
+        fill(cluster, bucket)
         drive_commands.disable(node_of(cluster, 1), of(cluster, 1, 0))
         cluster.map.version += 1
         cluster.map.node[2].state = pb.MapNode.LEAVING
