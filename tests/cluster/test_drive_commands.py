@@ -26,6 +26,7 @@ def cluster(tmp_path: Path) -> Iterator[DriveCluster]:
         connect(made.url) as client,
     ):
         client.bucket("b").put_many(OBJECTS.items())
+        made.copied("b", set(OBJECTS))
         yield made
 
 

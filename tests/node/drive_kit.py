@@ -65,6 +65,12 @@ class DriveCluster:
                 return False
         return True
 
+    def copied(self, bucket: str, names: set[str]) -> None:
+        """Wait until every copy is in place: a busy node may be left out of a write, and lack what one other has."""
+        eventually(lambda: self.in_place(bucket, names), TIMEOUT_S, interval_s=0.1)
+        for number in range(len(self.nodes)):
+            self.settled(number)
+
     def settled(self, number: int) -> None:
         """Wait until nothing moves inside the node, nothing comes to it, and nothing on it is in doubt."""
 

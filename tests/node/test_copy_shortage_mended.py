@@ -107,6 +107,7 @@ def test_a_drive_whose_folder_is_removed_is_missing_at_once_and_its_objects_are_
         before = dict(list(MANY.items())[:12])
         for name, data in before.items():
             bucket.put(name, data)
+        cluster.copied(BUCKET, set(before))
         shutil.rmtree(cluster.folder(2, 0))
         eventually(lambda: sorted(cluster.states(2)) == ["ACTIVE", "MISSING"], TIMEOUT_S)
         assert "gone" in next(one.problem for one in cluster.report(2).drive if one.state == pb.DriveCondition.MISSING)

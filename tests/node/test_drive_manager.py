@@ -26,11 +26,8 @@ OBJECTS = {f"k{at:03d}": seeded_bytes(300_000 if at % 20 == 7 else 200 + at, see
 
 
 def fill(cluster: DriveCluster, bucket: Bucket) -> None:
-    """With all copies in place: a busy node may have been left out of a write, and lack what only another one has."""
     bucket.put_many(OBJECTS.items())
-    eventually(lambda: cluster.in_place(bucket.name, set(OBJECTS)), TIMEOUT_S, interval_s=0.1)
-    for number in range(len(cluster.nodes)):
-        cluster.settled(number)
+    cluster.copied(bucket.name, set(OBJECTS))
 
 
 def read_all(bucket: Bucket) -> None:

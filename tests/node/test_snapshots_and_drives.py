@@ -53,7 +53,9 @@ def test_what_a_lost_drive_retained_is_read_from_other_copies_and_comes_back(tmp
             bucket.put(name, b"now")
         for name in list(OBJECTS)[10:25]:
             bucket.delete(name)
-        assert on_node(cluster, 1) == owned(cluster, 1)
+        eventually(lambda: all(on_node(cluster, at) == owned(cluster, at) for at in range(3)), TIMEOUT_S)
+        for number in range(3):
+            cluster.settled(number)
         drive_commands.disable(node_of(cluster, 1), of(cluster, 1, 0))
         read_all(client)
         bucket.put("k29", b"now")
