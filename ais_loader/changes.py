@@ -1,7 +1,8 @@
 """Outcome of calls that change many objects: what was done, what failed and why, and progress while they run.
 
-Memory is bounded on purpose. Of what has a length, and the caller holds anyway, everything is kept; of an iterator or a
-prefix, which may come to ten million objects, the counts and the first MAX_FAILURES failures.
+Memory is bounded on purpose. If the caller passes something that has a length, and therefore holds it anyway,
+everything is kept. For an iterator or a prefix, which may stand for ten million objects, only the counts and the first
+MAX_FAILURES failures are kept.
 """
 
 from __future__ import annotations
@@ -14,48 +15,49 @@ from ais_loader.entry import ObjectInfo
 from ais_loader.errors import InvalidRequest, LoaderError
 
 MAX_FAILURES = 1000
-"""Kept of an iterator or a prefix; the others are counted."""
+"""The number of failures to keep for an iterator or a prefix. Further ones are only counted."""
 OnError: TypeAlias = Literal["raise", "return"]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An object that a call did not change."""
+    """An object that a call could not change."""
 
     name: str
-    """Empty for a node's whole part in a promotion."""
+    """The object's name. Empty if a node's entire part of a promotion failed."""
     error: LoaderError
     index: int | None = None
-    """Its place in what `put_many` or `delete_many` was given, from 0."""
+    """The object's position in the argument of `put_many` or `delete_many`, starting at 0."""
     path: str | None = None
-    """The file that was to be promoted, from the path that was."""
+    """The file that could not be promoted, relative to the path that was promoted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a call is."""
+    """The progress of a call."""
 
     done: int = 0
-    """Objects stored, downloaded, deleted, copied, renamed or promoted, whichever the call does."""
+    """Objects that were stored, downloaded, deleted, copied, renamed or promoted, depending on the call."""
     skipped: int = 0
-    """Objects that needed nothing: copied or promoted before, or deleted by somebody else."""
+    """Objects for which there was nothing to do: already copied or promoted, or deleted by someone else."""
     failed: int = 0
     size_bytes: int = 0
-    """Of those done. Deletions say none."""
+    """Total size of the objects in `done`. Deletions do not report it."""
 
 
 OnProgress: TypeAlias = Callable[[Progress], object]
-"""Called once for each object, when the store has answered for it, in the thread that made the call. An error that it
-raises ends the call, and passes through; what was done stays."""
+"""A function that is called once for each object, when the store has answered for it, in the thread that made the call.
+If it raises an error, the call ends with that error. What was done until then is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeSummary:
-    """What all these calls return, each with its own counts besides."""
+    """The part that the results of all these calls have in common. Each adds its own counts."""
 
     failed: int = 0
     failures: tuple[Failure, ...] = ()
-    """All of them where the call was given what has a length, as a list; of an iterator or a prefix the first 1,000."""
+    """All failures if the call was given something that has a length, such as a list. For an iterator or a prefix, the
+    first 1,000."""
 
     @property
     def complete(self) -> bool:
@@ -65,18 +67,20 @@ class ChangeSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutSummary(ChangeSummary):
-    """What `Bucket.put_many` or `Bucket.put_folder` has stored."""
+    """The result of `Bucket.put_many` or `Bucket.put_folder`."""
 
     stored: int = 0
     skipped: int = 0
-    """Of `put_folder`: files that were objects already, with the same bytes."""
+    """For `put_folder`: files that already existed as objects with the same bytes."""
     size_bytes: int = 0
     _infos: tuple[ObjectInfo, ...] | None = field(default=None, repr=False)
 
     @property
     def infos(self) -> tuple[ObjectInfo, ...]:
-        """Of the objects stored, in order. Raises InvalidRequest where the call was given an iterator: none are kept of
-        objects that nobody holds."""
+        """The ObjectInfo of each stored object, in order.
+
+        Raises InvalidRequest if the call was given an iterator, for which none are kept.
+        """
         if self._infos is None:
             raise InvalidRequest("infos are kept of a list of objects, not of an iterator: see iter_put_many")
         return self._infos
@@ -84,36 +88,36 @@ class PutSummary(ChangeSummary):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadSummary(ChangeSummary):
-    """What `Bucket.download` has written to files."""
+    """The result of `Bucket.download`."""
 
     downloaded: int = 0
     skipped: int = 0
-    """Were there already, with the same bytes."""
+    """Files that already existed with the same bytes."""
     size_bytes: int = 0
-    """Of those downloaded."""
+    """Total size of the downloaded objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteSummary(ChangeSummary):
-    """What `Bucket.delete_many` or `Bucket.delete_prefix` has deleted."""
+    """The result of `Bucket.delete_many` or `Bucket.delete_prefix`."""
 
     deleted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySummary(ChangeSummary):
-    """What `Bucket.copy_prefix` has copied."""
+    """The result of `Bucket.copy_prefix`."""
 
     copied: int = 0
     skipped: int = 0
-    """Were there already, with the same bytes and metadata."""
+    """Objects that already existed with the same bytes and metadata."""
     size_bytes: int = 0
-    """Of those copied."""
+    """Total size of the copied objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenameSummary(ChangeSummary):
-    """What `Bucket.rename_prefix` has renamed."""
+    """The result of `Bucket.rename_prefix`."""
 
     renamed: int = 0
     size_bytes: int = 0
@@ -121,20 +125,20 @@ class RenameSummary(ChangeSummary):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromoteSummary(ChangeSummary):
-    """What `Bucket.promote` has made objects of."""
+    """The result of `Bucket.promote`."""
 
     promoted: int = 0
     skipped: int = 0
-    """Were there already."""
+    """Files that already existed as objects."""
     size_bytes: int = 0
-    """Of those promoted."""
+    """Total size of the promoted files."""
 
 
 class Tally:
-    """Counts of a call under way. As a context it has an error that ends the call say what was done before."""
+    """Counts of a running call. As a context manager, it adds to an error that ends the call what was done before."""
 
     def __init__(self, progress: OnProgress | None, given: Iterable[object] | None = None) -> None:
-        """`given`: what the caller passed, where that is objects or names."""
+        """`given`: What the caller passed, if that was objects or names."""
         self.done = self.skipped = self.failed = self.size_bytes = 0
         self.failures: list[Failure] = []
         self.keeps_all = isinstance(given, Sized)

@@ -1,11 +1,11 @@
 """Object file: one object, or one member of an archive, as a read-only, seekable binary file, or as a plain stream.
 
-Both read ranges of the one version they were opened in, as batches: a broken connection, a node that restarts or an
-object that moves to another node costs a retry from the last byte that came, for `retry_s` of the client. An object
-that is replaced or deleted meanwhile ends reading with ObjectNotFound, never with a mix of two versions.
+Both read ranges, as batches, of the version that was opened. After a broken connection, a node restart or the move of
+the object to another node, they retry from the last byte received, for the client's `retry_s`. If the object is
+replaced or deleted in the meantime, reading ends with ObjectNotFound, never with a mix of two versions.
 
-Bytes are collected as views of what came from the wire: `read` copies each byte once, `readinto` into the caller's
-buffer and nowhere else.
+Bytes are kept as views of what was received. `read` copies each byte once. `readinto` copies it once, directly into the
+caller's buffer.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ if TYPE_CHECKING:
 
 READ_AHEAD_BYTES = 16 << 20
 KEPT_BYTES = 2 << 20
-"""Of what has been read, for those who go back a little: to a header, or to a table at the end."""
+"""The amount of read data to keep, for readers that go back a little, such as to a header or to a table at the end."""
 _PEEKED_BYTES = 8 << 10
 
 
 class _ObjectStream(io.BufferedIOBase):
-    """What reads forward. `name` is the URL of what is read, `info` describes the version that is being read: of a
-    member the archive, with the member's size."""
+    """The common base, which reads forward.
+
+    `name` is the URL of what is read. `info` describes the version being read. For a member, it describes the archive,
+    but with the member's size.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class _ObjectStream(io.BufferedIOBase):
         return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Up to `size` bytes: fewer only at the end of the object. Raises what a batch raises."""
+        """Read up to `size` bytes, and fewer only at the end of the object. Raises the errors of a batch."""
         with self._lock:
             self._require_open()
             left = max(0, self.info.size_bytes - self._position)
@@ -72,7 +75,7 @@ class _ObjectStream(io.BufferedIOBase):
             return b"".join(self._parts(left))
 
     def read1(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes, of one chunk at most."""
+        """Read up to `size` bytes, from at most one chunk."""
         with self._lock:
             self._require_open()
             left = max(0, self.info.size_bytes - self._position)
@@ -80,7 +83,7 @@ class _ObjectStream(io.BufferedIOBase):
             return bytes(self._take(left)) if left else b""
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fill the buffer; the number of bytes is smaller only at the end of the object."""
+        """Fill the buffer, and return the number of bytes read, which is smaller only at the end of the object."""
         with self._lock, memoryview(buffer) as whole, whole.cast("B") as view:
             self._require_open()
             length = max(0, min(len(view), self.info.size_bytes - self._position))
@@ -91,11 +94,11 @@ class _ObjectStream(io.BufferedIOBase):
             return filled
 
     def readinto1(self, buffer: Buffer, /) -> int:
-        """As `readinto`."""
+        """The same as `readinto`."""
         return self.readinto(buffer)
 
     def _parts(self, length: int) -> Iterator[memoryview]:
-        """So many bytes from the position on, which stays where it was if they do not all come."""
+        """Yield this many bytes from the position on. If not all of them arrive, the position is restored."""
         began, stop = self._position, self._position + length
         try:
             while self._position < stop:
@@ -108,13 +111,13 @@ class _ObjectStream(io.BufferedIOBase):
         self._position = position
 
     def _take(self, most: int) -> memoryview:
-        """One to `most` bytes from the position on, which moves behind them."""
+        """Return one to `most` bytes from the position on, and move the position behind them."""
         part = self._chunk(most)[:most]
         self._position += len(part)
         return part
 
     def _chunk(self, wanted_bytes: int) -> memoryview:
-        """At least one byte that begins at the position, which is not the end."""
+        """Return at least one byte, beginning at the position, which is not the end."""
         raise io.UnsupportedOperation("read")
 
     def _require_open(self) -> None:
@@ -132,11 +135,11 @@ class _ObjectStream(io.BufferedIOBase):
 
 
 class ObjectFile(_ObjectStream):
-    """Read-only, buffered, seekable; for tarfile, zipfile, soundfile, PIL, pyarrow, torch.load and whatever else wants
-    a binary file. Thread-safe as Python's own files are: each call by itself.
+    """A read-only, buffered, seekable file, for tarfile, zipfile, soundfile, PIL, pyarrow, torch.load and anything else
+    that takes a binary file. It is thread-safe to the same extent as Python's own files: each call by itself.
 
-    Reading raises what a batch raises: ObjectNotFound when the version that was opened is gone, NodeUnavailable,
-    SilenceTimeout, CorruptObject. After an error the position is where it was, and reading can be tried again.
+    Reading raises the errors of a batch: ObjectNotFound if the version that was opened is gone, NodeUnavailable,
+    SilenceTimeout, and CorruptObject. After an error the position is unchanged, and you can read again.
     """
 
     def __init__(
@@ -170,11 +173,11 @@ class ObjectFile(_ObjectStream):
             return self._position
 
     def size(self) -> int:
-        """In bytes."""
+        """Return the size in bytes."""
         return self.info.size_bytes
 
     def peek(self, size: int = 0, /) -> bytes:
-        """Bytes from the position on, which stays; at least one unless at the end."""
+        """Return bytes from the position on without moving it: at least one, unless at the end."""
         with self._lock:
             self._require_open()
             if self._position >= self.info.size_bytes:
@@ -194,7 +197,7 @@ class ObjectFile(_ObjectStream):
         return self._current[self._position - self._start :]
 
     def _found(self, wanted_bytes: int) -> tuple[int, memoryview]:
-        """The chunk in which the position lies, and where it begins."""
+        """Return the chunk that contains the position, and where it begins."""
         position = self._position
         for start, chunk in reversed(self._kept):
             if start <= position < start + len(chunk):
@@ -220,7 +223,7 @@ class ObjectFile(_ObjectStream):
 
 
 class ObjectReader(_ObjectStream):
-    """The plain stream of an object: forward only. `for chunk in reader` gives views, without any copy."""
+    """A plain, forward-only stream of an object. `chunks()` yields views, without any copy."""
 
     def __init__(
         self,
@@ -235,7 +238,7 @@ class ObjectReader(_ObjectStream):
         self._rest = memoryview(b"")
 
     def chunks(self) -> Iterator[memoryview]:
-        """What has not been read yet, in views of at most 4 MiB. Raises what a batch raises."""
+        """Yield the rest of the object as views of at most 4 MiB. Raises the errors of a batch."""
         while True:
             with self._lock:
                 self._require_open()

@@ -1,4 +1,4 @@
-"""Promotion: files that the store's own machines see become objects, without passing through this process."""
+"""Promotion: files on the store's own machines become objects without passing through this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shared: TypeAlias = bool | Literal["auto"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromoteSpec:
-    """What is to be promoted, how, and by whom; see `Bucket.promote`."""
+    """What to promote, how, and on which nodes. See `Bucket.promote`."""
 
     bucket: str
     path: str
@@ -34,16 +34,16 @@ class PromoteSpec:
 
 @dataclass(frozen=True, slots=True)
 class PromoteResult:
-    """What became of one file, or of a node's part in the work (then without a path)."""
+    """The outcome for one file, or for a node's part of the work, which has no path."""
 
     path: str
-    """From the path that was promoted."""
+    """The file, relative to the path that was promoted."""
     name: str
-    """Of the object."""
+    """The object's name."""
     status: Literal["promoted", "skipped", "failed"]
-    """skipped: the object was there already."""
+    """`skipped` if the object already existed."""
     info: ObjectInfo | None = None
-    """The object; None where it failed."""
+    """The object. None if the promotion failed."""
     error: errors.LoaderError | None = None
 
 
@@ -88,7 +88,7 @@ def promote_spec(
 def promote_all(
     results: Generator[PromoteResult, None, None], *, on_error: OnError, progress: OnProgress | None = None
 ) -> PromoteSummary:
-    """Go through all results. With on_error="raise", PromoteIncomplete at the end when some of them failed."""
+    """Consume all results. With on_error="raise", raises PromoteIncomplete at the end if some of them failed."""
     check_on_error(on_error, "raise", "return")
     with Tally(progress) as tally, closing(results):
         for result in results:

@@ -1,4 +1,4 @@
-"""Snapshot values: what a bucket was when one was made, read under the name `bucket@snapshot`."""
+"""Snapshot values. A snapshot is read under the name `bucket@snapshot`, and shows the bucket as it was at creation."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 SNAPSHOT_MARK = "@"
-"""Between the names of a bucket and of its snapshot: neither can contain it."""
+"""Separates the names of a bucket and of its snapshot. Neither can contain it."""
 SnapshotAction: TypeAlias = Literal["create", "list", "delete"]
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """A snapshot as the store knows it. It never changes."""
+    """A snapshot of a bucket. It never changes."""
 
     bucket: str
     name: str
     created_ns: int
-    """Wall clock, nanoseconds since the epoch. For people."""
+    """The creation time by the wall clock, in nanoseconds since the epoch. For display only."""
     objects: int
     size_bytes: int
-    """Of all these objects."""
+    """Total size of these objects."""
 
     @property
     def pinned(self) -> str:
-        """What stands for the bucket's name wherever it is to be read as it was: in an Entry, in a URL."""
+        """The name to use in place of the bucket's, in an Entry or a URL, to read from this snapshot."""
         return pinned_name(self.bucket, self.name)
 
 

@@ -1,4 +1,4 @@
-"""Summary of a bucket: how much it holds, by prefix."""
+"""Summary of a bucket: the number and size of its objects, by prefix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class PrefixSummary:
-    """The objects of one folder."""
+    """The number and total size of the objects in one folder."""
 
     objects: int
     size_bytes: int
@@ -15,16 +15,19 @@ class PrefixSummary:
 
 @dataclass(frozen=True, slots=True)
 class BucketSummary:
-    """The objects whose names begin with a prefix: each once, however many copies of it there are."""
+    """The number and size of the objects whose names begin with a prefix.
+
+    Each object counts once, regardless of how many copies it has.
+    """
 
     bucket: str
     prefix: str
     objects: int
     size_bytes: int
     by_prefix: dict[str, PrefixSummary] = field(default_factory=dict)
-    """By the deepest folder told apart, which ends with "/" or is empty: no object is in two, and their sums are the
-    whole. In the order of names."""
+    """The same for each folder, in the order of names. Each object counts only in the deepest folder that is told
+    apart, so that the folders add up to the total. A folder's name ends with "/" or is empty."""
     complete: bool = True
-    """False: so many nodes of the cluster were silent that they may have all copies of some objects."""
+    """False if so many nodes of the cluster did not answer that they may hold all copies of some objects."""
     silent: tuple[str, ...] = ()
-    """Nodes that did not say all that they have, each with the reason."""
+    """The nodes that did not report everything that they hold, each with the reason."""
