@@ -30,14 +30,15 @@ _NO_FAULT = EntryFault("")
 
 
 class Batch:
-    """One answer. Iterate it, or take it whole with `tobytes()` or `packed()`; each entry comes once.
+    """The result of one request. Iterate over it, or take it whole with `tobytes()` or `packed()`. Each entry is
+    delivered once.
 
-    Items come in the order of the entries, or with ordered=False as they arrive, each with its index. What is taken
-    whole is in the order of the entries always.
+    Items come in the order of the entries or, with ordered=False, as they arrive, each with its index. A batch taken
+    whole is always in the order of the entries.
 
-    With on_error="raise" the first entry that failed raises its error (items before it stay valid) and the batch is
-    over; other batches of the session go on. `close()`, leaving the `with` block, or dropping the batch abandons the
-    rest. Belongs to one thread at a time.
+    With on_error="raise", the first entry that failed raises its error and ends the batch. Items before it stay valid,
+    and other batches of the session are not affected. `close()`, leaving the `with` block, or dropping the batch
+    abandons the rest of it. A batch may be used by one thread at a time.
     """
 
     def __init__(
@@ -51,9 +52,9 @@ class Batch:
         opaque: Any = None,
     ) -> None:
         self.opaque = opaque
-        """What was given to `get_batch` or `get_batches` with the entries: yours, and never sent."""
+        """The value that you passed to `get_batch` or `get_batches` with the entries. It is never sent."""
         self.failures: dict[int, LoaderError] = {}
-        """After `tobytes` or `packed`: of each entry that failed, by its index, why."""
+        """After `tobytes` or `packed`: the error of each entry that failed, by its index."""
         self._joined = joined  # of `entries`, which are then asked for in parts
         asked = len(entries) if joined is None else len(joined.asked)
         self._watch = Stopwatch()
@@ -85,11 +86,11 @@ class Batch:
         return html_of_entries(repr(self).strip("<>"), self._entries, self._bucket)
 
     def __len__(self) -> int:
-        """How many entries the batch has."""
+        """Return the number of entries in the batch."""
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Item]:
-        """Items from where the last loop stopped. Raises InvalidRequest where none are left: each comes once."""
+        """Iterate from where the last loop stopped. Raises InvalidRequest if all items have been delivered."""
         if self._came_to_its_end:
             raise InvalidRequest("this batch has been read: its items come once; keep list(batch), or ask again")
         return self
@@ -171,7 +172,7 @@ class Batch:
 
     @property
     def timing(self) -> BatchTiming:
-        """Where this batch's time went; final when it has been consumed or closed, and so far before."""
+        """Where this batch's time went: until now, or in all once the batch has been consumed or closed."""
         retries = self._retries + sum(stream.retries for stream in self._streams)
         paused_s = self._paused_s + sum(stream.paused_s for stream in self._streams)
         hedged = self._hedged + sum(stream.hedged for stream in self._streams)
@@ -214,8 +215,10 @@ class Batch:
             self._streams.append(self._open_stream(self._waiting.popleft()))
 
     def tobytes(self) -> list[bytes | None]:
-        """All items as bytes of their own, in order; None for a failed one (only with on_error="placeholder"), of which
-        `failures` then has the error."""
+        """Return all items as separate bytes objects, in order.
+
+        With on_error="placeholder", a failed item is None, and `failures` has its error.
+        """
         frames = self._take_frames()
         self._watch.enter("wire")
         if len(self._streams) == 1 and not self._waiting and (read := self._streams[0].read_all()) is not None:
@@ -233,7 +236,7 @@ class Batch:
         return result
 
     def packed(self) -> PackedBatch:
-        """All items end to end in one array; see PackedBatch."""
+        """Return all items end to end in one array; see PackedBatch."""
         frames = []
         for frame in self._take_frames():
             for at in frame.status.nonzero()[0].tolist():
@@ -258,7 +261,7 @@ class Batch:
         return self._whole_frames()
 
     def close(self) -> None:
-        """Abandon what has not been delivered. Items that were delivered stay valid."""
+        """Abandon what has not been delivered yet. Items that were delivered stay valid."""
         self._closed = True
         self._waiting.clear()
         for stream in self._streams:

@@ -68,19 +68,20 @@ class Bucket(BucketComposing, BucketTransforming):
         return self.client._transport
 
     def info(self) -> BucketInfo:
-        """Raises BucketNotFound."""
+        """Return the bucket's properties. Raises BucketNotFound."""
         return self._transport.bucket(self.name)
 
     def set(
         self, *, copies: int | None = None, min_copies: int | None = None, reframe: bool | None = None
     ) -> BucketInfo:
-        """Change properties, see `Client.create_bucket`; None: as it is. They count for what is put from now on.
+        """Change the bucket's properties, which `Client.create_bucket` describes. None leaves a property unchanged.
 
-        Another number of copies, of a cluster only, counts for all objects: the others' copies are made, or taken away,
-        from now on, and `info().settling` says whether that is over.
+        `min_copies` and `reframe` apply to objects that are stored from now on. `copies`, which can be changed only in
+        a cluster, applies to every object: the cluster makes or removes copies in the background, and `info().settling`
+        is True until it has finished.
 
-        Raises BucketNotFound, StoreReadOnly; InvalidRequest for a number of copies that the store cannot have;
-        NodeUnavailable while a snapshot of the bucket is being made, and its copies are to be changed.
+        Raises BucketNotFound, StoreReadOnly; InvalidRequest if the store cannot keep that number of copies;
+        NodeUnavailable if you change `copies` while a snapshot of the bucket is being made.
         """
         return self._transport.set_bucket(self.name, BucketChange(copies, min_copies, reframe))
 
@@ -127,22 +128,24 @@ class Bucket(BucketComposing, BucketTransforming):
         """Store many objects with few requests.
 
         Args:
-            objects: N >= 0 of (name, data) or (name, data, metadata), as `put` takes them; drawn as they are needed. Of
-                a name that is repeated the last one stays.
-            if_absent: as for `put`, of each object by itself: VersionConflict for those that are there.
-            on_error: "raise" raises the first failure: all objects before it are stored, and of the few thousand after
-                it that were sent already some may be. "return" stores the others, and has the summary name those that
-                failed.
-            progress: called with a `Progress` after each object, in the order of `objects`, in this thread.
+            objects: N >= 0 tuples, either (name, data) or (name, data, metadata), with values as `put` takes them. They
+                are consumed as needed. If a name is repeated, the last object wins.
+            if_absent: As for `put`, applied to each object separately. An object that exists fails with
+                VersionConflict.
+            on_error: "raise" raises the first failure. All objects before it are stored. Of the objects after it, up to
+                a few thousand had already been sent, and any of them may be stored. "return" stores the other objects,
+                and the summary names those that failed.
+            progress: Called with a `Progress` after each object, in the order of `objects`, in this thread.
 
         Returns:
-            How many objects were stored, and their infos in order where `objects` has a length, as a list has. Of an
-            iterator, however long, only counts and the first 1,000 failures are kept.
+            A summary with the number of objects stored. If `objects` has a length, as a list does, the summary also has
+            their ObjectInfos, in order. For an iterator of any length, it keeps only the counts and the first 1,000
+            failures.
 
         Raises:
-            What `put` raises. With either `on_error`: TypeError for what is no object, NodeUnavailable when nobody
-            answers any more, and whatever `objects` or `progress` raises. What was drawn until then may have been
-            stored, and a note on the error says how much has been for certain.
+            The errors of `put`. With either `on_error`: TypeError for a value that cannot be stored, NodeUnavailable if
+            no node answers any more, and any exception that `objects` or `progress` raises. Objects consumed before
+            that may have been stored, and a note on the exception says how many certainly were.
         """
         return put_many(self._transport, self.name, objects, if_absent=if_absent, on_error=on_error, progress=progress)
 
@@ -159,11 +162,12 @@ class Bucket(BucketComposing, BucketTransforming):
     def iter_put_many(
         self, objects: Iterable[ToPut], *, if_absent: bool = False, on_error: Literal["raise", "yield"] = "raise"
     ) -> Generator[Any, None, None]:
-        """`put_many` step by step: yields each object's info, in order, when it is stored. `objects` may be endless.
+        """Yield the ObjectInfo of each object as it is stored, in order: `put_many` step by step.
 
-        Lazy: nothing is stored but by iterating. An object that is yielded is stored; up to a few thousand are drawn
-        ahead, and may be stored or not when the generator is closed. With on_error="yield" an object's error comes in
-        its place. Otherwise as `put_many`.
+        `objects` may be endless. The generator is lazy: nothing is stored until you iterate. An object that it has
+        yielded is stored. It consumes up to a few thousand objects ahead, and when you close it, those may or may not
+        have been stored. With on_error="yield", the error of an object that failed is yielded in its place. Otherwise
+        like `put_many`.
         """
         check_on_error(on_error, "raise", "yield")
         return iter_put_many(self._transport, self.name, objects, if_absent=if_absent, on_error=on_error)
@@ -183,22 +187,24 @@ class Bucket(BucketComposing, BucketTransforming):
         on_error: OnError = "raise",
         progress: OnProgress | None = None,
     ) -> PutSummary:
-        """Store the files below a folder of this machine, by `put_many`: its `a/b.wav` as `prefix/a/b.wav`.
+        """Store the files below a local folder with `put_many`: its file `a/b.wav` becomes the object `prefix/a/b.wav`.
 
         Args:
-            folder: `~` is the home folder. An embedded store's own folders below it are left out.
-            prefix: a folder of the bucket; "en" and "en/" mean the same.
-            include, exclude: shell patterns; of the path from `folder` if they contain a slash, else of a file's name.
-            hidden: also what has a name that begins with a dot, or is in a folder that has.
-            follow_links: also what symbolic links lead to.
-            skip_equal: leave out files that are objects already with the same bytes, so that calling it again goes on
-                where it was interrupted. They are read for it.
-            if_absent, metadata, progress: as for `put_many`, of all that is stored.
-            on_error: "raise": nothing is stored when a file or folder cannot be read; otherwise as `put_many`. "return"
-                stores the others, and has the summary name those that failed.
+            folder: The folder. `~` is the home folder. If an embedded store's own folders are below it, they are left
+                out.
+            prefix: A folder of the bucket. "en" and "en/" mean the same.
+            include, exclude: Shell patterns. A pattern with a slash is matched against the path relative to `folder`,
+                any other pattern against the file name alone.
+            hidden: Include files whose name begins with a dot, or that are in a folder whose name does.
+            follow_links: Follow symbolic links.
+            skip_equal: Skip files that are already stored as objects with the same bytes, so that you can call this
+                again to resume an interrupted upload. The files are read for the comparison.
+            if_absent, metadata, progress: As for `put_many`, applied to every object.
+            on_error: "raise" stores nothing if a file or folder cannot be read, and otherwise works as in `put_many`.
+                "return" stores the other files, and the summary names those that failed.
 
-        Raises InvalidRequest if there is no such folder, SourceUnreadable, OSError for a file that can be read no more,
-        and what `put_many` raises.
+        Raises InvalidRequest if there is no such folder, SourceUnreadable, OSError for a file that becomes unreadable,
+        and the errors of `put_many`.
         """
         return put_folder(
             self,
@@ -227,22 +233,26 @@ class Bucket(BucketComposing, BucketTransforming):
         on_error: OnError = "raise",
         progress: OnProgress | None = None,
     ) -> DownloadSummary:
-        """Write the objects whose names begin with `prefix` to files below a folder of this machine.
+        """Write the objects whose names begin with `prefix` to files below a local folder.
 
-        Of "en/" the object `en/a/b.wav` becomes `folder/a/b.wav`, of "e" `folder/en/a/b.wav`: what follows the last
-        slash of the prefix. A file appears when all of it has come, verified. One that is there already with the same
-        bytes is left alone, so that calling it again goes on where it was interrupted.
+        File names are what follows the last slash of the prefix: for the prefix "en/", the object `en/a/b.wav` becomes
+        `folder/a/b.wav`, and for "e" it becomes `folder/en/a/b.wav`. A file appears only when it is complete and
+        verified. A file that already exists with the same bytes is left alone, so you can call this again to resume an
+        interrupted download.
 
         Args:
-            folder: made where it is missing; `~` is the home folder.
-            include, exclude: shell patterns; of a path from `folder` if they contain a slash, else of a file's name.
-            overwrite: replace files that are there with other bytes, which fail otherwise.
-            timeout_s: the longest silence of the store, in seconds.
-            on_error: "raise" raises the first failure; "return" goes on, and has the summary name the first 1,000.
-            progress: called with a `Progress` after each object, in this thread.
+            folder: The folder, created if it does not exist. `~` is the home folder.
+            include, exclude: Shell patterns. A pattern with a slash is matched against the path relative to `folder`,
+                any other pattern against the file name alone.
+            overwrite: Replace existing files that have other bytes. Without it, they count as failures.
+            timeout_s: The longest time to wait for the next data from the store, in seconds.
+            on_error: "raise" raises the first failure. "return" goes on, and the summary names the first 1,000
+                failures.
+            progress: Called with a `Progress` after each object, in this thread.
 
-        Raises BucketNotFound, OSError, NodeUnavailable, SilenceTimeout; of single objects InvalidRequest where a file
-        or folder is in the way, ObjectNotFound if it was replaced or deleted since it was listed, CorruptObject.
+        Raises BucketNotFound, OSError, NodeUnavailable, SilenceTimeout; for single objects, InvalidRequest if a file or
+        folder is in the way, ObjectNotFound if the object was replaced or deleted after it was listed, and
+        CorruptObject.
         """
         return download(
             self,
@@ -271,29 +281,33 @@ class Bucket(BucketComposing, BucketTransforming):
         on_error: OnError = "raise",
         progress: OnProgress | None = None,
     ) -> PromoteSummary:
-        """Have files that the store's machine sees become objects, without passing through this process.
+        """Turn files that the store's machine can read into objects, without sending them through this process.
 
-        A folder's file `a/b.wav` becomes the object `prefix + "a/b.wav"`. What is there already is skipped, so that
-        whatever was interrupted goes on when it is called again. A file that fails does not stop the others. Nodes
+        A folder's file `a/b.wav` becomes the object `prefix + "a/b.wav"`. Files that are already stored are skipped, so
+        you can call this again to resume an interrupted promotion. A file that fails does not stop the others. Nodes
         promote only from the folders that they were started with (`promote_roots`); see docs/promote.md.
 
         Args:
-            path: a file or a folder; of nodes an absolute path on their machines.
-            move: give each file up when its object is stored.
-            shared: of a cluster: whether all nodes see the same files at `path`; then each takes its share. "auto":
-                when that is certain.
-            overwrite: an object of the same name is replaced when it has other bytes ("changed"; a file with the size
-                and time of change of an earlier promotion counts as equal unread), "always" or "never".
-            include, exclude: shell patterns; of a path from `path` if they contain a slash, else of a file's name.
-            node: of a cluster, host:port or the uuid of the node whose files are meant.
-            on_error: "raise" raises PromoteIncomplete at the end when files failed; "return" leaves it to the summary.
-            progress: called with a `Progress` after each file, in no particular order of files, in this thread.
+            path: A file or a folder. For nodes, an absolute path on their machines.
+            move: Delete each source file once its object is stored.
+            shared: For a cluster: whether all nodes see the same files at `path`, so that each of them promotes its
+                share. "auto" shares the work only if the nodes certainly see the same files.
+            overwrite: When to replace an object of the same name: "changed" if its bytes differ (a file that still has
+                the size and modification time of its last promotion counts as equal and is not read), "always" or
+                "never".
+            include, exclude: Shell patterns. A pattern with a slash is matched against the path relative to `path`, any
+                other pattern against the file name alone.
+            node: For a cluster: host:port or the uuid of the node whose files to promote.
+            on_error: "raise" raises PromoteIncomplete at the end if any file failed. "return" only reports failures in
+                the summary.
+            progress: Called with a `Progress` after each file, in no particular order, in this thread.
 
         Returns:
-            How many files were promoted, and the first 1,000 that were not, each with its path and the reason.
+            A summary with the number of files promoted, and the first 1,000 that failed, each with its path and the
+            reason.
 
         Raises BucketNotFound, InvalidRequest, SourceRefused, SourceUnreadable, PromoteIncomplete, StoreReadOnly,
-        NodeUnavailable, SilenceTimeout, and what `progress` raises, which ends the promotion.
+        NodeUnavailable, SilenceTimeout, and any exception that `progress` raises, which ends the promotion.
         """
         results = self.iter_promote(
             path,
@@ -321,10 +335,10 @@ class Bucket(BucketComposing, BucketTransforming):
         exclude: Sequence[str] = (),
         node: str | None = None,
     ) -> Generator[PromoteResult, None, None]:
-        """`promote` step by step: yields what became of each file, failed ones too, as it becomes known.
+        """Yield the result of each file as it becomes known, failures included: `promote` step by step.
 
-        Lazy: nothing is promoted but by iterating, and closing the generator ends the promotion. In no particular
-        order. Arguments as `promote`; raises what it raises, but never PromoteIncomplete.
+        The generator is lazy: nothing is promoted until you iterate, and closing it ends the promotion. Results come in
+        no particular order. Arguments and errors are those of `promote`, except that it never raises PromoteIncomplete.
         """
         return self._transport.promote(
             promote_spec(
@@ -354,10 +368,12 @@ class Bucket(BucketComposing, BucketTransforming):
         etl: Etl | None = None,
         args: Mapping[str, Any] | None = None,
     ) -> bytes:
-        """An object's bytes, or `length` of them from `start` (None: to the end); with `etl` what that makes of them.
+        """Return an object's bytes, or `length` bytes from `start` (None reads to the end).
 
-        A whole object is always compared with its stored checksum; a range when `verify` is set.
-        Raises ObjectNotFound (also when it does not have this `version` any more), BucketNotFound, RangeError,
+        With `etl`, you get the result of that transform instead. A whole object is always verified against its stored
+        checksum, a range only if `verify` is set.
+
+        Raises ObjectNotFound (also if the object no longer has this `version`), BucketNotFound, RangeError,
         CorruptObject, InvalidRequest, NodeUnavailable, SilenceTimeout.
         """
         timeout_s = checked_timeout_s(timeout_s)
@@ -417,16 +433,16 @@ class Bucket(BucketComposing, BucketTransforming):
         etl: Etl | None = None,
         args: Mapping[str, Any] | None = None,
     ) -> ObjectFile | IO[bytes]:
-        """An object as a read-only, seekable binary file, of the version that it has now.
+        """Open the current version of an object as a read-only, seekable binary file.
 
         Args:
-            member: of the archive that the object is, in its place. A small one comes with fewer requests by `get`.
-            version: the one that it must have.
-            timeout_s: longest silence of the store while bytes are waited for.
-            read_ahead_bytes: most that is asked for ahead of a reader that goes straight on; it is held in memory.
-            verify: compare what is read with the stored block checksums.
-            etl: what to pass it through: the file is what comes of it, all of which is fetched before this returns.
-            args: of a single transform.
+            member: Open this member of the archive `name` instead. For a small member, `get` needs fewer requests.
+            version: The version that the object must have.
+            timeout_s: The longest time to wait for the next bytes from the store, in seconds.
+            read_ahead_bytes: The most that is requested ahead of a sequential reader. It is held in memory.
+            verify: Verify what is read against the stored block checksums.
+            etl: A transform. The file then has its result, all of which is fetched before this call returns.
+            args: Arguments of a single transform.
 
         Raises ObjectNotFound, BucketNotFound, MemberNotFound, NotAnArchive, InvalidRequest.
         """
@@ -449,19 +465,24 @@ class Bucket(BucketComposing, BucketTransforming):
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         verify: bool = False,
     ) -> ObjectReader:
-        """An object as a plain stream: forward only, in views of what arrives. Arguments and errors as `open`."""
+        """Open an object as a forward-only stream that yields views of the data as it arrives.
+
+        Arguments and errors are those of `open`.
+        """
         info = pinned_head(self._transport, self.name, name, version)
         return ObjectReader(self.client, info, timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify)
 
     def head(self, name: str) -> ObjectInfo:
-        """Raises ObjectNotFound, BucketNotFound."""
+        """Return an object's size, version, checksum and metadata. Raises ObjectNotFound, BucketNotFound."""
         return self._transport.head(self.name, name)
 
     def head_many(self, names: Iterable[str]) -> list[ObjectInfo | None]:
-        """What each of these objects is, in order, with None for those that are not there; 1,000 with one request.
+        """Return the ObjectInfo of each of these objects, in order, or None for an object that does not exist.
 
-        Raises BucketNotFound; DriveFailed, NodeUnavailable, SilenceTimeout where it cannot be known; InvalidRequest for
-        what is no name.
+        One request covers 1,000 names.
+
+        Raises BucketNotFound; DriveFailed, NodeUnavailable, SilenceTimeout if the answer cannot be determined;
+        InvalidRequest for an invalid name.
         """
         return head_many(self._transport, self.name, names)
 
@@ -474,10 +495,10 @@ class Bucket(BucketComposing, BucketTransforming):
         return self.exists_many([name])[0]
 
     def set_metadata(self, name: str, metadata: Mapping[str, str], *, if_version: str | None = None) -> ObjectInfo:
-        """Give an object these metadata in place of those that it has: a new version of it, with the same bytes.
+        """Replace an object's metadata. This makes a new version of the object with the same bytes.
 
-        The store copies the bytes for it; they do not pass through this process. What others put meanwhile keeps its
-        bytes. `if_version`: only if it has this version.
+        The store copies the bytes, without sending them through this process. If another writer replaces the object
+        meanwhile, that writer's bytes are kept. With `if_version`, the object must have this version.
 
         Raises ObjectNotFound, BucketNotFound, InvalidRequest, VersionConflict, DriveFull, NodeUnavailable.
         """
@@ -486,10 +507,10 @@ class Bucket(BucketComposing, BucketTransforming):
         return set_metadata(self._transport, self.name, name, metadata, if_version)
 
     def delete(self, name: str, *, if_version: str | None = None) -> None:
-        """`if_version`: delete it only if it has this version.
+        """Delete an object. With `if_version`, delete it only if it has this version.
 
-        While a node of a cluster that may have it is away, deleting what is not there succeeds: the node learns of it
-        when it comes back.
+        If a node of a cluster that may have the object is away, deleting an object that does not exist succeeds too.
+        The node learns of the deletion when it comes back.
 
         Raises ObjectNotFound, BucketNotFound, StoreReadOnly, VersionConflict, NodeUnavailable, OutcomeUnknown.
         """
@@ -503,13 +524,14 @@ class Bucket(BucketComposing, BucketTransforming):
         """Delete many objects, thousands with one request.
 
         Args:
-            names: N >= 0; drawn as they are needed. One that is repeated is not found the second time.
-            on_error: "raise" raises the first failure: all objects before it are deleted, and of the up to 4,000 that
-                were sent with it others may be. "return" deletes the others; the summary names those that failed.
-            progress: called with a `Progress` after each object, in the order of `names`, in this thread.
+            names: N >= 0 names, consumed as needed. A name that is repeated is not found the second time.
+            on_error: "raise" raises the first failure. All objects before it are deleted, and of the up to 4,000 that
+                were sent in the same request, others may be. "return" deletes the other objects, and the summary names
+                those that failed.
+            progress: Called with a `Progress` after each object, in the order of `names`, in this thread.
 
-        Raises what `delete` raises; TypeError for what is no name. Of an error that `names` raises, or `progress`, a
-        note says how much was deleted before it.
+        Raises the errors of `delete`, and TypeError for a value that is not a name. If `names` or `progress` raises an
+        exception, a note on it says how many objects had been deleted.
         """
         return delete_many(self._transport, self.name, names, on_error=on_error, progress=progress)
 
@@ -526,10 +548,11 @@ class Bucket(BucketComposing, BucketTransforming):
     def iter_delete_many(
         self, names: Iterable[str], *, on_error: Literal["raise", "yield"] = "raise"
     ) -> Generator[Any, None, None]:
-        """`delete_many` step by step: yields each name, in order, when its object is gone. `names` may be endless.
+        """Yield each name once its object is deleted, in order: `delete_many` step by step.
 
-        Lazy: nothing is deleted but by iterating, and then up to 4,000 with one request, before the first of them is
-        yielded. With on_error="yield" a name's error comes in its place. Otherwise as `delete_many`.
+        `names` may be endless. The generator is lazy: nothing is deleted until you iterate. Then up to 4,000 objects
+        are deleted with one request before the first of them is yielded. With on_error="yield", the error of a name
+        that failed is yielded in its place. Otherwise like `delete_many`.
         """
         check_on_error(on_error, "raise", "yield")
         return iter_delete_many(self._transport, self.name, names, on_error=on_error)
@@ -537,17 +560,17 @@ class Bucket(BucketComposing, BucketTransforming):
     def delete_prefix(
         self, prefix: str, *, everything: bool = False, on_error: OnError = "raise", progress: OnProgress | None = None
     ) -> DeleteSummary:
-        """Delete the objects whose names begin with `prefix`. Memory is that of one page of 1,000.
+        """Delete the objects whose names begin with `prefix`, holding one page of 1,000 names in memory at a time.
 
-        It may be run again when it has failed half-way. Objects that are put meanwhile may stay.
+        If it fails half-way, call it again. Objects that are stored meanwhile may be kept.
 
         Args:
-            everything: needed for an empty prefix, which all names begin with.
-            on_error: an object that cannot be deleted does not stop the others. "raise" raises the first one's error
-                at the end; "return" leaves it to the summary.
-            progress: called with a `Progress` after each object, in the order of names, in this thread.
+            everything: Required for an empty prefix, which every name begins with.
+            on_error: An object that cannot be deleted does not stop the others. "raise" raises the error of the first
+                one at the end. "return" only reports failures in the summary.
+            progress: Called with a `Progress` after each object, in the order of names, in this thread.
 
-        Raises InvalidRequest, BucketNotFound, StoreReadOnly, NodeUnavailable, which end it; others, such as
+        Raises InvalidRequest, BucketNotFound, StoreReadOnly, NodeUnavailable, which end it immediately; others, such as
         DriveFailed, at the end.
         """
         if not prefix and not everything:
@@ -555,13 +578,13 @@ class Bucket(BucketComposing, BucketTransforming):
         return delete_prefix(self._transport, self.name, prefix, on_error=on_error, progress=progress)
 
     def summary(self, prefix: str = "", *, depth: int = 1) -> BucketSummary:
-        """How many objects there are whose names begin with `prefix`, and how large, counted where they are.
+        """Count the objects whose names begin with `prefix`, and their bytes, on the machines that store them.
 
-        In a cluster each counts once, however many copies it has and wherever they are. What is put or deleted while
-        names are counted may count or not.
+        In a cluster, each object counts once, regardless of how many copies it has and where they are. Objects that are
+        stored or deleted while the count is running may or may not be included.
 
         Args:
-            depth: up to how many folders below the last "/" of `prefix` are told apart; 0: none.
+            depth: How many levels of folders below the last "/" of `prefix` to count separately. 0 gives one total.
 
         Raises BucketNotFound, InvalidRequest for more than 100,000 folders, NodeUnavailable, SilenceTimeout.
         """
@@ -572,12 +595,12 @@ class Bucket(BucketComposing, BucketTransforming):
         return self._transport.summary(self.name, prefix=prefix, depth=depth)
 
     def objects(self, prefix: str = "", *, start_after: str = "", page_size: int = 1000) -> Listing:
-        """Objects whose name begins with `prefix`, in the order of their names' UTF-8 bytes; fetched page by page.
+        """List the objects whose names begin with `prefix`, in the order of their names' UTF-8 bytes.
 
         Args:
-            start_after: list only what comes after it in that order; it need not be an object's name.
+            start_after: List only names after this one in that order. It need not be the name of an object.
 
-        Lazy: BucketNotFound and what else is raised comes with the page that is taken.
+        The listing is fetched page by page as you iterate, and errors such as BucketNotFound are raised then.
         """
         if page_size < 1:
             raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
@@ -589,18 +612,18 @@ class Bucket(BucketComposing, BucketTransforming):
     def entries(
         self, prefix: str = "", *, pattern: str | Sequence[str] | None = None, pinned: bool = False
     ) -> Sequence[Entry]:
-        """What fetches each object whose name begins with `prefix`, in the order of names, as the bucket is now.
+        """Return an Entry for each object whose name begins with `prefix`, in the order of names, as the bucket is now.
 
         Args:
-            pattern: a shell pattern, or several of which one must fit: "*.wav". One with a slash is of the whole name,
-                another of what follows its last slash.
-            pinned: in the version that each has now, and no other.
+            pattern: A shell pattern such as "*.wav", or several patterns, of which at least one must match. A pattern
+                with a slash is matched against the whole name, any other pattern against what follows the last slash.
+            pinned: Fetch the version that each object has now, and no other.
 
         Returns:
-            n >= 0 entries, for MapDataset, ShufflePlan and get_batch: an `EntryTable`, of some bytes each, unless
-            `pinned`.
+            n >= 0 entries, for MapDataset, ShufflePlan and get_batch. Unless `pinned` is set, this is an `EntryTable`,
+            which takes only a few bytes per entry.
 
-        Raises BucketNotFound, InvalidRequest for a prefix that no name has, and what else `objects` raises.
+        Raises BucketNotFound, InvalidRequest for a prefix that no name can have, and the errors of `objects`.
         """
         if isinstance(prefix, str) and prefix.startswith("/"):
             raise errors.InvalidRequest(
@@ -609,22 +632,22 @@ class Bucket(BucketComposing, BucketTransforming):
         return listed_entries(self.objects(prefix), self.name, pattern=pattern, pinned=pinned)
 
     def __iter__(self) -> Iterator[str]:
-        """The names of all objects, in their order; fetched page by page. Raises BucketNotFound."""
+        """Yield the names of all objects, in order, fetched page by page. Raises BucketNotFound."""
         return (info.name for info in self.objects())
 
     def __contains__(self, name: object) -> bool:
-        """As `exists`; what is no str is not in it."""
+        """Like `exists`. A value that is not a str is not in the bucket."""
         return isinstance(name, str) and self.exists(name)
 
     def members(
         self, name: str, prefix: str = "", *, page_size: int = 1000, version: str | None = None
     ) -> Iterator[MemberInfo]:
-        """The members of an archive whose names begin with `prefix`, in its order; fetched page by page, lazily.
+        """List the members of an archive whose names begin with `prefix`, in the archive's order, lazily, page by page.
 
         Args:
-            version: the one that the archive must have.
+            version: The version that the archive must have.
 
-        Raises ObjectNotFound (also when the archive is replaced meanwhile), BucketNotFound, NotAnArchive, ArchiveError.
+        Raises ObjectNotFound (also if the archive is replaced meanwhile), BucketNotFound, NotAnArchive, ArchiveError.
         """
         if page_size < 1:
             raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
@@ -633,23 +656,25 @@ class Bucket(BucketComposing, BucketTransforming):
         return self._transport.list_members(self.name, name, prefix=prefix, page_size=page_size)
 
     def snapshot(self, name: str) -> SnapshotInfo:
-        """Keep the bucket as it is now, to be read as `client.bucket(bucket, snapshot=name)`, until it is deleted.
+        """Keep the bucket as it is now, until you delete the snapshot. Read it as `client.bucket(bucket,
+        snapshot=name)`.
 
-        Every write and deletion acknowledged before the call is in it, none that begins after its return; of those in
-        between each object's is in it whole or not at all. No data is copied: what is replaced or deleted later keeps
-        its space on the drives for as long as a snapshot sees it.
+        The snapshot has every write and deletion that was acknowledged before the call, and none that begins after it
+        returns. Each write or deletion in between is in it completely or not at all. No data is copied. Data that is
+        replaced or deleted later keeps occupying the drives for as long as a snapshot needs it.
 
-        Raises BucketNotFound, InvalidName, SnapshotExists, Unsupported while nodes or drives come or go, StoreReadOnly,
-        DriveFailed, and NodeUnavailable when a node of a cluster does not answer. After that it may have been made.
+        Raises BucketNotFound, InvalidName, SnapshotExists, Unsupported while nodes or drives are being added or
+        removed, StoreReadOnly, DriveFailed, and NodeUnavailable if a node of a cluster does not answer, in which case
+        the snapshot may have been made.
         """
         return self._transport.snapshots("create", self.name, name)[0]
 
     def snapshots(self) -> list[SnapshotInfo]:
-        """The bucket's snapshots, oldest first. Raises BucketNotFound."""
+        """List the bucket's snapshots, oldest first. Raises BucketNotFound."""
         return self._transport.snapshots("list", self.name)
 
     def delete_snapshot(self, name: str) -> None:
-        """Let go of a snapshot and of what it alone sees. Raises SnapshotNotFound, BucketNotFound, StoreReadOnly."""
+        """Delete a snapshot and the data that only it needs. Raises SnapshotNotFound, BucketNotFound, StoreReadOnly."""
         self._transport.snapshots("delete", self.name, name)
 
     def get_batch(
@@ -660,11 +685,11 @@ class Bucket(BucketComposing, BucketTransforming):
         args: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Batch:
-        """The columnar short form of `Client.get_batch`: whole objects of this bucket, no Entry per item.
+        """Fetch whole objects of this bucket by name: a short form of `Client.get_batch` that makes no Entry per item.
 
-        What `objects`, `entries` and `members` list is taken in place of names, and fetched as by `Client.get_batch`.
-        With `etl` they are what that makes of them. `options` are those of `Client.get_batch`: on_error, timeout_s,
-        ordered, streaming, assembly, colocation, verify_ranges.
+        Instead of names, you can pass the results of `objects`, `entries` and `members`, which are fetched as by
+        `Client.get_batch`. With `etl`, you get the results of that transform. `options` are those of
+        `Client.get_batch`: on_error, timeout_s, ordered, streaming, assembly, colocation, verify_ranges.
         """
         if etl is not None or args is not None:
             entries = [replace(to_entry(name, self.name), etl=etl, args=args) for name in names]

@@ -1,4 +1,4 @@
-"""Values of a batch: Entry (what to fetch), Item (what came), Status (how it went)."""
+"""Values of a batch: Entry (what to fetch), Item (the result), Status (its outcome)."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ais_loader.urls import SCHEME, split_member, split_url
 
 
 class Status(enum.IntEnum):
-    """How an entry fared. The numbers are wire format: appended to, never changed.
+    """Outcome of one entry. The numbers are part of the wire format: new ones are appended, and none is ever changed.
 
     Source: `Status` in protos/ais_batch.proto.
     """
 
     OK = 0
-    """All its bytes came."""
+    """All its bytes arrived."""
     NOT_FOUND = 1
-    """No such bucket or object, or not in the version asked for."""
+    """There is no such bucket or object, or the object does not have the requested version."""
     MEMBER_NOT_FOUND = 2
-    """The archive is there, without that member."""
+    """The archive exists, but has no such member."""
     RANGE = 3
-    """The range is not one within the object."""
+    """The range is not within the object."""
     CORRUPT = 4
-    """The stored bytes are not those that were put."""
+    """The stored bytes do not match their checksum."""
     TIMEOUT = 5
-    """Who has it connects and says nothing."""
+    """A node that has the object accepts connections but does not answer."""
     UNAVAILABLE = 6
-    """Nobody who has it can be reached, or its drive is away."""
+    """No node that has the object can be reached, or its drive is not available."""
     FAILED = 7
-    """Anything else; the item's error says what."""
+    """Any other failure. The item's error describes it."""
 
 
 _ERROR_OF_STATUS: dict[int, type[errors.LoaderError]] = {
@@ -50,13 +50,14 @@ _ERROR_OF_STATUS: dict[int, type[errors.LoaderError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing to fetch: an object, a member of an archive, or a byte range or several of either.
+    """One thing to fetch: an object, a member of an archive, or one or several byte ranges of either.
 
-    `bucket` may be `bucket@snapshot`. `name` is taken literally and never split. `length=None` reads to the end.
-    `version` accepts only that version of the object. `opaque` is yours: it stays in this process and comes back as
-    `item.entry.opaque`. `ranges` is for several in place of one: pairs of start and length, of which the data is the
-    bytes one after another, all of the same version; without `version` that is the newest one when the batch is asked
-    for, and an item whose object is replaced meanwhile fails with ObjectNotFound.
+    `bucket` may be `bucket@snapshot`. `name` is used literally and never split. `length=None` reads to the end. With
+    `version`, only that version of the object is accepted. `opaque` is any value of your own: it stays in this process
+    and comes back as `item.entry.opaque`. `ranges` requests several ranges instead of one, as pairs of start and
+    length. The data is then the bytes of all ranges, one after another, from the same version: `version` if you give
+    it, otherwise the newest at the time of the request. If the object is replaced meanwhile, the item fails with
+    ObjectNotFound.
     """
 
     bucket: str
@@ -68,20 +69,23 @@ class Entry:
     opaque: Any = field(default=None, compare=False)
     ranges: tuple[tuple[int, int | None], ...] | None = None
     etl: Etl | None = None
-    """What it passes through on the node that has it: a transform's name, or stages. Member, range and version are of
-    the input."""
+    """The transform, or stages, to apply on the node that has the object. `member`, the range and `version` refer to
+    the transform's input.
+    """
     args: Mapping[str, Any] | None = field(default=None, hash=False)
-    """Arguments of a single transform, what JSON has."""
+    """Arguments of a single transform, with values that JSON can represent."""
 
     @classmethod
     def from_url(cls, url: str) -> Entry:
-        """What `ais://bucket/name` or `ais://bucket/shard.tar/member` means: the whole object or member.
+        """Parse `ais://bucket/name` or `ais://bucket/shard.tar/member`, which stand for a whole object or member.
 
-        The name ends with the first component that has an archive's extension (.tar, .tar.gz, .tgz, .tar.lz4, .tlz4,
-        .tar.zst, .tzst, .zip, in any case of letters), and what follows is a member of it; a folder of such a name
-        needs an Entry. The rest is literal: `#`, `?` and `%` are characters of names.
+        The object's name ends with the first path component that has an archive's extension (.tar, .tar.gz, .tgz,
+        .tar.lz4, .tlz4, .tar.zst, .tzst, .zip, in upper or lower case), and the rest is the name of a member. To fetch
+        objects from a folder that is named like an archive, make an Entry instead. Everything else is literal: `#`, `?`
+        and `%` are ordinary characters of names.
 
-        Raises InvalidRequest without a bucket or a name, and for another scheme; TypeError for what is no str.
+        Raises InvalidRequest if there is no bucket or no name, and for another scheme; TypeError for a value that is
+        not a str.
         """
         bucket, rest = split_url(url)
         name, member = split_member(rest)
@@ -90,7 +94,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object as the store knows it."""
+    """Properties of a stored object."""
 
     bucket: str
     name: str
@@ -99,42 +103,43 @@ class ObjectInfo:
     checksum: int
     """CRC-32C of the whole object."""
     modified_ns: int
-    """Wall clock at commit, nanoseconds since the epoch. For people: nothing is ordered by it."""
+    """The wall-clock time of the commit, in nanoseconds since the epoch. It is for people: nothing is ordered by it."""
     metadata: dict[str, str] = field(default_factory=dict)
 
     def entry(self, *, pinned: bool = False) -> Entry:
-        """What fetches the whole object; `pinned`: in this version only."""
+        """Return the Entry that fetches the whole object; with `pinned`, only in this version."""
         return Entry(self.bucket, self.name, version=self.version if pinned else None)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """A member of an archive."""
+    """Properties of a member of an archive."""
 
     bucket: str
     shard: str
-    """The archive's name."""
+    """The name of the archive."""
     name: str
     size_bytes: int
     checksum: int
     """CRC-32C of the member's bytes."""
     version: str
-    """The archive's."""
+    """The version of the archive."""
     hidden: int = 0
-    """The archive's: how many of its files cannot be asked for, because a later one has their name."""
+    """How many files of the archive you cannot request, because a later file has the same name."""
 
     def entry(self) -> Entry:
-        """What fetches it, in this version of the archive."""
+        """Return the Entry that fetches this member, from this version of the archive."""
         return Entry(self.bucket, self.shard, self.name, version=self.version)
 
 
 EntryLike: TypeAlias = Entry | str | ObjectInfo | MemberInfo
-"""An Entry, or `ais://bucket/name`, or `ais://bucket/shard.tar/member`; what is listed stands for what it is
-about; where a call takes `bucket`, a name too."""
+"""An Entry, `ais://bucket/name` or `ais://bucket/shard.tar/member`. An ObjectInfo or MemberInfo stands for what it
+describes. If a call takes `bucket`, a plain name is accepted too.
+"""
 
 
 def to_entry(entry: EntryLike, bucket: str | None = None) -> Entry:
-    """The Entry that is meant; an Entry is returned as it is. `bucket`: the one that mere names are of.
+    """Return the Entry that `entry` stands for. An Entry is returned unchanged. `bucket` is the bucket of plain names.
 
     Raises InvalidRequest, TypeError.
     """
@@ -154,11 +159,11 @@ def to_entry(entry: EntryLike, bucket: str | None = None) -> Entry:
 
 
 class Item:
-    """One answer, in the place of its entry: number `index` of the batch.
+    """The result of one entry: number `index` of the batch.
 
-    `data` is a read-only memoryview of bytes, shape (n,), valid for as long as it is kept; it keeps its whole frame
-    (1 to 4 MiB) alive, so copy with `tobytes()` what outlives the batch. It is empty when `status` is not OK; `error`,
-    a LoaderError and otherwise None, then says why.
+    `data` is a read-only memoryview of bytes, shape (n,). It stays valid for as long as you keep it, but it keeps its
+    whole frame (1 to 4 MiB) in memory, so use `tobytes()` to copy what should outlive the batch. If `status` is not OK,
+    `data` is empty and `error` is the LoaderError that says why. Otherwise `error` is None.
     """
 
     __slots__ = ("_bucket", "_entry", "data", "error", "index", "status")
@@ -181,22 +186,27 @@ class Item:
 
     @property
     def entry(self) -> Entry:
-        """What was asked for. Of a columnar batch it is made here: most consumers never look."""
+        """The Entry that was requested. In a columnar batch it is created on first access, because most consumers never
+        look.
+        """
         if isinstance(self._entry, str):
             self._entry = Entry(self._bucket or "", self._entry)
         return self._entry
 
     @property
     def ok(self) -> bool:
-        """Whether it came with its data."""
+        """Whether the entry was delivered with its data."""
         return self.error is None
 
     def tobytes(self) -> bytes:
-        """A copy of the data, which keeps no frame alive."""
+        """Return a copy of the data. It does not keep the frame in memory."""
         return bytes(self.data)
 
     def open(self) -> io.BytesIO:
-        """A copy of the data as a binary file, for what reads files: PIL, soundfile, numpy. Raises `error`, if any."""
+        """Return a copy of the data as a binary file, for libraries that read files: PIL, soundfile, numpy.
+
+        Raises `error` if there is one.
+        """
         if self.error is not None:
             raise self.error
         return io.BytesIO(self.data)
@@ -213,6 +223,6 @@ def _item_again(index: int, entry: Entry, status: Status, data: bytes, error: er
 
 
 def entry_error(status: int, message: str, kind: str) -> errors.LoaderError:
-    """The typed error of an entry that failed with this status."""
+    """Return the typed error of an entry that failed with this status."""
     cls = errors.BY_KIND.get(kind) if kind else None
     return (cls or _ERROR_OF_STATUS.get(status, errors.EntryFailed))(message)

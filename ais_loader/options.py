@@ -1,4 +1,4 @@
-"""Options of a connection, one frozen value for each kind of store: what is wrong is told when the value is made."""
+"""Options of a connection: one frozen class for each kind of store, checked when an instance is created."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from typing import Literal, TypeAlias, get_args
 from ais_loader.errors import InvalidRequest
 
 MAX_TENANT = 128
-"""Characters of a tenant's name; nodes refuse longer ones."""
+"""The most characters in a tenant's name. Nodes refuse longer names."""
 Durability: TypeAlias = Literal["process", "power"]
 LaneChoice: TypeAlias = Literal["auto", "grpc"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedOptions:
-    """Of a store in this process; of a node the same are settings, see docs/settings.md. Raises InvalidRequest."""
+    """Options of an embedded store. For a node, the same options are settings; see docs/settings.md. Raises
+    InvalidRequest.
+    """
 
     durability: Durability = "process"
-    """What an acknowledged write survives: the end of this process, or a power cut too."""
+    """What an acknowledged write survives: "process" the end of this process, "power" also a power cut."""
     open_shards: int = 128
-    """Archives of each drive that are kept open for their members to be read."""
+    """How many archives per drive to keep open for reading their members."""
     shard_copy_bytes: int = 4 << 30
-    """For each drive, decompressed copies of archives whose members cannot be read piece by piece."""
+    """Space per drive for decompressed copies of archives whose members cannot be read individually."""
 
     def __post_init__(self) -> None:
         if self.durability not in get_args(Durability):
@@ -37,21 +39,24 @@ class EmbeddedOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """Of storage nodes, a single one or a cluster. Raises InvalidRequest."""
+    """Options for storage nodes, one or a cluster. Raises InvalidRequest."""
 
     retry_s: float = 10.0
-    """How long to go on trying to reach a node that does not answer, in seconds."""
+    """How long to keep trying to reach a node that does not answer, in seconds."""
     verify_payload: bool = False
-    """Compare every entry with its checksum again where it arrives."""
+    """Verify the checksum of every entry again when it arrives."""
     tenant: str = ""
-    """For whom batches are fetched, at most 128 characters. Nodes that have not enough for all serve tenants by weight,
-    however many clients and batches each has."""
+    """The name under which batches are fetched, at most 128 characters. Nodes that cannot serve everybody at once share
+    their capacity between tenants by weight, regardless of how many clients and batches each tenant has.
+    """
     lane: LaneChoice = "auto"
-    """By what batches and small objects come, and PUTs go: "auto" takes a plain socket beside gRPC where the node can
-    be reached by one, which moves bytes faster; "grpc" never does."""
+    """How batches and small objects are read and objects are stored: "auto" uses a plain socket beside gRPC if the node
+    can be reached through one, which is faster; "grpc" never does.
+    """
     hedge_budget: float = 0.05
-    """Of what is asked for, the share that may be asked of a second node as well when the first is unusually slow; 0:
-    none. Of a single node nothing is."""
+    """The share of requests that may also be sent to a second node when the first is unusually slow. 0 disables this.
+    Requests to a single node are never hedged.
+    """
 
     def __post_init__(self) -> None:
         if not isinstance(self.retry_s, numbers.Real) or not 0 <= self.retry_s < float("inf"):

@@ -1,4 +1,4 @@
-"""Packed batch: all items in one array, as a collate function or a copy to a device wants them."""
+"""Packed batch: all items in one array, ready for a collate function or a copy to a device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """n items end to end. Item i is `values[offsets[i]:offsets[i + 1]]`; a failed one is empty.
+    """The n items of a batch, end to end. Item i is `values[offsets[i]:offsets[i + 1]]`. A failed item is empty.
 
-    Shapes: values (total_bytes,) uint8, offsets (n + 1,) int64, status (n,) uint8 (numbers of `Status`).
-    Read-only numpy arrays; `torch()` gives tensors.
+    Shapes: values (total_bytes,) uint8, offsets (n + 1,) int64, status (n,) uint8 (numbers of `Status`). These are
+    read-only numpy arrays. `torch()` returns tensors.
     """
 
     values: npt.NDArray[np.uint8]
@@ -38,23 +38,23 @@ class PackedBatch:
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
     def torch(self) -> PackedTensors:
-        """The same as tensors of their own."""
+        """Return copies of the arrays as tensors."""
         with needs("torch", "tensors of a batch"):
             import torch
 
         return PackedTensors(*(torch.from_numpy(array.copy()) for array in (self.values, self.offsets, self.status)))
 
     def pin_memory(self) -> PackedTensors:
-        """Tensors in page-locked memory; DataLoader(pin_memory=True) calls this.
+        """Return tensors in page-locked memory. DataLoader(pin_memory=True) calls this.
 
-        Raises RuntimeError, torch's, where there is no accelerator.
+        Raises torch's RuntimeError if there is no accelerator.
         """
         return self.torch().pin_memory()
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTensors:
-    """A PackedBatch as torch tensors, same shapes and dtypes."""
+    """A PackedBatch as torch tensors, with the same shapes and dtypes."""
 
     values: torch.Tensor
     offsets: torch.Tensor
@@ -67,7 +67,7 @@ class PackedTensors:
         return PackedTensors(self.values.pin_memory(), self.offsets.pin_memory(), self.status.pin_memory())
 
     def to(self, *args: Any, **kwargs: Any) -> PackedTensors:
-        """`torch.Tensor.to` on each tensor."""
+        """Apply `torch.Tensor.to` to each tensor."""
         return PackedTensors(
             self.values.to(*args, **kwargs), self.offsets.to(*args, **kwargs), self.status.to(*args, **kwargs)
         )

@@ -30,26 +30,29 @@ def checked_timeout_s(timeout_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """How a batch is fetched. None of these changes which bytes an entry has."""
+    """How to fetch a batch. None of these options changes which bytes an entry has."""
 
     on_error: OnError = "raise"
-    """"raise" stops at the first entry that fails; "placeholder" delivers it in its place, with its status."""
+    """"raise" stops at the first entry that fails. "placeholder" delivers it in its place, with its status."""
     timeout_s: float = 30.0
-    """The longest silence between two arrivals, in seconds. Not a limit for the whole batch."""
+    """The longest time to wait for the next data, in seconds. The batch as a whole has no time limit."""
     ordered: bool = True
-    """False lets items come as they arrive, each with its index: nothing waits for a slow node. That matters to a
-    cluster; one store, embedded or on one node, answers in order all the same."""
+    """False delivers items as they arrive, each with its index, so that nothing waits for a slow node. This matters
+    only in a cluster: a single store, embedded or on one node, delivers them in order anyway.
+    """
     streaming: bool = True
-    """False has the node collect the whole answer before it sends any of it."""
+    """False makes the node collect the whole response before it sends any of it."""
     assembly: Literal["auto", "target", "direct"] = "auto"
     """Where the parts that a cluster's nodes send are put together: "direct" in this process, with a session to each
-    node; "target" on one of the nodes, with a single session. "auto" takes "direct" in clusters of up to 64 nodes, and
-    beyond where a batch has enough entries for each of its nodes. One store needs neither."""
+    node; "target" on one of the nodes, with a single session. "auto" uses "direct" in clusters of up to 64 nodes, and
+    in larger ones if the batch has enough entries for each node. A single store needs neither.
+    """
     colocation: Literal["none", "owner", "shard"] = "none"
-    """Which node a "target" is: "none" is this client's own choice, so that clients spread over nodes; "owner" and
-    "shard" take the one that has most of the batch's entries."""
+    """Which node is the "target": with "none" each client chooses one, so that clients spread over the nodes; "owner"
+    and "shard" choose the node that has most of the batch's entries.
+    """
     verify_ranges: bool = False
-    """Compare byte ranges with the stored block checksums, at the price of reading whole blocks."""
+    """Verify byte ranges against the stored block checksums, at the cost of reading whole blocks."""
 
     def __post_init__(self) -> None:
         choices = {

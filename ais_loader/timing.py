@@ -19,32 +19,34 @@ Cause: TypeAlias = Literal["queue", "ahead", "wire", "consumer", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTiming:
-    """One batch, as its client saw it. In seconds; their sum is the batch's life, from the request to the last item."""
+    """Timing of one batch as its client saw it, in seconds. The five times add up to the life of the batch, from the
+    request to the last item.
+    """
 
     queue_s: float
-    """Before the request was on its way, and between being told to come back, or losing the node, and asking again."""
+    """Time before the request was sent, and between a rejection or the loss of a node and the next attempt."""
     ahead_s: float
-    """Under way while nobody waited for it: requested ahead of its turn."""
+    """Time in flight while nothing waited for the batch, because it was requested ahead of its turn."""
     wire_s: float
-    """Waiting for frames: the network's and the nodes' time. In an embedded store: reading them."""
+    """Time spent waiting for frames, that is, for the network and the nodes. In an embedded store: reading them."""
     consumer_s: float
-    """Between taking one frame and asking for the next one: the trainer's time."""
+    """Time between taking one frame and asking for the next: the trainer's time."""
     decode_s: float
-    """The same where it is this library's time: copying by tobytes() or packed(), and a dataset's decode()."""
+    """The same for time that this library used: copying by tobytes() or packed(), and a dataset's decode()."""
     payload_bytes: int
     """Bytes of the entries that arrived."""
     entries: int
-    """That arrived, failed ones too; fewer than were asked for when the batch was not consumed."""
+    """Entries that arrived, including failed ones. Fewer than were requested if the batch was not consumed."""
     failures: int
     """Entries that arrived without their data."""
     retries: int
-    """Times that the batch, or what was left of it, was asked for again."""
+    """How many times the batch, or the rest of it, was requested again."""
     hedged: int = 0
-    """Entries that were asked of a second node because the first was slow."""
+    """Entries that were also requested from a second node because the first was slow."""
 
     @property
     def total_s(self) -> float:
-        """The batch's life: the sum of the five."""
+        """The life of the batch: the sum of the five times."""
         return self.queue_s + self.ahead_s + self.wire_s + self.consumer_s + self.decode_s
 
 

@@ -43,17 +43,19 @@ class BucketComposing(ABC):
         if_absent: bool = False,
         etl: Etl | None = None,
     ) -> ObjectInfo:
-        """Copy an object, with its metadata, in this bucket or to another one. The store does it: no bytes come here.
+        """Copy an object with its metadata, within this bucket or to another one. The bytes do not leave the store.
+
+        The source is verified as it is read, and a damaged source is not copied.
 
         Args:
-            if_absent: copy it only where there is no object of that name.
-            etl: put what a transform, or a pipeline, makes of it. The metadata name the source's version and the
-                transforms', and are not the source's. Not together with `if_absent`.
+            if_absent: Copy the object only if there is none of that name.
+            etl: Store the result of this transform or pipeline instead of the source. The metadata of the new object
+                name the versions of the source and of the transforms, and do not include the source's metadata. Cannot
+                be combined with `if_absent`.
 
-        The source is verified while it is read; of a damaged one nothing is made.
-        Raises ObjectNotFound, BucketNotFound, InvalidName, CorruptObject, InvalidRequest (a copy of itself),
-        VersionConflict, and what `put` raises; with `etl` TransformNotFound, TransformFailed, TransformTimeout,
-        TransformGone.
+        Raises ObjectNotFound, BucketNotFound, InvalidName, CorruptObject, InvalidRequest (a copy of an object to
+        itself), VersionConflict, and the errors of `put`; with `etl` also TransformNotFound, TransformFailed,
+        TransformTimeout, TransformGone.
         """
         if etl is not None:
             return copying.copy_transformed(
@@ -62,11 +64,11 @@ class BucketComposing(ABC):
         return copying.copy_object(self._transport, self.name, name, to_bucket or self.name, to, if_absent=if_absent)
 
     def rename(self, name: str, to: str, *, to_bucket: str | None = None, if_absent: bool = False) -> ObjectInfo:
-        """Copy an object, then delete it in the version that was copied. Arguments and errors as `copy`.
+        """Copy an object, then delete the version that was copied. Arguments and errors are those of `copy`.
 
-        Interrupted in between, the object has both names; renaming again ends it (a copy of it that is there already
-        does not count as there for `if_absent`). VersionConflict when the source is replaced meanwhile: what was
-        copied is there, and the newer one keeps the old name.
+        If the call is interrupted in between, the object has both names, and renaming it again completes the operation
+        (the copy that is already there does not count as existing for `if_absent`). If the source is replaced
+        meanwhile, the call raises VersionConflict: the copy is kept, and the newer version keeps the old name.
         """
         return copying.rename_object(self._transport, self.name, name, to_bucket or self.name, to, if_absent=if_absent)
 
@@ -79,22 +81,23 @@ class BucketComposing(ABC):
         on_error: OnError = "raise",
         progress: OnProgress | None = None,
     ) -> CopySummary:
-        """Copy all objects whose names begin with `prefix`; in the copies' names `to` stands in its place.
+        """Copy all objects whose names begin with `prefix`. In the names of the copies, `to` takes the place of
+        `prefix`.
 
-        An object that is there already, with the same bytes and metadata, is left as it is: doing the same again after
-        an interruption copies the rest.
+        If an object with the same bytes and metadata is already there, it is left alone, so you can call this again to
+        resume an interrupted copy.
 
         Args:
-            on_error: "raise" raises the first failure: all objects before it are copied, and up to 7 after it may be.
-                "return" copies the others, and has the summary name those that failed.
-            progress: called with a `Progress` after each object, in the order of names, in this thread.
+            on_error: "raise" raises the first failure. All objects before it are copied, and up to 7 after it may be.
+                "return" copies the other objects, and the summary names those that failed.
+            progress: Called with a `Progress` after each object, in the order of names, in this thread.
 
         Returns:
-            How many objects were copied, and how many were there; of those that failed the first 1,000, by the name
-            that was to be copied.
+            A summary with the number of objects copied, the number that were already there, and the first 1,000
+            failures, by the name of the source object.
 
-        Raises InvalidRequest for overlapping prefixes of one bucket, and what `copy` raises. With either `on_error`,
-        what is retryable ends it: NodeUnavailable, as the next object would fare no better.
+        Raises InvalidRequest for overlapping prefixes in one bucket, and the errors of `copy`. With either `on_error`,
+        a retryable error such as NodeUnavailable ends the call, because the next object would fail as well.
         """
         return copying.copy_prefix(
             self._transport, self.name, prefix, to_bucket or self.name, to, on_error=on_error, progress=progress
@@ -127,10 +130,11 @@ class BucketComposing(ABC):
     def iter_copy_prefix(
         self, prefix: str, to: str, *, to_bucket: str | None = None, on_error: Literal["raise", "yield"] = "raise"
     ) -> Generator[Any, None, None]:
-        """`copy_prefix` step by step: yields the copies' infos, in the order of names; of what was there already, none.
+        """Yield the ObjectInfo of each copy, in the order of names: `copy_prefix` step by step.
 
-        Lazy: nothing is copied but by iterating. Up to 7 objects are under way ahead, and finished when the generator
-        is closed. With on_error="yield" an object's error comes in its place. Otherwise as `copy_prefix`.
+        Nothing is yielded for an object that is already there. The generator is lazy: nothing is copied until you
+        iterate. Up to 7 objects are copied ahead, and closing the generator waits for them. With on_error="yield", the
+        error of an object that failed is yielded in its place. Otherwise like `copy_prefix`.
         """
         check_on_error(on_error, "raise", "yield")
         return copying.iter_copy_prefix(
@@ -150,37 +154,39 @@ class BucketComposing(ABC):
     def iter_rename_prefix(
         self, prefix: str, to: str, *, to_bucket: str | None = None, on_error: Literal["raise", "yield"] = "raise"
     ) -> Generator[Any, None, None]:
-        """`rename_prefix` step by step, lazy as `iter_copy_prefix`: yields each object's info under its new name."""
+        """Yield each object's info under its new name: `rename_prefix` step by step, as lazy as `iter_copy_prefix`."""
         check_on_error(on_error, "raise", "yield")
         return copying.iter_copy_prefix(
             self._transport, self.name, prefix, to_bucket or self.name, to, remove=True, on_error=on_error
         )
 
     def append(self, name: str, data: Content, *, timeout_s: float = 60.0) -> ObjectInfo:
-        """Append bytes to an object, in one step; an object that is not there is made. Its metadata stay.
+        """Append bytes to an object atomically. An object that does not exist is created. The metadata do not change.
 
-        Readers see the old object or the new one. Of several who append at once each one's bytes are there afterwards,
-        in one order or another. The store copies the object each time: many small appends belong into one.
+        Readers see the old object or the new one. If several writers append at once, the bytes of each are there
+        afterwards, in some order. The store copies the whole object each time, so combine many small appends into one.
 
         Args:
-            timeout_s: how long to try again while others write the same object.
+            timeout_s: How long to retry while others write the same object, in seconds.
 
-        Raises VersionConflict when that time is over; otherwise as `put`. After NodeUnavailable or SilenceTimeout the
-        bytes may have been appended, once.
+        Raises VersionConflict when that time is over, and otherwise the errors of `put`. After NodeUnavailable or
+        SilenceTimeout, the bytes may have been appended, but at most once.
         """
         return append(self._transport, self.name, name, data, timeout_s)
 
     def append_members(
         self, shard: str, members: Sequence[tuple[str, Content]], *, timeout_s: float = 60.0
     ) -> ObjectInfo:
-        """Append members, named and in this order, to a plain tar, in one step as `append`; one that is not there is
-        made. Members that are there keep their bytes and places, and the new ones can be fetched by name at once.
+        """Append members to an uncompressed tar atomically, in this order. A tar that does not exist is created.
+
+        Existing members keep their bytes and their positions. You can fetch the new members by name immediately.
 
         Args:
-            members: (name, contents) pairs, held in memory meanwhile.
+            members: (name, contents) pairs. They are held in memory.
 
-        Raises MemberExists when the tar, or `members` itself, has a member of one of the names already;
-        ArchiveUnsupported for a compressed tar or a zip, NotAnArchive, ArchiveDamaged; otherwise as `append`.
+        Raises MemberExists if the tar, or `members` itself, already has a member of one of these names;
+        ArchiveUnsupported for a compressed tar or a zip; NotAnArchive, ArchiveDamaged; and otherwise the errors of
+        `append`.
         """
         return append_members(self._transport, self.name, shard, members, timeout_s)
 
@@ -192,13 +198,15 @@ class BucketComposing(ABC):
         part_bytes: int | None = None,
         metadata: dict[str, str] | None = None,
     ) -> MultipartUpload:
-        """Begin to store an object in parts, or go on with `upload_id` (of any process: `MultipartUpload.id`).
+        """Begin to store an object in parts, or resume an upload.
 
         Args:
-            part_bytes: the size that all parts but the last must have; None: any. Not for `upload_id`, which has one.
-            metadata: of the object; not for `upload_id` either.
+            upload_id: The upload to resume (`MultipartUpload.id`). Any process may have begun it.
+            part_bytes: The size that every part but the last must have. None allows any size. Must not be given with
+                `upload_id`.
+            metadata: The object's metadata. Must not be given with `upload_id` either.
 
-        Raises InvalidName, BucketNotFound, InvalidRequest; ObjectNotFound for an upload that is no more.
+        Raises InvalidName, BucketNotFound, InvalidRequest; ObjectNotFound for an upload that does not exist any more.
         """
         if upload_id is not None:
             if part_bytes is not None or metadata is not None:
@@ -207,9 +215,12 @@ class BucketComposing(ABC):
         return begin_upload(self._transport, self.name, name, part_bytes=part_bytes, metadata=dict(metadata or {}))
 
     def uploads(self) -> Iterator[UploadInfo]:
-        """Uploads in parts that were neither completed nor aborted, and parts that were left behind; found lazily."""
+        """List uploads in parts that were neither completed nor aborted, and parts that were left behind, lazily."""
         return uploads(self._transport, self.name)
 
     def sweep_uploads(self, older_than_s: float) -> list[UploadInfo]:
-        """Abort the uploads of which nothing was stored in the last `older_than_s`, by the clocks; which ones."""
+        """Abort the uploads for which nothing was stored in the last `older_than_s` seconds, and return them.
+
+        Ages are measured by the wall clocks of the machines.
+        """
         return sweep_uploads(self._transport, self.name, older_than_s)

@@ -85,33 +85,36 @@ class BucketTransforming(ABC):
         wait: bool = True,
         progress: bool | OnJobProgress | None = None,
     ) -> TransformJob | list[PlannedResult]:
-        """Pass this bucket, or one of its snapshots, through a transform into another bucket, on the store's nodes.
+        """Run every object of this bucket, or of one of its snapshots, through a transform, and store the results in a
+        bucket.
 
-        A job, which goes on by itself whoever dies: this process, workers, nodes. Each source version becomes one
-        object, whose metadata names it and the transform's version. What is there already is skipped, so that the same
-        call again makes what has changed since. See docs/etl.md.
+        The store's nodes run this as a job. It continues even if this process, a worker or a node dies. Each version of
+        a source becomes one object, whose metadata name that version and the transform's version. Results that are
+        already there are skipped, so calling this again transforms only what has changed since. See docs/etl.md.
 
         Args:
-            etl: a transform's name, a `Stage` with arguments, or a pipeline of them.
-            prefix: only objects whose names begin with it.
-            names: only these; or a template of them, as "shard-{000..127}.tar".
-            pattern: only objects that fit a shell pattern, or one of several: with a slash it is of the whole name,
-                otherwise of what follows its last slash.
-            rename: extensions by extensions, without dots: {"flac": "wav"}.
-            to_prefix: put before the names of results.
-            strip_prefix: taken off before that.
-            dry_run: do nothing, and return what would be made of what, as a list of `PlannedResult`.
-            inspect: run every object and write nothing: `job.failures()` then has all that fail.
-            continue_on_error: go on past objects that fail; otherwise the first one ends the job.
-            concurrency: objects transformed at once on each node; 0: as many as it can.
-            synchronize: delete results of these sources, made as this job makes them, whose sources are gone.
-            name: of the job; drawn without one. One that has ended gives way to a new one of its name.
-            wait: return when it has ended, or once it has begun.
-            progress: see `TransformJob.wait`.
+            etl: A transform's name, a `Stage` with arguments, or a pipeline of stages.
+            prefix: Only objects whose names begin with this.
+            names: Only these objects: a list, or a template such as "shard-{000..127}.tar".
+            pattern: Only objects that match this shell pattern, or one of several. A pattern with a slash is matched
+                against the whole name, any other pattern against what follows the last slash.
+            rename: Extensions to replace, without dots: {"flac": "wav"}.
+            to_prefix: Put this before the names of results.
+            strip_prefix: Remove this from the names before that.
+            dry_run: Change nothing, and return what would be made from what, as a list of `PlannedResult`.
+            inspect: Transform every object, but store nothing. Afterwards, `job.failures()` has every object that
+                fails.
+            continue_on_error: Continue after an object fails. Otherwise, the first failure ends the job.
+            concurrency: The number of objects that each node transforms at once. 0 means as many as it can.
+            synchronize: Delete results that such a job has made from objects that no longer exist.
+            name: A name for the job. By default, one is generated. A finished job makes way for a new one of the same
+                name.
+            wait: Return when the job has ended, rather than when it has begun.
+            progress: See `TransformJob.wait`.
 
-        Raises BucketNotFound, TransformNotFound, TransformExists while a job of this name runs, InvalidRequest for
-        names that make no sense, and where results would be sources again; StoreReadOnly, NodeUnavailable; and, with
-        `wait`, TransformIncomplete when objects were left out: the others are there.
+        Raises BucketNotFound, TransformNotFound, TransformExists if a job of this name is running, InvalidRequest for
+        invalid names or if results would become sources again, StoreReadOnly, NodeUnavailable; and, with `wait`,
+        TransformIncomplete if some objects failed. The results of the others are stored.
         """
         job = job_message(
             self.name,
