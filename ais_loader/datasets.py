@@ -1,9 +1,9 @@
 """PyTorch datasets over a store, where a batch is one storage request.
 
-`MapDataset` serves any sampler that runs in the DataLoader's own process; `BatchIterableDataset` reads whole batches
-from a plan, several ahead of the trainer, and can say its exact place and resume there (`BatchLoader` does so for a
-DataLoader with workers). Both cross into worker processes by fork or by pickling: what crosses is the store's address,
-and each process makes a connection of its own at its first read.
+`MapDataset` serves any sampler that runs in the DataLoader's own process. `BatchIterableDataset` reads whole batches
+from a plan, several ahead of the trainer. It can save its exact position and resume there. `BatchLoader` does this for
+a DataLoader with workers. Both datasets cross into worker processes by fork or by pickling. Only the store's address
+crosses: each process opens its own connection at its first read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ELSEWHERE = dict.fromkeys(
 class ProcessClient:
     """The client that datasets use in this process: the caller's own, or one opened from a URL at the first read.
 
-    One opened here only reads, so that any number of workers can have an embedded store open beside its writer.
+    A client opened here is read-only, so that any number of workers can open an embedded store alongside its writer.
     """
 
     def __init__(self, client_or_url: ClientOrUrl) -> None:
@@ -68,7 +68,7 @@ class ProcessClient:
         return repr(self._given.url if isinstance(self._given, Client) else self._given)
 
     def listed(self, url: str, *, pinned: bool) -> Sequence[Entry]:
-        """Entries of the objects below the prefix `ais://bucket/prefix`. Raises InvalidRequest if there are none."""
+        """Return entries of the objects under `ais://bucket/prefix`. Raises InvalidRequest if there are none."""
         bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
         if not url.startswith(SCHEME) or not bucket:
             hint = f"; did you mean 'ais://{url}/'?" if "/" not in url else ""
@@ -90,10 +90,10 @@ class ProcessClient:
 
 
 def take_samples(batch: Batch, decode: Decode | None, on_batch: OnBatch | None = None) -> list[Any]:
-    """The samples of one fetched batch, in order: what a dataset hands on, and in a worker what crosses to the trainer.
+    """Return the samples of one fetched batch, in order: what a dataset returns, and a worker sends to the trainer.
 
-    Nothing in them refers to the batch's buffers unless `decode` kept a view. This is the one place to change how a
-    batch's bytes reach another process.
+    They do not refer to the batch's buffers unless `decode` kept a view. This is the one place to change how a batch's
+    bytes reach another process.
     """
     with batch:
         batch.between_frames = "decode"
@@ -115,7 +115,7 @@ def _decoded(batch: Batch, decode: Decode) -> Iterator[Any]:
 
 
 class _Transformed:
-    """A decoder and what is done to its samples; those of entries that failed are as the decoder leaves them."""
+    """A decoder followed by a transform. Samples of failed entries are returned as the decoder leaves them."""
 
     def __init__(self, decode: Decode | None, transform: Callable[[Any], Any]) -> None:
         self._decode, self._transform = decode, transform
@@ -135,9 +135,12 @@ def _decoder(decode: Decode | None, transform: Callable[[Any], Any] | None) -> D
 
 
 class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
-    """n entries by number, for a DataLoader with any sampler. `__getitems__` fetches a whole batch with one request.
+    """A map-style dataset of n entries, for a DataLoader with any sampler.
 
-    Numbers count like a list's: -n to n - 1, of any integer type; others raise IndexError, or TypeError for no integer.
+    `__getitems__` fetches a whole batch with one request.
+
+    Indices work like those of a list: -n to n - 1, of any integer type. Others raise IndexError, or TypeError if they
+    are not integers.
     """
 
     def __init__(
@@ -156,28 +159,28 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
     ) -> None:
         """
         Args:
-            client_or_url: a Client, or where to connect to, in each process at its first read.
-            entries: Entry values, ais:// URLs, or what `Bucket.objects` lists. A list or tuple of one bucket's whole
-                objects is stored as an `EntryTable`; any other sequence is kept as it is, and asked for only what is
-                read. Or a bucket, or the one str "ais://bucket/prefix": the objects whose names begin with it, listed
-                here and now, in the order of names.
-            decode: an Item to a sample, as those of `ais_loader.decoders` do. It runs where the batch was fetched;
-                `item.data` is a view, so copy what is to be kept. Must pickle if workers are spawned. Without it a
-                sample is bytes.
-            transform: a sample to a sample, after `decode` and where that runs. Those of entries that failed are left
-                as they are.
-            bucket: what entries that are mere names are of.
-            pinned: of what is listed, the versions that it has now: an object that is replaced later raises
-                ObjectNotFound when it is read.
-            on_error: "raise": the first entry that failed raises its error out of the DataLoader, with its own type.
-                "placeholder": its sample is None, or what `decode` makes of an item that is not `ok`.
-            timeout_s: the longest silence, in seconds.
-            on_batch: called with the `BatchTiming` of every batch that was fetched, where it was: in the worker. Must
-                pickle if workers are spawned.
-            options: further fields of BatchOptions.
+            client_or_url: A Client, or the address that each process connects to at its first read.
+            entries: Entry values, ais:// URLs, or results of `Bucket.objects`. A list or tuple of whole objects of one
+                bucket is stored as an `EntryTable`. Any other sequence is kept as it is, and indexed only for what is
+                read. You can also pass a bucket, or the single str "ais://bucket/prefix": the objects whose names begin
+                with the prefix are then listed immediately, in the order of names.
+            decode: A function from an Item to a sample, such as those of `ais_loader.decoders`. It runs in the process
+                that fetched the batch. `item.data` is a view, so copy what you want to keep. The function must be
+                picklable if workers are spawned. Without `decode`, a sample is bytes.
+            transform: A function from a sample to a sample. It runs after `decode`, in the same process. Samples of
+                failed entries do not pass through it.
+            bucket: The bucket of those entries that are plain names.
+            pinned: Whether to pin the listed objects to their current versions. If such an object is replaced later,
+                reading it raises ObjectNotFound.
+            on_error: With "raise", the first failed entry raises its error out of the DataLoader, with its own type.
+                With "placeholder", its sample is None, or what `decode` returns for an item that is not `ok`.
+            timeout_s: The longest time to wait for the next data, in seconds.
+            on_batch: A function that is called with the `BatchTiming` of every fetched batch, in the process that
+                fetched it: the worker. It must be picklable if workers are spawned.
+            options: Further fields of BatchOptions.
 
-        Raises InvalidRequest, TypeError, and what listing raises. Reading raises what `Client.get_batch` does, and
-        what `decode` and `transform` raise.
+        Raises InvalidRequest, TypeError, and the errors of listing. Reading raises the errors of `Client.get_batch`,
+        and those of `decode` and `transform`.
         """
         self._client = ProcessClient(client_or_url)
         self._decode = _decoder(decode, transform)
@@ -193,13 +196,13 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         return len(self._entries)
 
     def __getitem__(self, index: int | slice) -> Any:
-        """The sample at an index, or a list of those of a slice, by one request."""
+        """Return the sample at an index, or the list of samples in a slice, with one request."""
         if isinstance(index, slice):
             return self.__getitems__(range(*index.indices(len(self._entries))))
         return self.__getitems__((index,))[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
-        """The samples at these indices, in their order, by one request; the DataLoader calls it for each batch."""
+        """Return the samples at these indices, in order, with one request. The DataLoader calls this per batch."""
         count = len(self._entries)
         wanted = [_position(index, count) for index in _as_integers(indices)]
         client, entries = self._client.get(), self._entries
@@ -211,17 +214,19 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
 
 
 class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
-    """Whole batches in a plan's order, for `BatchLoader`, or `DataLoader(batch_size=None, num_workers=k)`.
+    """An iterable-style dataset of whole batches, in a plan's order.
 
-    Shapes: of a batch of B entries a list of B samples, in the plan's order, or what `collate` makes of it. A sample is
-    what `decode` makes of an item, without it bytes.
+    Use it with `BatchLoader`, or with `DataLoader(batch_size=None, num_workers=k)`.
 
-    Iterating yields one epoch: the batches of this rank, and in a DataLoader's worker those of this worker, such that
-    the loader delivers the plan's order whatever `num_workers` is. The next `in_flight` batches are under way while one
-    is being used.
+    Shapes: A batch of B entries is a list of B samples in the plan's order, or what `collate` makes of that list. A
+    sample is what `decode` returns for an item, or bytes without it.
 
-    An iteration starts at the position that was set last, by `set_epoch` or `load_state_dict`. It does not move on by
-    itself: without `set_epoch` every iteration is the same. (`BatchLoader` moves on.)
+    Iterating yields one epoch: the batches of this rank or, in a DataLoader's worker, those of this worker. The loader
+    therefore delivers the plan's order for any `num_workers`. While you use a batch, the next `in_flight` batches are
+    in flight.
+
+    An iteration starts at the position that `set_epoch` or `load_state_dict` set last. The position does not advance by
+    itself: without `set_epoch`, every iteration is the same. (`BatchLoader` does advance it.)
     """
 
     def __init__(
@@ -243,14 +248,17 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
     ) -> None:
         """
         Args:
-            client_or_url, decode, transform, on_error, timeout_s, on_batch, options: as for MapDataset.
-            plan: `batch(epoch, step)` and `steps(epoch)`, pure functions; see `Plan`.
-            rank, world_size: which part of the plan is read here. Without them torch.distributed is asked when the
-                iteration starts, then the environment (RANK, WORLD_SIZE), and else all of it is.
-            in_flight: batches requested ahead, per worker.
-            even_ranks: leave out the end of an epoch that not every rank has a batch of. Without it nothing is left
-                out, and some ranks get one batch more: a training that waits for all ranks at every step would hang.
-            collate: a list of samples to a batch, where it was fetched. Without it a batch is that list.
+            client_or_url, decode, transform, on_error, timeout_s, on_batch, options: See MapDataset.
+            plan: An object with the pure functions `batch(epoch, step)` and `steps(epoch)`. See `Plan`.
+            rank, world_size: The part of the plan to read here. By default, they come from torch.distributed when the
+                iteration starts, or else from the environment (RANK, WORLD_SIZE). If neither is set, everything is
+                read.
+            in_flight: The number of batches to request ahead, per worker.
+            even_ranks: Whether to leave out the last batches of an epoch if there is not one for every rank. Otherwise
+                nothing is left out, and some ranks get one batch more. Training that waits for all ranks at every step
+                would then hang.
+            collate: A function from a list of samples to a batch. It runs in the process that fetched the batch.
+                Without it, a batch is that list.
 
         Raises InvalidRequest, TypeError.
         """
@@ -296,13 +304,16 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         return f"<BatchIterableDataset of {self.plan!r}, {self._client!r}>"
 
     def own_position(self) -> None:
-        """For BatchLoader: a rank that was given this dataset by its launcher shares no position with the others."""
+        """For BatchLoader: A rank that got this dataset from its launcher shares no position with the others."""
         if self._owner_pid != os.getpid():
             self._shared_start = self._shared_start.clone().share_memory_()
             self._owner_pid = os.getpid()
 
     def place(self) -> tuple[int, int]:
-        """(rank, world_size) of this process. Raises InvalidRequest when the environment has one of them only."""
+        """Return (rank, world_size) of this process.
+
+        Raises InvalidRequest if the environment sets only one of them, or if they are not numbers.
+        """
         if self._place is not None:
             return self._place
         if _distributed():
@@ -316,7 +327,10 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
             raise InvalidRequest(f"environment: RANK={rank!r}, WORLD_SIZE={world_size!r}: need two numbers") from None
 
     def __len__(self) -> int:
-        """Batches of this rank in the whole epoch, wherever the iteration starts. Raises TypeError if it has no end."""
+        """Return the number of batches of this rank in the whole epoch, wherever the iteration starts.
+
+        Raises TypeError if the epoch has no end.
+        """
         steps = self.plan.steps(self._start.epoch)
         if steps is None:
             raise TypeError("the plan's epoch has no end, and so no length")
@@ -329,8 +343,11 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         return self._start.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration reads this epoch: from its beginning, or, if it is the epoch that `load_state_dict` set,
-        from the place restored. An iteration under way is not affected."""
+        """Set the epoch that the next iteration reads.
+
+        The iteration starts at the beginning of the epoch or, if it is the epoch that `load_state_dict` set, at the
+        restored position. A running iteration is not affected.
+        """
         if epoch != self._start.epoch:
             self._move(Position(operator.index(epoch), 0), None)
 
@@ -341,7 +358,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
             self._shared_start[0], self._shared_start[1] = start.epoch, start.step
 
     def begin_run(self) -> Run:
-        """For BatchLoader: count anew, from the position set last. `state_dict` reads the latest run's count."""
+        """For BatchLoader: Restart the count at the position set last. `state_dict` reads the latest run's count."""
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info is not None else (0, 1)
         if info is not None:
@@ -354,7 +371,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         return self._run
 
     def end_run(self, run: Run) -> None:
-        """For BatchLoader: the run reached its epoch's end, so the next one reads the next epoch."""
+        """For BatchLoader: The run reached the end of its epoch, so the next one reads the next epoch."""
         if run is self._run:
             self._move(Position(run.start.epoch + 1, 0), None)
 
@@ -373,11 +390,12 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
             yield result
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the batches that the latest iteration has yielded: numbers and strings only.
+        """Return the position after the batches that the latest iteration has yielded, as numbers and strings only.
 
-        It is the same on all ranks that have had equally many batches, and stands for all of them: it resumes with any
-        number of ranks and workers, all given the same state. What a *worker* says of itself (torchdata's
-        StatefulDataLoader asks there) is about that worker, and resumes with equally many workers and ranks only.
+        The state is the same on all ranks that have had the same number of batches, and it is valid for all of them:
+        you can resume with any number of ranks and workers if you load the same state in each. The state that a
+        *worker* returns, as torchdata's StatefulDataLoader requests it, applies only to that worker. It can be resumed
+        only with the same number of workers and ranks.
         """
         fingerprint = getattr(self.plan, "fingerprint", None)
         run = self._run
@@ -390,13 +408,16 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         return position_state(run.position(), run.world_size, fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on where the state says. Raises InvalidRequest: no state, or one of another plan."""
+        """Let the next iteration continue from this state.
+
+        Raises InvalidRequest if it is not a state, or belongs to another plan.
+        """
         position, share = parse_state(state, getattr(self.plan, "fingerprint", None))
         self._move(position, share)
 
 
 class Run:
-    """One iteration's share of the plan, and how much of it has been handed out."""
+    """One iteration's share of the plan, and how much of it has been delivered."""
 
     def __init__(
         self, start: Position, resumed: WorkerShare | None, rank: int, world_size: int, worker: int, num_workers: int
@@ -416,7 +437,7 @@ class Run:
             self.delivered = resumed.batches
 
     def steps(self, plan: Plan, even_ranks: bool) -> range:
-        """What is left to deliver here."""
+        """Return the steps that are left to deliver here."""
         mine = split_steps(
             plan.steps(self.start.epoch),
             start=self.start.step,
@@ -429,7 +450,7 @@ class Run:
         return mine[self.delivered :]
 
     def position(self) -> Position:
-        """Ranks take turns, so each batch handed out here stands for a whole round."""
+        """Return the position. Ranks take turns, so each batch delivered here stands for a whole round."""
         return Position(self.start.epoch, self.start.step + self.delivered * self.world_size)
 
     def share(self) -> WorkerShare:
@@ -448,7 +469,7 @@ def _checked_options(dataset: str, options: dict[str, Any], on_error: OnError, t
 
 
 def _refuse_batches_of_batches(asks: object) -> None:
-    """Raises InvalidRequest if what asks for an iterator is a DataLoader's fetcher that makes batches of its own."""
+    """Raises InvalidRequest if the iterator is requested by a DataLoader's fetcher that forms batches of its own."""
     if isinstance(asks, _BaseDatasetFetcher) and asks.auto_collation:
         raise InvalidRequest(
             "BatchIterableDataset yields whole batches, and this DataLoader would make batches of them: give the plan "
@@ -459,7 +480,7 @@ def _refuse_batches_of_batches(asks: object) -> None:
 def _sequence(
     client: ProcessClient, entries: Iterable[EntryLike] | Bucket, bucket: str | None, pinned: bool
 ) -> Sequence[EntryLike]:
-    """What is listed is listed here. Raises InvalidRequest, TypeError, and what listing raises."""
+    """Return the entries, listed if necessary. Raises InvalidRequest, TypeError, and the errors of listing."""
     if isinstance(entries, str):
         entries = client.listed(entries, pinned=pinned)
     elif isinstance(entries, Bucket):

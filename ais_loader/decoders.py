@@ -1,12 +1,12 @@
-"""Decoders, each for `decode` of a dataset: what came of an item as a picture, a sound, an array, JSON or text.
+"""Decoders, to pass as a dataset's `decode`. Each turns an item into an image, audio, an array, JSON or text.
 
-Pictures are decoded by Pillow and sounds by libsndfile, on every machine alike; what comes of them is what the
-transforms of torchvision (v2, and the older ones) and of torchaudio take. Their own decoders read an item, too:
-`torchvision.io.decode_image(torch.frombuffer(bytearray(item.data), dtype=torch.uint8))` and
+Images are decoded by Pillow, and audio by libsndfile, in the same way on every machine. The transforms of torchvision
+(v2, and the older ones) and of torchaudio accept the results. You can also decode an item with torchvision's or
+torchaudio's own decoders: `torchvision.io.decode_image(torch.frombuffer(bytearray(item.data), dtype=torch.uint8))` and
 `torchaudio.load(item.open())`.
 
-They are plain functions: they pickle for workers that are spawned, and may be called in one of your own, which adds the
-label. Of an item that is not `ok`, which only on_error="placeholder" lets through, they make None.
+Decoders are plain functions: they can be pickled for spawned workers, and you can call them in a function of your own,
+for example to add a label. For an item that is not `ok`, which only on_error="placeholder" delivers, they return None.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = ["audio", "by_extension", "image", "image_tensor", "json", "npy", "tex
 
 
 def image(item: Item) -> PIL.Image.Image | None:
-    """A picture in any format that Pillow reads, as RGB, decoded; torchvision's transforms take it as it is.
+    """Decode an image in any format that Pillow reads, to RGB. torchvision's transforms accept the result as it is.
 
-    Raises PIL.UnidentifiedImageError (an OSError) for what is none, MissingExtra without Pillow.
+    Raises PIL.UnidentifiedImageError (an OSError) if it is not an image, MissingExtra without Pillow.
     """
     with needs("PIL", "pictures"):
         import PIL.Image
@@ -43,9 +43,10 @@ def image(item: Item) -> PIL.Image.Image | None:
 
 
 def image_tensor(item: Item, size: tuple[int, int] | None = None) -> torch.Tensor | None:
-    """A picture as float32 of shape (3, height, width), 0 to 1; `size`: (height, width) to scale it to.
+    """Decode an image to a float32 tensor of shape (3, height, width) with values from 0 to 1.
 
-    Raises as `image`, and MissingExtra without torch.
+    With `size`, a pair (height, width), the image is scaled to that size. Raises the errors of `image`, and
+    MissingExtra without torch.
     """
     with needs("torch", "tensors"):
         import torch
@@ -59,9 +60,11 @@ def image_tensor(item: Item, size: tuple[int, int] | None = None) -> torch.Tenso
 
 
 def audio(item: Item) -> tuple[npt.NDArray[np.float32], int] | None:
-    """A sound in any format that libsndfile reads: float32 of shape (channels, frames), -1 to 1, and its rate in Hz.
+    """Decode audio in any format that libsndfile reads.
 
-    Raises soundfile.LibsndfileError (a RuntimeError) for what is none, MissingExtra without soundfile.
+    Returns float32 samples of shape (channels, frames), from -1 to 1, and the sample rate in Hz.
+
+    Raises soundfile.LibsndfileError (a RuntimeError) if it is not audio, MissingExtra without soundfile.
     """
     with needs("soundfile", "sounds"):
         import soundfile
@@ -72,7 +75,10 @@ def audio(item: Item) -> tuple[npt.NDArray[np.float32], int] | None:
 
 
 def npy(item: Item) -> npt.NDArray[Any] | None:
-    """What numpy.save has written, with its shape and type. Raises ValueError for what is none, or holds pickles."""
+    """Decode an array that numpy.save has written, with its shape and type.
+
+    Raises ValueError if it is not such an array, or contains pickles.
+    """
     if not item.ok:
         return None
     array: npt.NDArray[Any] = np.lib.format.read_array(item.open(), allow_pickle=False)
@@ -80,12 +86,12 @@ def npy(item: Item) -> npt.NDArray[Any] | None:
 
 
 def json(item: Item) -> Any:
-    """JSON in UTF-8, -16 or -32. Raises ValueError for what is none."""
+    """Decode JSON in UTF-8, -16 or -32. Raises ValueError if it is not JSON."""
     return _json.loads(item.tobytes()) if item.ok else None
 
 
 def text(item: Item) -> str | None:
-    """UTF-8 as a str, line ends as they are. Raises UnicodeDecodeError."""
+    """Decode UTF-8 to a str, keeping line endings as they are. Raises UnicodeDecodeError."""
     return str(item.data, "utf-8") if item.ok else None
 
 
@@ -94,14 +100,15 @@ BY_EXTENSION: MappingProxyType[str, Callable[[Item], Any]] = MappingProxyType(
     | dict.fromkeys((".wav", ".flac", ".ogg", ".mp3", ".aiff"), audio)
     | {".npy": npy, ".json": json, ".txt": text}
 )
-"""Which decoder `by_extension` takes, by the extension in lower case."""
+"""The decoder that `by_extension` uses, by the extension in lower case."""
 
 
 def by_extension(item: Item) -> Any:
-    """What the decoder of the extension makes of it, of the member's name where it is one; bytes for any other.
+    """Decode an item according to the extension of its name, or of the member's name for a member.
 
-    `image` for .jpg .jpeg .png .gif .bmp .webp .tif .tiff, `audio` for .wav .flac .ogg .mp3 .aiff, `npy`, `json`, and
-    `text` for .txt, in any case of letters. Raises what they raise.
+    Uses `image` for .jpg .jpeg .png .gif .bmp .webp .tif .tiff, `audio` for .wav .flac .ogg .mp3 .aiff, `npy`, `json`,
+    and `text` for .txt, in upper or lower case. Any other item is returned as bytes. Raises the errors of these
+    decoders.
     """
     name = (item.entry.member or item.entry.name).rpartition("/")[2]
     decoder = BY_EXTENSION.get("." + name.rpartition(".")[2].lower()) if "." in name else None

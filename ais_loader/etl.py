@@ -1,11 +1,11 @@
-"""ETL: transforms that run beside the data, as clients make, show, stop and delete them (`client.etl`).
+"""ETL: how clients create, show, stop and delete transforms that run where the data is (`client.etl`).
 
     client.etl.init("upper", lambda data: bytes(data).upper())
     client.etl.init("wav", Command(["ffmpeg", "-i", "{input}", "-ar", "{args.rate:8000}", "{output}"], ".flac", ".wav"))
     client.etl.init("embed", Server("http://10.0.0.7:9000", "ws"))
     client.get_batch([Entry("speech", "a.flac", etl=Stage("wav", {"rate": 8000}) >> "upper")])
 
-What a function or a class has to look like is said in docs/etl.md.
+docs/etl.md describes the signatures of functions and classes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ State: TypeAlias = Literal["idle", "running", "stopped", "failed", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program that the nodes' operator allows, run for each object without a shell.
+    """A program to run for each object, without a shell. The nodes' operator must allow it.
 
-    `words` may have {input} and {output}, which stand for files with these suffixes, and {args.NAME} or
-    {args.NAME:DEFAULT} for arguments. Without files, bytes come by stdin and go by stdout.
+    `words` may contain {input} and {output}, which stand for files with these suffixes, and {args.NAME} or
+    {args.NAME:DEFAULT}, which stand for arguments. Without {input}, the program reads stdin; without {output}, it
+    writes stdout.
     """
 
     words: Sequence[str]
@@ -48,17 +49,17 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server of yours, at an address that the nodes' operator allows; see `storage_node.etl.webserver`."""
+    """A server of yours, at an address that the nodes' operator allows. See `storage_node.etl.webserver`."""
 
     address: str
-    """http://HOST:PORT, or grpc://HOST:PORT."""
+    """The address: http://HOST:PORT, or grpc://HOST:PORT."""
     communication: Communication = "hpush"
     fqn: bool = False
-    """Give it the path of an object's file in place of its bytes, where it runs on the node's machine."""
+    """Whether to send the path of an object's file instead of its bytes, if the server runs on the node's machine."""
     direct_put: bool = False
-    """Have it put what a job makes to the node that will own it."""
+    """Whether the server itself puts the results of a job to the node that will own them."""
     connections: int = 0
-    """Of each node; 0: as many as there is use for."""
+    """The maximum number of connections from each node. 0 means twice the number of its CPUs, and at least 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class NodeState:
     """A transform on one node."""
 
     node: str
-    """Its uuid; "" of an embedded store."""
+    """The node's UUID. "" for an embedded store."""
     state: State
     problem: str
     workers: int
@@ -78,21 +79,21 @@ class NodeState:
     cache_hits: int
     restarts: int
     errors: tuple[str, ...]
-    """The latest, last first."""
+    """The latest errors, most recent first."""
     log: str
-    """The end of what its processes have written; of `get` alone."""
+    """The end of the output of its processes. Only `get` returns it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransformInfo:
-    """A transform as the store knows it."""
+    """A transform in the store, with its state on every node."""
 
     name: str
     version: str
-    """Drawn whenever it is made or replaced."""
+    """A random id, new whenever the transform is created or replaced."""
     kind: Literal["function", "command", "server"]
     source: str
-    """What the function is called, the command's words, or the server's address."""
+    """The function's name, the command's words, or the server's address."""
     stopped: bool
     nodes: tuple[NodeState, ...]
 
@@ -119,23 +120,25 @@ class Transforms:
         workers: int = 0,
         replace: bool = False,
     ) -> TransformInfo:
-        """Make a transform, or put it in the place of the one of this name. It is tried: a worker has started.
+        """Create a transform, or replace the one of this name. Code and commands are tried first: a worker must start.
 
         Args:
-            transform: a function of an object's bytes, or a class that is made once in each worker and then called, or
-                has a method `transform`; a Command; a Server. Code is pickled by value if it is of a script, and by
-                name if it is of an installed module.
-            requirements: packages, with versions, that code needs where it runs, as "numpy>=1.26".
-            streaming: it takes an iterator of chunks and yields chunks, in constant memory.
-            path: it takes the path of a file in place of bytes.
-            timeout_s, memory_bytes, output_bytes: for one object; 0: the node's own limits, which nothing exceeds.
-            inflation: bytes that may come out for each that goes in; 0: any.
-            retries: further tries of an object whose worker has died.
-            workers: processes on each node, at most; 0: as many as the node has for all transforms.
-            replace: what runs is finished by the version before; nothing that was kept of it is used again.
+            transform: A function of an object's bytes. Or a class, of which each worker creates one instance, which it
+                then calls, or whose method `transform` it calls. Or a Command, or a Server. Code from a script is
+                pickled by value, and code from an installed module by name.
+            requirements: The packages, with versions, that the code needs where it runs, such as "numpy>=1.26".
+            streaming: Whether the function takes an iterator of chunks and yields chunks, in constant memory.
+            path: Whether the function takes the path of a file instead of bytes.
+            timeout_s, memory_bytes, output_bytes: Limits for one object. 0 means the node's own limits, which always
+                apply as well.
+            inflation: The maximum number of output bytes per input byte. 0 means no limit.
+            retries: How often to retry an object whose worker has died. 0 means the default: 1, or 2 for a Server.
+            workers: The maximum number of processes on each node. 0 means as many as the node has for all transforms.
+            replace: Whether to replace an existing transform. Running work is finished by the previous version. Cached
+                results of that version are not used again.
 
-        Raises TransformRefused for what the operator of a node has not allowed, TransformFailed with what the worker
-        said, TransformExists, InvalidName, InvalidRequest, MissingExtra, NodeUnavailable.
+        Raises TransformRefused for anything that the operator of a node does not allow, TransformFailed with the
+        worker's message, TransformExists, InvalidName, InvalidRequest, MissingExtra, NodeUnavailable.
         """
         if isinstance(requirements, str):
             raise TypeError(f"requirements are a list, as [{requirements!r}]")
@@ -173,34 +176,37 @@ class Transforms:
         return _info(self._transport.etl("InitTransform", pb.InitTransformRequest(transform=made, replace=replace)))
 
     def list(self) -> list[TransformInfo]:
-        """All of them, in the order of their making, with their states on every node."""
+        """List all transforms, in the order of creation, with their states on every node."""
         return [_info(one) for one in self._transport.etl("ListTransforms", pb.ListTransformsRequest()).transform]
 
     def get(self, name: str) -> TransformInfo:
-        """One of them, with its log. Raises TransformNotFound."""
+        """Return one transform, with its log. Raises TransformNotFound."""
         return _info(self._transport.etl("GetTransform", pb.GetTransformRequest(name=_name(name))))
 
     def stop(self, name: str) -> TransformInfo:
-        """Let what runs end, and have its processes ended; whoever asks for it gets TransformGone.
+        """Stop a transform. Running work finishes, its processes end, and new requests for it raise TransformGone.
 
         Raises TransformNotFound.
         """
         return _info(self._transport.etl("SetTransform", pb.SetTransformRequest(name=_name(name), stopped=True)))
 
     def start(self, name: str) -> TransformInfo:
-        """Serve it again, in the same version. Raises TransformNotFound."""
+        """Start a stopped transform again, in the same version. Raises TransformNotFound."""
         return _info(self._transport.etl("SetTransform", pb.SetTransformRequest(name=_name(name))))
 
     def delete(self, name: str) -> None:
-        """Raises TransformNotFound."""
+        """Delete a transform. Raises TransformNotFound."""
         self._transport.etl("DeleteTransform", pb.DeleteTransformRequest(name=_name(name)))
 
     def log(self, name: str) -> str:
-        """The end of what its processes have written, of all nodes. Raises TransformNotFound."""
+        """Return the end of the output of its processes, from all nodes. Raises TransformNotFound."""
         return "".join(node.log for node in self.get(name).nodes)
 
     def __getitem__(self, name: str) -> Stage:
-        """A stage of a pipeline: `client.etl["a"] >> client.etl["b"]`. Whether it is there, the request tells."""
+        """Return a stage of a pipeline: `client.etl["a"] >> client.etl["b"]`.
+
+        This does not check whether the transform exists. A request that uses the stage does.
+        """
         return Stage(name)
 
     def __iter__(self) -> Iterator[TransformInfo]:
@@ -217,7 +223,7 @@ def _name(name: str) -> str:
 
 
 def _pickled(transform: Callable[..., Any]) -> bytes:
-    """By value if it is of a script or a notebook, or of a module that is not installed: a node could not import it."""
+    """Pickle by value code from a script, a notebook or a module that is not installed: a node could not import it."""
     with needs("cloudpickle", "a transform of Python code"):
         import cloudpickle
     module = sys.modules.get(getattr(transform, "__module__", "") or "")

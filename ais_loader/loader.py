@@ -1,4 +1,4 @@
-"""DataLoader over a plan that knows how many batches the trainer has had."""
+"""A DataLoader over a plan that knows how many batches the trainer has received."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ with needs("torch", "BatchLoader"):
 class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-checked here
     """`DataLoader(dataset, batch_size=None, ...)` for a BatchIterableDataset, with an exact position.
 
-    Workers read ahead, so none of them knows what the trainer has seen. Here a batch counts when it is handed out:
-    `load_state_dict(loader.state_dict())` goes on with the very next one, whatever `num_workers` was or is.
+    Workers read ahead, so none of them knows what the trainer has seen. This loader counts a batch when it delivers it:
+    `load_state_dict(loader.state_dict())` continues with the very next batch, regardless of the old and the new
+    `num_workers`.
 
-    An epoch that has been iterated to its end is followed by the next one; `set_epoch` chooses another. An iteration
-    that was broken off starts anew from where it began: from the epoch's beginning, or the position loaded.
+    After an epoch has been iterated to its end, the next one follows, unless you choose another with `set_epoch`. After
+    you abandon an iteration, the next one starts where that one began: at the beginning of the epoch, or at the
+    position that was loaded.
     """
 
     def __init__(self, dataset: BatchIterableDataset, **options: Any) -> None:
         """
         Args:
-            dataset: what to read; its `collate` makes batches.
-            options: those of torch's DataLoader, without the ones that would make batches or change their order.
+            dataset: The dataset to read. Its `collate` forms the batches.
+            options: The options of torch's DataLoader, except those that form batches or change their order.
 
         Raises InvalidRequest, TypeError.
         """
@@ -45,7 +47,7 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
         return f"<BatchLoader of {self.dataset!r}, num_workers={self.num_workers}>"
 
     def __len__(self) -> int:
-        """Batches of this rank in a whole epoch. Raises TypeError if the epoch has no end."""
+        """Return the number of batches of this rank in a whole epoch. Raises TypeError if the epoch has no end."""
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Any]:
@@ -65,16 +67,25 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
         return self.dataset.epoch  # type: ignore[no-any-return]  # torch is not type-checked here
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration reads this epoch: from its beginning, or, if it is the epoch that `load_state_dict` set,
-        from the place restored."""
+        """Set the epoch that the next iteration reads.
+
+        The iteration starts at the beginning of the epoch or, if it is the epoch that `load_state_dict` set, at the
+        restored position.
+        """
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the batches that the trainer has had, as numbers and strings; see the dataset's."""
+        """Return the position after the batches that the trainer has received. See `BatchIterableDataset.state_dict`.
+
+        It consists of numbers and strings only.
+        """
         return self.dataset.state_dict()  # type: ignore[no-any-return]  # torch is not type-checked here
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on where the state says. Raises InvalidRequest: no state, or one of another plan."""
+        """Let the next iteration continue from this state.
+
+        Raises InvalidRequest if it is not a state, or belongs to another plan.
+        """
         if "worker" in state:
             raise InvalidRequest("the state of one worker, as StatefulDataLoader saves it, cannot resume a BatchLoader")
         self.dataset.load_state_dict(state)

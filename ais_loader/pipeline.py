@@ -1,4 +1,4 @@
-"""Pipelines: which transforms an entry passes through, in order, and with which arguments. Values, and nothing else."""
+"""Pipelines: the transforms that an entry passes through, in order, with their arguments. Plain values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MAX_STAGES = 16
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One transform, by its name, with arguments: `Stage("resize", {"width": 64}) >> Stage("jpeg")`.
+    """A transform by name, with its arguments: `Stage("resize", {"width": 64}) >> Stage("jpeg")`.
 
-    Raises InvalidRequest for arguments that JSON does not have.
+    Raises InvalidRequest for arguments that JSON cannot represent.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Stages, the output of each the input of the next, without the bytes leaving the node."""
+    """A sequence of stages. The output of each is the input of the next, and the bytes do not leave the node."""
 
     stages: tuple[Stage, ...]
 
@@ -49,11 +49,11 @@ class Pipeline:
 
 
 Etl: TypeAlias = str | Stage | Pipeline
-"""A name stands for a stage without arguments."""
+"""A transform's name stands for a stage without arguments."""
 
 
 def args_text(args: Mapping[str, Any] | None) -> str:
-    """The arguments as they travel: equal ones are the same text. Raises InvalidRequest."""
+    """Return the arguments as they are sent: equal arguments give the same text. Raises InvalidRequest."""
     if args is None:
         return ""
     if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
@@ -65,7 +65,7 @@ def args_text(args: Mapping[str, Any] | None) -> str:
 
 
 def to_pipeline(etl: Etl, args: Mapping[str, Any] | None = None) -> Pipeline:
-    """`args`: of a single stage that has none. Raises InvalidRequest, TypeError."""
+    """Return a Pipeline. `args` are for a single stage that has none. Raises InvalidRequest, TypeError."""
     if isinstance(etl, str):
         return Pipeline((Stage(etl, args),))
     if not isinstance(etl, Stage | Pipeline):

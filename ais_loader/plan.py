@@ -1,8 +1,8 @@
-"""Sampling plan: the order of an epoch, its division among ranks and workers, and the place to resume at.
+"""Sampling plan: the order of an epoch, its division among ranks and workers, and the position to resume at.
 
-Pure functions of their arguments: no I/O, no clock, no torch. A *step* is the number of a batch within its epoch, the
-same in every process; ranks and workers own steps, never samples. Everybody who knows the plan and a position therefore
-knows what is still to be read, without asking anybody.
+All functions here are pure: no I/O, no clock, no torch. A *step* is the number of a batch within its epoch, and is the
+same in every process. Ranks and workers own steps, never samples. Therefore, any process that knows the plan and a
+position knows what is left to read, without communication.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _ENTRIES_IN_FINGERPRINT = 64
 
 
 class Plan(Protocol):
-    """Batches as a pure function of (epoch, step); implement it to batch by duration, by language, or without an end.
+    """Batches as a pure function of (epoch, step). Implement it to batch by duration, by language, or without an end.
 
-    Every worker process has a copy and asks it for other steps, in any order and perhaps twice: both methods must
-    depend on their arguments alone, on nothing that was asked before. A plan may have a `fingerprint: str`; a position
-    saved under one fingerprint is then refused under another.
+    Every worker process has its own copy and asks it for different steps, in any order and perhaps twice. Both methods
+    must therefore depend only on their arguments, not on earlier calls. A plan may have a `fingerprint: str`. A
+    position that was saved under one fingerprint is then refused under another.
     """
 
     def steps(self, epoch: int) -> int | None:
-        """How many batches the epoch has; None: it never ends."""
+        """Return the number of batches in the epoch, or None if it never ends."""
 
     def batch(self, epoch: int, step: int) -> Sequence[EntryLike]:
-        """The entries of one batch, in delivery order; 0 <= step < steps(epoch)."""
+        """Return the entries of one batch, in delivery order, for 0 <= step < steps(epoch)."""
 
 
 class ShufflePlan:
-    """`batch_size` entries a batch, in an order that (seed, epoch) decide.
+    """A plan with `batch_size` entries per batch, in an order that depends on (seed, epoch).
 
     The order is the stable argsort of n draws of `numpy.random.Philox(key=[seed, epoch])`: the raw 64-bit words of a
     counter-based generator, whose stream numpy promises never to change. It is the same on every platform and with
-    every numpy, which `Generator.shuffle` is not held to. The first batch of an epoch computes it (about 1.5 s and
-    250 MB for 10 million entries); 4 bytes an entry are kept until another epoch is asked for.
+    every version of numpy, which `Generator.shuffle` does not guarantee. The first batch of an epoch computes the order
+    (about 1.5 s and 250 MB for 10 million entries). It then keeps 4 bytes per entry until another epoch is requested.
 
     Source: https://numpy.org/doc/stable/reference/random/bit_generators/philox.html ("Compatibility Guarantee").
     """
@@ -63,13 +63,13 @@ class ShufflePlan:
     ) -> None:
         """
         Args:
-            entries: n >= 0 entries, kept as they are; an `EntryTable`, as `Bucket.entries` returns, is the small form
-                of many.
-            batch_size: entries a batch; the last one of an epoch may have fewer, unless `drop_last`.
-            seed: 0 to 2**64 - 1.
-            bucket: what entries that are mere names are of.
+            entries: n >= 0 entries, kept as they are. For many entries, the compact form is an `EntryTable`, as
+                `Bucket.entries` returns it.
+            batch_size: The number of entries per batch. The last batch of an epoch may have fewer, unless `drop_last`.
+            seed: A number from 0 to 2**64 - 1.
+            bucket: The bucket of those entries that are plain names.
 
-        Raises InvalidRequest, TypeError. Of the entries, up to 64 at even distances are looked at here.
+        Raises InvalidRequest, TypeError. The constructor checks up to 64 of the entries, evenly spaced.
         """
         if isinstance(entries, str) or not (hasattr(entries, "__getitem__") and hasattr(entries, "__len__")):
             raise TypeError(
@@ -110,12 +110,12 @@ class ShufflePlan:
         return self.__dict__ | {"_order": None}  # cheaper computed than sent
 
     def steps(self, epoch: int) -> int:
-        """How many batches an epoch has, the same for all; a last one that is not full counts unless `drop_last`."""
+        """Return the number of batches in every epoch. A last one that is not full counts, unless `drop_last`."""
         whole, rest = divmod(len(self.entries), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
     def batch(self, epoch: int, step: int) -> list[EntryLike]:
-        """The entries of a step, `batch_size` of them or, in the last one, fewer.
+        """Return the entries of a step: `batch_size` of them or, in the last step, possibly fewer.
 
         Raises IndexError for a step that the epoch does not have.
         """
@@ -149,7 +149,7 @@ class ShufflePlan:
 
     @property
     def fingerprint(self) -> str:
-        """Every argument, and a digest of up to 64 entries taken at even distances."""
+        """Every argument, and a digest of up to 64 evenly spaced entries."""
         digest = hashlib.blake2b(digest_size=8)
         count = len(self.entries)
         for entry in (to_entry(one, self._bucket) for one in self._some()):
@@ -171,17 +171,18 @@ def split_steps(
     num_workers: int = 1,
     even_ranks: bool = False,
 ) -> range:
-    """The steps that one worker of one rank delivers, in its order.
+    """Return the steps that one worker of one rank delivers, in its order.
 
-    Ranks take turns from `start` on: step s is rank `(s - start) % world_size`'s. Within a rank workers take turns
-    too, which is how a DataLoader collects from them: it restores the rank's order exactly, for any `num_workers`.
+    Ranks take turns from `start` on: step s belongs to rank `(s - start) % world_size`. Within a rank, workers take
+    turns too. A DataLoader collects from them in the same way, so that it restores the rank's order exactly, for any
+    `num_workers`.
 
-    Every step belongs to exactly one worker of one rank, so ranks may differ by one in how many they have. With
-    `even_ranks` they have equally many: the last `(steps - start) % world_size` steps of the epoch are nobody's.
+    Every step belongs to exactly one worker of one rank, so the ranks' numbers of steps may differ by one. With
+    `even_ranks`, they are equal: the last `(steps - start) % world_size` steps of the epoch belong to no rank.
 
     Args:
-        steps: of the epoch; None: it has no end, and the range goes on to 2**63.
-        start: the first step that nobody has delivered; may lie past the end.
+        steps: The number of steps in the epoch. None if it has no end. The range then extends to 2**63.
+        start: The first step that no rank has delivered. It may be past the end.
 
     Raises InvalidRequest.
     """
@@ -199,7 +200,7 @@ def split_steps(
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The place to go on from: every step of the epoch before `step` has been delivered, by some rank."""
+    """The position to continue from: every step of the epoch before `step` has been delivered, by some rank."""
 
     epoch: int = 0
     step: int = 0
@@ -211,7 +212,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class WorkerShare:
-    """How far one worker has come with its part of what a `Position` left to do."""
+    """How far one worker has come with its share of the steps that a `Position` leaves."""
 
     worker: int
     num_workers: int
@@ -220,7 +221,7 @@ class WorkerShare:
 
 
 def position_state(position: Position, world_size: int, fingerprint: str | None) -> dict[str, Any]:
-    """A position as numbers and strings, for a checkpoint."""
+    """Return a position as numbers and strings, for a checkpoint."""
     return {
         "version": STATE_VERSION,
         "epoch": position.epoch,
@@ -231,7 +232,7 @@ def position_state(position: Position, world_size: int, fingerprint: str | None)
 
 
 def worker_state(position: Position, share: WorkerShare, fingerprint: str | None) -> dict[str, Any]:
-    """The position of one worker, which only the same worker of an equal division can take up."""
+    """Return the position of one worker. Only the same worker of an equal division can resume it."""
     return position_state(position, share.world_size, fingerprint) | {
         "worker": share.worker,
         "num_workers": share.num_workers,
@@ -240,7 +241,10 @@ def worker_state(position: Position, share: WorkerShare, fingerprint: str | None
 
 
 def parse_state(state: Mapping[str, Any], fingerprint: str | None) -> tuple[Position, WorkerShare | None]:
-    """What `position_state` or `worker_state` wrote. Raises InvalidRequest: not a state, or another plan's."""
+    """Parse what `position_state` or `worker_state` returned.
+
+    Raises InvalidRequest if it is not a state, or belongs to another plan.
+    """
     try:
         version = state["version"]
         if version != STATE_VERSION:

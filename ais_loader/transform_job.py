@@ -1,4 +1,4 @@
-"""Jobs as clients see them: a bucket that the store's nodes pass through a transform, with or without this process."""
+"""Jobs as clients see them: the store's nodes pass a bucket through a transform, independently of this process."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _STATES: Mapping[int, JobState] = {
     pb.TransformJob.FAILED: "failed",
 }
 _RETRY_S = 60.0
-"""How long a job is waited for while no node answers."""
+"""How long to wait for a job while no node answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCounts:
-    """How far a job is: of all nodes together."""
+    """The progress of a job, summed over all nodes."""
 
     seen: int = 0
-    """Sources gone through so far, done or not."""
+    """Sources that were reached so far, done or not."""
     transformed: int = 0
     skipped: int = 0
-    """Had their result already: of this source version, by these versions and arguments of the transforms."""
+    """Sources that already had their result: from this version, by these versions and arguments of the transforms."""
     failed: int = 0
     deleted: int = 0
-    """Results whose sources are gone, with `synchronize`."""
+    """Results that were deleted because their sources are gone, with `synchronize`."""
     input_bytes: int = 0
     output_bytes: int = 0
     busy_s: float = 0.0
-    """Of transforms, those that wait for a worker included."""
+    """The time spent in transforms, which includes waiting for a worker."""
 
 
 OnJobProgress: TypeAlias = Callable[[JobCounts], object]
@@ -53,11 +53,11 @@ OnJobProgress: TypeAlias = Callable[[JobCounts], object]
 
 @dataclass(frozen=True, slots=True)
 class JobFailures:
-    """Objects that a job left out, by name. Iterates over `failures`."""
+    """The objects that a job left out, by name. Iterating yields `failures`."""
 
     failures: tuple[Failure, ...]
     more: bool
-    """There are more than the nodes keep, or nodes that had some have been started anew or do not answer."""
+    """Whether there are more: more than the nodes keep, or failures of nodes that were restarted or do not answer."""
 
     def __iter__(self) -> Iterator[Failure]:
         return iter(self.failures)
@@ -68,16 +68,16 @@ class JobFailures:
 
 @dataclass(frozen=True, slots=True)
 class PlannedResult:
-    """A source of a job, and what its result would be called."""
+    """A source of a job, and the name that its result would have."""
 
     source: str
     result: str
     refused: str = ""
-    """Why there would be none; empty otherwise."""
+    """Why there would be no result. Empty otherwise."""
 
 
 class TransformJob:
-    """A job by its name. What it shows is what was known when it was looked at last: `refresh`, or `wait`."""
+    """A job. It shows the state at the last update, which `refresh` and `wait` perform."""
 
     def __init__(self, transport: Transport, info: pb.JobInfo) -> None:
         self._transport = transport
@@ -90,51 +90,51 @@ class TransformJob:
 
     @property
     def name(self) -> str:
-        """By which it is found again, by any client."""
+        """The name by which any client can find the job again."""
         return self._info.job.name
 
     @property
     def bucket(self) -> str:
-        """Of the sources, or BUCKET@SNAPSHOT."""
+        """The bucket of the sources, or BUCKET@SNAPSHOT."""
         return self._info.job.bucket
 
     @property
     def to_bucket(self) -> str:
-        """Of the results."""
+        """The bucket of the results."""
         return self._info.job.to_bucket
 
     @property
     def state(self) -> JobState:
-        """running, done (perhaps with failures), stopped by somebody, or failed as a whole."""
+        """running, done (perhaps with failures), stopped by someone, or failed as a whole."""
         return _STATES[self._info.job.state]
 
     @property
     def problem(self) -> str:
-        """Why it failed as a whole; empty otherwise."""
+        """Why the job failed as a whole. Empty otherwise."""
         return self._info.job.problem
 
     @property
     def inspect(self) -> bool:
-        """Whether it writes nothing."""
+        """Whether the job only inspects, and writes nothing."""
         return self._info.job.inspect
 
     @property
     def counts(self) -> JobCounts:
-        """Of all nodes that answered."""
+        """The progress, summed over all nodes that answered."""
         return JobCounts(**{field.name: getattr(self._info.counts, field.name) for field in fields(JobCounts)})
 
     @property
     def silent_nodes(self) -> int:
-        """Nodes that do not answer, and do nothing for it as far as anybody knows."""
+        """The number of nodes that do not answer. As far as is known, they do nothing for the job."""
         return sum(not node.answers for node in self._info.node)
 
     def refresh(self) -> TransformJob:
-        """Look at it anew; returns itself. Raises JobNotFound, NodeUnavailable."""
+        """Update the state, and return the job itself. Raises JobNotFound, NodeUnavailable."""
         self._info = next(iter(_watched(self._transport, self.name)))
         return self
 
     def failures(self) -> JobFailures:
-        """The objects that it could not transform, and why; up to 10,000. Raises JobNotFound, NodeUnavailable."""
+        """Return up to 10,000 objects that could not be transformed, and why. Raises JobNotFound, NodeUnavailable."""
         found = self._transport.etl("ListJobFailures", pb.ListJobFailuresRequest(name=self.name))
         return JobFailures(
             tuple(Failure(one.object, errors.from_node(one.error.kind, one.error.message)) for one in found.failure),
@@ -142,15 +142,15 @@ class TransformJob:
         )
 
     def wait(self, timeout_s: float | None = None, progress: bool | OnJobProgress | None = None) -> JobCounts:
-        """Wait until it has ended. Nodes that die meanwhile do not end it, nor does whoever stops waiting.
+        """Wait until the job has ended. Neither the death of a node nor a client that stops waiting ends it.
 
         Args:
-            timeout_s: how long; None: as long as it takes.
-            progress: called with `JobCounts` when there are new ones; True: a bar on standard error.
+            timeout_s: The longest time to wait. None means no limit.
+            progress: A function that is called with new `JobCounts`, or True for a progress bar on standard error.
 
-        Raises TransformIncomplete when objects were left out, of a job that does not inspect, and when it was stopped
-        or failed; SilenceTimeout when the time is over, JobNotFound when it was deleted, NodeUnavailable when no node
-        has answered for a minute, and what `progress` raises.
+        Raises TransformIncomplete if the job left out objects (unless it only inspects), was stopped or failed;
+        SilenceTimeout if `timeout_s` has passed; JobNotFound if the job was deleted; NodeUnavailable if no node has
+        answered for a minute; and the errors of `progress`.
         """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         with ExitStack() as held:
@@ -182,16 +182,16 @@ class TransformJob:
             )
 
     def stop(self) -> None:
-        """What is under way is finished, and what is done stays; the same job started again goes on with the rest."""
+        """Stop the job. Objects in progress are finished, and results stay. The same job, run again, does the rest."""
         self._info = self._transport.etl("StopJob", pb.StopJobRequest(name=self.name))
 
     def delete(self) -> None:
-        """Have the store forget it. Results stay. Raises InvalidRequest while it runs, JobNotFound."""
+        """Delete the store's record of the job. Results stay. Raises JobNotFound, and InvalidRequest while it runs."""
         self._transport.etl("DeleteJob", pb.DeleteJobRequest(name=self.name))
 
 
 def _watched(transport: Transport, name: str) -> Iterator[pb.JobInfo]:
-    """Until it has ended, by whichever node answers. Raises JobNotFound, NodeUnavailable."""
+    """Yield the job's state until it has ended, from whichever node answers. Raises JobNotFound, NodeUnavailable."""
     patience = Patience(_RETRY_S)
     while True:
         try:
@@ -207,7 +207,7 @@ def _watched(transport: Transport, name: str) -> Iterator[pb.JobInfo]:
 
 
 class _Bar:
-    """Objects done, on standard error."""
+    """A progress bar of objects, on standard error."""
 
     def __init__(self, name: str) -> None:
         from tqdm import tqdm
@@ -279,7 +279,7 @@ def start_job(transport: Transport, job: pb.TransformJob) -> TransformJob:
 
 
 def list_jobs(transport: Transport) -> list[TransformJob]:
-    """All that are known, those that have ended included."""
+    """Return all known jobs, including those that have ended."""
     return [TransformJob(transport, info) for info in transport.etl("ListJobs", pb.ListJobsRequest()).job]
 
 
@@ -292,7 +292,10 @@ def find_job(transport: Transport, name: str) -> TransformJob:
 
 
 def plan_job(transport: Transport, job: pb.TransformJob) -> list[PlannedResult]:
-    """What it would make of what is there now, in the order of names. Raises BucketNotFound, NodeUnavailable."""
+    """Return what the job would make of the current objects, in the order of names.
+
+    Raises BucketNotFound, NodeUnavailable.
+    """
     names = JobNames(job)
     if job.object:
         found = sorted(name for name in set(job.object) if names.takes(name))
