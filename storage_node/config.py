@@ -25,7 +25,7 @@ EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches who listens there. A name other than localhost may be any address."""
+    """Whether only this machine can reach a listener on `host`. A name other than localhost may be any address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -34,181 +34,195 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of one node process. Only `durability` changes what a client can rely on; the rest is speed, limits."""
+    """The settings of a node. Only `durability` changes what clients can rely on; the others set speed and limits."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Loopback unless told otherwise: there is no authentication."""
+    """The address to listen on. The default is loopback, because there is no authentication."""
     port: int = 7480
-    """0 picks a free one."""
+    """The port for clients. 0 picks a free port."""
     advertise: str = ""
-    """Name or address by which clients reach this node: HOST, with the port that it listens on, or
-    HOST:PORT where a proxy or a container's port stands between. By default `host`; not known when that means every
-    address, as 0.0.0.0 does, and then the node leaves its endpoint in the cluster's map alone."""
+    """The name or address at which clients reach this node: HOST, which implies the port that the node listens on, or
+    HOST:PORT if a proxy or a container maps the port. Defaults to `host`. If `host` means every address, as 0.0.0.0
+    does, the default is unknown and the node does not change its endpoint in the cluster map."""
     lane_port: int = 0
-    """Where clients' lanes come in by TCP, on `host`; 0 picks a free port. Clients of this machine need none."""
+    """The TCP port on `host` for clients' lanes; 0 picks a free port. Clients on the same machine do not need it."""
     peer_host: str = "127.0.0.1"
-    """Address to listen on for other nodes of the cluster and for operators' commands, who may do what clients may not.
-    Loopback, or the cluster's network."""
+    """The address to listen on for other nodes of the cluster and for operators' commands, which may do things that
+    clients may not. Use loopback or the cluster's network."""
     peer_port: int = 0
-    """0 picks the one that the cluster's map has for this node, or else a free one."""
+    """The port for other nodes and operators. 0 picks the port that the cluster map has for this node, or else a free
+    port."""
     peer_lane_port: int = 0
-    """Where lanes of nodes on other machines come in, on `peer_host`; 0 picks a free port."""
+    """The port on `peer_host` for lanes of nodes on other machines; 0 picks a free port."""
     peer_advertise: str = ""
-    """As `advertise`, for other nodes and operators."""
+    """The same as `advertise`, for other nodes and operators."""
     peer_secret_file: str = ""
-    """A file with one line that every node of the cluster and its operators know, and who calls as one of them has to
-    send; none: whoever reaches the address is believed."""
+    """A file with one line that every node of the cluster and every operator must know; callers that claim to be one of
+    them must send it. If empty, the node trusts every caller that reaches the address."""
     metrics_port: int | None = None
-    """Where Prometheus finds the node's metrics, on the same address; 0 picks a free port, None: nowhere."""
+    """The port for Prometheus metrics, on the same address; 0 picks a free port, and None disables metrics."""
     durability: Literal["process", "power"] = "process"
-    """What an acknowledged write survives: the end of the process, or a power cut too."""
+    """What an acknowledged write survives: the end of the process ("process"), or also a power failure ("power")."""
     promote_roots: tuple[str, ...] = ()
-    """Folders of this machine whose files clients may have promoted into buckets; none: nothing is."""
+    """Folders on this machine whose files clients may promote into buckets. If empty, no file can be promoted."""
     read_threads: int = 4
-    """Threads that read from the drives; they leave the interpreter lock while they do."""
+    """Threads that read from the drives. They release the interpreter lock while they read."""
     archive_threads: int = 4
-    """Threads that open archives whose members are asked for, which takes as long as reading one whole where nobody has
-    before. A tenant has all but one of them at most; what is read from the drives does not wait for them."""
+    """Threads that open archives whose members are requested. The first time, this takes as long as reading the whole
+    archive. One tenant uses at most all but one of these threads. Reads from the drives do not wait for them."""
     readahead_bytes: int = 64 << 20
-    """Page cache that the drives may be asked to fill ahead of the frames being read, all batches together; 0: none."""
+    """The amount of page cache that the drives may be asked to fill ahead of the frames being read, for all batches
+    together; 0 disables read-ahead."""
     readahead_threads: int = 4
-    """Threads that ask."""
+    """Threads that request read-ahead."""
     memory_bytes: int = 256 << 20
-    """Frames read but not yet handed to the network, all sessions together. Readers wait at this mark."""
+    """Limit on frames that have been read but not yet handed to the network, for all sessions together. At this limit,
+    readers wait."""
     open_shards: int = 128
-    """Archives of each drive that are kept open for their members to be read, with two descriptors each."""
+    """The number of archives kept open on each drive for reading their members; each takes two descriptors."""
     shard_copy_bytes: int = 4 << 30
-    """For each drive: decompressed copies of archives whose members cannot be read piece by piece, in files that are
-    gone with the process. A member of an archive that unpacks to more is refused."""
+    """Limit, for each drive, on decompressed copies of archives whose members cannot be read piece by piece. The copies
+    are files that disappear with the process. Members of an archive that unpacks to more than this are refused."""
     max_active_batches: int = 512
-    """Batches being served; further ones are told to come back."""
+    """Maximum number of batches served at once. Further batches are rejected and can be retried."""
     max_sessions: int = 8192
-    """Sessions of clients and other nodes that are open at once, idle ones too. When there are too many, the one ends
-    that has been idle the longest; whoever had it opens another one with the next batch."""
+    """Maximum number of open sessions of clients and other nodes, including idle ones. If there are too many, the
+    session that has been idle the longest is closed; its owner opens another one with its next batch."""
     max_request_bytes: int = 256 << 20
-    """Requests of the batches being served, all together; one that would not fit beside the others is told to come
-    back."""
+    """Limit on the requests of all batches being served. A request that does not fit beside the others is rejected and
+    can be retried."""
     still_s: float = 10.0
-    """A call whose client has neither taken nor sent anything worth speaking of for this time gives its place, and the
-    memory that it holds, to another one that waits for it. While there is enough for all, nobody is disturbed."""
+    """A call whose client has neither received nor sent a significant amount for this time gives up its place and its
+    memory to a call that waits for them. While there is enough for all calls, none is interrupted."""
     max_streams: int = 512
-    """Objects that are being put and got at once by calls of their own, each of which holds a descriptor, and pages of
-    lists and of deletions; further ones are told to come back. Small objects are got as batches, and do not count."""
+    """Maximum number of objects that are being put or read in calls of their own (each holds a descriptor), together
+    with pages of listings and of deletions. Further calls are rejected and can be retried. Small objects are read as
+    batches and do not count."""
     stall_timeout_s: float = 120.0
-    """Such a call is ended when its client has neither sent nor taken a byte for this time."""
+    """A call counted by `max_streams` is ended if its client has neither sent nor received a byte for this time."""
     max_message_bytes: int = 256 << 20
-    """What clients have sent of objects and is being stored, all together, and as much again from other nodes, with the
-    small objects that they have not committed yet. A call whose message finds no room is told to come back."""
+    """Limit on object data that clients have sent and that is being stored, for all calls together. The same limit
+    applies separately to data from other nodes, including small objects that they have not committed yet. A call whose
+    message does not fit is rejected and can be retried."""
     reject_retry_after_ms: int = 100
-    """The shortest time that they are told to stay away."""
+    """The minimum delay before a rejected batch is retried."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Tenants with batches waiting are served in proportion to these, 1 where none is given; "" is who names none."""
+    """Tenants with waiting batches are served in proportion to these weights. The default weight is 1; the tenant ""
+    stands for clients that name none."""
     critical_memory_bytes: int = 0
-    """New batches are rejected while the process has more than this in memory; 0 stands for four fifths of the memory
-    that the machine, or the process's cgroup, has when the node starts."""
+    """New batches are rejected while the process uses more memory than this. 0 means four fifths of the memory that the
+    machine, or the process's cgroup, has when the node starts."""
     throttle_cpu_lag_s: float = 0.1
-    """By how much the event loop may come late before batches pause between their frames."""
+    """How late the event loop may run before batches pause between their frames."""
     throttle_drive_wait_s: float = 0.1
-    """How long reads may wait for a reader thread before they do."""
+    """How long reads may wait for a reader thread before batches pause between their frames."""
     max_throttle_s: float = 0.05
-    """Longest such pause; 0: none."""
+    """The longest such pause; 0 disables pauses."""
     max_buffered_bytes: int = 128 << 20
-    """Answers that are collected before they are sent (streaming=False), all sessions together. One that would not fit
-    beside the others is told to come back, a larger one is refused."""
+    """Limit on answers that are collected before they are sent (streaming=False), for all sessions together. An answer
+    that does not fit beside the others is rejected and can be retried; a larger one is refused."""
 
     assembly_bytes: int = 256 << 20
-    """Bytes that peers have sent, or may send, for batches that this node gathers, all batches together. Over it only
-    the peer whose entry is due next may go on, a frame at a time."""
+    """Limit on bytes that peers have sent or may send for batches that this node gathers, for all batches together.
+    Above it, only the peer whose entry is due next may continue, one frame at a time."""
     peer_window_bytes: int = 4 << 20
-    """What each peer may send ahead, for one batch."""
+    """The number of bytes that each peer may send ahead for one batch."""
     peer_timeout_s: float = 10.0
-    """Longest silence of a peer before its entries are asked of the next holder, or given up as unavailable."""
+    """How long a peer may be silent before its entries are requested from the next holder, or given up as
+    unavailable."""
     peer_idle_s: float = 60.0
-    """A session to a peer that has not been used for this time is closed."""
+    """A session to a peer is closed if it has not been used for this time."""
     hedge_budget: float = 0.05
-    """Share of the entries of gathered batches that may be asked of a second holder as well, when the first is
-    unusually slow; 0: none. It may be spent at once for as much as 20,000 entries bring in."""
+    """The share of the entries of gathered batches that may also be requested from a second holder if the first is
+    unusually slow; 0 disables this. The share of up to 20,000 entries can be spent at once."""
     max_recoveries: int = 20_000
-    """Entries of one batch that may be asked again, of another holder; one that needs more is refused. The default ends
-    no batch with up to two lost copies of each entry."""
+    """Maximum number of entries of one batch that may be requested again from another holder; a batch that needs more
+    fails. With the default, no batch fails for this reason while each entry has lost at most two copies."""
     max_soft_errors: int = 10_000
-    """Entries of one gathered batch that may fail without ending it. The default never ends one."""
+    """Maximum number of entries of one gathered batch that may fail without ending it. With the default, no batch ends
+    for this reason."""
 
     reach_timeout_s: float = 3.0
-    """For another node to say that it takes a write on; after that the next host takes its place."""
+    """How long another node has to accept a write before the next host takes its place."""
     reconcile_patience_s: float = 30.0
-    """A node that starts reads no copies that may be old before it has compared them with all other nodes. When some of
-    them stay silent for this time, it serves what it has, and says so."""
+    """After a node starts, it does not serve copies that may be outdated until it has compared them with all other
+    nodes. If some nodes do not respond within this time, it serves what it has and reports this."""
     max_clock_offset_s: float = 60.0
-    """By how much the clocks of nodes may differ. What is written is ordered by time where nodes cannot hear of each
-    other: a write that involves a clock further away is refused. Keep it alike on all nodes."""
+    """The maximum difference between the clocks of nodes. Writes are ordered by time when nodes cannot reach each
+    other; a write that involves a clock with a larger difference is refused. Use the same value on all nodes."""
     read_lease_s: float = 3.0
-    """In a cluster of three or more nodes a node that has not been in touch with a majority of them for so long reads
-    out nothing of what has several copies; a write that cannot be told to a node waits for so long at most. With more
-    than 32 nodes it is longer in proportion. The same for all nodes. 0: there are no leases; a node that is cut off
-    from writers, and not from readers, then reads out what was replaced meanwhile."""
+    """In a cluster of three or more nodes, a node that has not been in touch with a majority of them for this time
+    serves no objects with several copies. If a node cannot be told about a write, the write waits for at most this
+    time. With more than 32 nodes, the time grows in proportion. Use the same value on all nodes. 0 disables leases: a
+    node that is cut off from writers but not from readers then serves objects that have since been replaced."""
     repair_interval_s: float = 60.0
-    """From the end of a pass over everything that this node has, in search of missing and older copies, to the next.
-    While the map is changing, or something is left to do, passes follow each other within seconds."""
+    """The time from the end of one pass over all objects on this node, which searches for missing and outdated copies,
+    to the next. While the cluster map is changing, or work is left, passes follow each other within seconds."""
     repair_bytes_per_s: float = 256 << 20
-    """What this node sends to make copies equal, at most."""
+    """Maximum rate at which this node sends data to make copies equal."""
     repair_transfers: int = 2
-    """How many such transfers run at once."""
+    """The number of such transfers that run at once."""
     tombstone_grace_s: float = 3600.0
-    """A deletion is remembered for this time at least, and until every node of the cluster has answered that it has
+    """A deletion is remembered for at least this time, and until every node of the cluster has confirmed that it has
     nothing older."""
 
     drive_errors: int = 10
-    """A drive is disabled after so many I/O errors"""
+    """A drive is disabled after this many I/O errors within `drive_error_window_s`."""
     drive_error_window_s: float = 60.0
-    """within this time; what is on it is read from the other copies then."""
+    """The time window for `drive_errors`. Objects on a disabled drive are read from their other copies."""
     drive_grace_s: float = 600.0
-    """A drive that is disabled for its errors, or missing, is given up after this time, if other nodes have copies of
-    all that can have been on it: they are copied to this node's other drives. 0: never without being told."""
+    """A drive that is missing, or disabled because of errors, is given up after this time if other nodes have copies of
+    everything that may have been on it. These copies are then copied to this node's other drives. 0 means that a drive
+    is given up only on an operator's command."""
     drive_move_bytes_per_s: float = 256 << 20
-    """What the node moves between its own drives after one was added, or while one retires, at most."""
+    """Maximum rate at which the node moves data between its own drives after a drive was added or while one retires."""
 
     scrub_interval_s: float = 7 * 86400.0
-    """How often every drive is gone through in search of objects whose bytes are not what was put, from the beginning
-    of one search to that of the next. 0: never."""
+    """How often every drive is searched for objects whose bytes differ from what was put, from the start of one search
+    to the start of the next. 0 disables scrubbing."""
     scrub_bytes_per_s: float = 32 << 20
-    """What the node reads for that, at most."""
+    """Maximum rate at which the node reads data for this search."""
 
     etl_code: bool = False
-    """Clients may have Python code of theirs run here, as worker processes: see docs/etl.md for what holds it off."""
+    """Whether clients may run their own Python code on this node, in worker processes. See docs/etl.md for how it is
+    isolated."""
     etl_commands: tuple[str, ...] = ()
-    """Programs, by name or path, that clients may have run over objects, as `ffmpeg`; none: none."""
+    """Programs, by name or path, that clients may run on objects, such as `ffmpeg`. If empty, none are allowed."""
     etl_servers: tuple[str, ...] = ()
-    """Transforms' servers that this node may send objects to, as http://127.0.0.1:9000; none: none."""
+    """Transform servers to which this node may send objects, such as http://127.0.0.1:9000; if empty, none are
+    allowed."""
     etl_http_host: str = "127.0.0.1"
-    """Where transforms' servers fetch inputs (hpull) and put results (direct put); listens once it is needed."""
+    """The address at which transform servers fetch inputs (hpull) and put results (direct put). The node listens on it
+    when it is first needed."""
     etl_http_port: int = 0
-    """0: any that is free."""
+    """The port for `etl_http_host`; 0 picks a free port."""
     etl_http_advertise: str = ""
-    """HOST:PORT by which servers on other machines reach that; empty: where it listens."""
+    """HOST:PORT at which transform servers on other machines reach that address. If empty, the address on which the
+    node listens."""
     etl_python: str = ""
-    """The interpreter that runs clients' code; empty: this process's own."""
+    """The interpreter that runs clients' code. If empty, the interpreter of this process."""
     etl_install: bool = False
-    """On a node that Ray runs: packages which clients' code requires, and this process's interpreter has not got, are
-    installed for it, in a runtime environment of Ray's. What they bring runs as Ray's user then, behind no fence."""
+    """On a node that Ray runs, whether packages that clients' code requires and this process's interpreter lacks are
+    installed for it, in a Ray runtime environment. Code that these packages bring then runs as Ray's user, without
+    isolation."""
     etl_workers: int = 0
-    """Objects that are transformed at once; 0: as many as there are cores."""
+    """The number of objects transformed at once; 0 means the number of CPU cores."""
     etl_worker_memory_bytes: int = 2 << 30
-    """Of one worker."""
+    """Memory limit of one worker."""
     etl_timeout_s: float = 300.0
-    """For one object to pass through one transform."""
+    """Time limit for one object in one transform."""
     etl_output_bytes: int = 8 << 30
-    """What a transform may make of one object."""
+    """Limit on the output of a transform for one object."""
     etl_memory_bytes: int = 256 << 20
-    """Inputs and outputs that are held in memory, all together; what finds no room waits."""
+    """Limit on inputs and outputs held in memory, for all transforms together. An object that does not fit waits."""
     etl_spool_bytes: int = 16 << 30
-    """Those that are files."""
+    """Limit on inputs and outputs held in files."""
     etl_cache_bytes: int = 256 << 20
-    """Outputs that are kept for those who ask again; 0: none."""
+    """Limit on outputs that are kept for repeated requests; 0 disables this cache."""
     etl_user: str = ""
-    """The user that workers run as, where this process may become another one; empty: the same."""
+    """The user that workers run as, if this process may switch users. If empty, the user of this process."""
     etl_network: bool = True
-    """Workers may reach the network. Without, they have a network namespace of their own, or do not start."""
+    """Whether workers may use the network. If false, they run in a network namespace of their own, or do not start."""
 
     def __post_init__(self) -> None:
         limits = (
@@ -310,12 +324,12 @@ class ServerConfig:
             raise ValueError("etl_http_host: need an address of this machine, as 127.0.0.1")
 
     def endpoint(self, port: int) -> str:
-        """host:port by which clients reach a node that listens on `port`; empty when that is not known."""
+        """The host:port at which clients reach a node that listens on `port`; empty if unknown."""
         host, outer_port = _split_advertised("advertise", self.advertise)
         return _endpoint(host or self.host, outer_port or port)
 
     def peer_endpoint(self, port: int) -> str:
-        """The same for other nodes. One that listens on every address is where clients find it."""
+        """The same for other nodes. If `peer_host` is every address, the host is the one that clients use."""
         host, outer_port = _split_advertised("peer_advertise", self.peer_advertise)
         if not host and self.peer_host in EVERY_ADDRESS:
             host = _split_advertised("advertise", self.advertise)[0] or self.host
@@ -323,11 +337,11 @@ class ServerConfig:
 
     @property
     def shard_limits(self) -> ShardLimits:
-        """What archives may hold of each drive, as one value."""
+        """Limits on the archives that are open on each drive, as one value."""
         return ShardLimits(self.open_shards, self.shard_copy_bytes)
 
     def limits(self) -> dict[str, str]:
-        """Everything but where the node is found: what bounds what it does, by the fields' names, as text."""
+        """All settings except the node's addresses and ports, as text by field name."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _WHERE}
         values["promote_roots"] = ":".join(self.promote_roots)
         for name in ("etl_commands", "etl_servers"):
@@ -341,7 +355,7 @@ def _endpoint(host: str, port: int) -> str:
 
 
 def _split_advertised(name: str, advertise: str) -> tuple[str, int]:
-    """Host and port, 0 for none; a bare IPv6 address gets its brackets. Raises ValueError."""
+    """Host and port, 0 if there is none; a bare IPv6 address is put in brackets. Raises ValueError."""
     host, colon, port = advertise.rpartition(":")
     if not colon or advertise.endswith("]"):
         host, port = advertise, "0"
