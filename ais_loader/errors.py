@@ -1,29 +1,29 @@
-"""Error tree of clients, stores and nodes: everything raised on purpose, by what the caller does next.
+"""Error tree of clients, stores and nodes: everything that is raised on purpose, grouped by what the caller does next.
 
     LoaderError
     ├── NotFound (LookupError)          the name is wrong, or the data is gone: BucketNotFound, ObjectNotFound, ...
     ├── InvalidRequest (ValueError)     the call is wrong: InvalidName, RangeError, ItemTooLarge, BucketExists, ...
-    ├── VersionConflict                 somebody else was first: read again, and decide anew
+    ├── VersionConflict                 someone else was first: read again, then decide
     ├── CorruptObject                   the stored bytes are damaged: restore them, see `ais-loader doctor`
-    ├── ArchiveError                    members cannot be had from this object: NotAnArchive, ArchiveDamaged, ...
-    ├── SourceChanged, SourceUnreadable     a file that was to be promoted: promote again when it rests, or may be read
-    ├── PromoteIncomplete               some files were not promoted: promote again, the rest is there
-    ├── TransformError                  a transform made nothing of an object: TransformFailed, TransformTimeout, ...
+    ├── ArchiveError                    members of this object cannot be read: NotAnArchive, ArchiveDamaged, ...
+    ├── SourceChanged, SourceUnreadable     a file to promote: try again when it is at rest, or readable
+    ├── PromoteIncomplete               some files were not promoted, the others were: promote again
+    ├── TransformError                  a transform failed on an object: TransformFailed, TransformTimeout, ...
     ├── StoreError                      the store or a drive needs an operator: StoreLocked, DriveFull, ...
-    ├── NodeUnavailable (ConnectionError)   retryable: nobody answers
-    │   └── OutcomeUnknown              a write may have been done: read what there is, and decide anew
-    ├── Overloaded                      retryable: the node asked to come back later, again and again
-    ├── StaleMap                        retryable: the cluster has changed meanwhile; clients plan anew by themselves
-    ├── WriteTooLate                    retryable: something came in between: write it again
+    ├── NodeUnavailable (ConnectionError)   retryable: no node answers
+    │   └── OutcomeUnknown              a write may have taken effect: read, then decide
+    ├── Overloaded                      retryable: the node kept asking the client to retry later
+    ├── StaleMap                        retryable: the cluster has changed; clients plan again automatically
+    ├── WriteTooLate                    retryable: something else came first: write again
     ├── SilenceTimeout (TimeoutError)   retryable: nothing arrived for timeout_s
     ├── Closed                          the client, store or batch was closed before this call
     └── EntryFailed                     an entry of a batch failed in a way that has no class of its own
 
-Each class has a `kind`, which travels on the wire: kinds are added, never renamed. Every error takes one string and
-pickles, so it crosses a DataLoader worker's boundary as itself.
+Each class has a `kind`, which is sent over the network. Kinds are added, never renamed. Every error takes one string
+and can be pickled, so it keeps its type when it crosses from a DataLoader worker.
 
-A store in the same process raises these classes; a node sends kind and message, from which its client makes the error
-anew. A node's own classes derive from the one here that its clients receive, and inherit its kind.
+A store in the same process raises these classes. A node sends the kind and the message, from which its client recreates
+the error. A node's own classes derive from the class here that its clients receive, and inherit its kind.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from typing import ClassVar
 
 
 class LoaderError(Exception):
-    """Root of everything raised on purpose. One string argument; pickles."""
+    """The root of all errors that are raised on purpose. It takes one string and can be pickled."""
 
     kind: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
 
 
 class NotFound(LoaderError, LookupError):
-    """The name is wrong, or what it meant is gone."""
+    """The name is wrong, or what it named is gone."""
 
     kind = "not-found"
 
 
 class BucketNotFound(NotFound):
-    """There is no bucket of this name; `create_bucket` makes one."""
+    """There is no bucket of this name. `create_bucket` creates one."""
 
     kind = "bucket-not-found"
 
@@ -57,103 +57,103 @@ class SnapshotNotFound(BucketNotFound):
 
 
 class ObjectNotFound(NotFound):
-    """There is no object of this name, or it does not have the version asked for any more."""
+    """There is no object of this name, or no longer in the requested version."""
 
     kind = "object-not-found"
 
 
 class ObjectDeleted(ObjectNotFound):
-    """There is a tombstone: what another node of the cluster may still have is older, so none needs to be asked."""
+    """There is a tombstone. Any copy on another node is older, so no other node needs to be asked."""
 
     kind = "object-deleted"
 
 
 class MemberNotFound(NotFound):
-    """The archive is there and has no member of this name."""
+    """The archive exists, but has no member of this name."""
 
     kind = "member-not-found"
 
 
 class InvalidRequest(LoaderError, ValueError):
-    """The call is wrong, and would be wrong again: nothing was changed."""
+    """The call is invalid, and would be invalid again. Nothing was changed."""
 
     kind = "invalid-request"
 
 
 class InvalidName(InvalidRequest):
-    """A name that no bucket, object or snapshot may have; the message says why."""
+    """A name that no bucket, object or snapshot may have. The message says why."""
 
     kind = "invalid-name"
 
 
 class RangeError(InvalidRequest):
-    """A range that begins or ends outside its object. Nothing is ever silently shorter."""
+    """A range that begins or ends outside its object. Ranges are never silently shortened."""
 
     kind = "range"
 
 
 class ItemTooLarge(InvalidRequest):
-    """An entry too large for an item in memory: read it in ranges, or as a file."""
+    """An entry that is too large for an item in memory. Read it in ranges, or as a file."""
 
     kind = "item-too-large"
 
 
 class Unsupported(InvalidRequest):
-    """What this store, or this version of a node, cannot do."""
+    """An operation that this store, or this version of a node, does not support."""
 
     kind = "unsupported"
 
 
 class BucketExists(InvalidRequest):
-    """There is a bucket of this name already; see `exist_ok`."""
+    """A bucket of this name already exists. See `exist_ok`."""
 
     kind = "bucket-exists"
 
 
 class BucketNotEmpty(InvalidRequest):
-    """A bucket with objects is deleted only with `force`."""
+    """The bucket has objects. It can be deleted only with `force`."""
 
     kind = "bucket-not-empty"
 
 
 class BucketHasSnapshots(BucketNotEmpty):
-    """A bucket with snapshots is not deleted, not by force either: a run may be reading them."""
+    """The bucket has snapshots. It cannot be deleted, even with `force`, because a run may be reading them."""
 
     kind = "bucket-has-snapshots"
 
 
 class SnapshotExists(InvalidRequest):
-    """The bucket has a snapshot of this name already."""
+    """The bucket already has a snapshot of this name."""
 
     kind = "snapshot-exists"
 
 
 class SnapshotReadOnly(InvalidRequest):
-    """A change of a bucket by the name of one of its snapshots, which never change."""
+    """An attempt to change a bucket through one of its snapshots, which never change."""
 
     kind = "snapshot-read-only"
 
 
 class ContentMismatch(InvalidRequest):
-    """A PUT whose bytes differ from the size or checksum announced; nothing was stored."""
+    """A PUT whose bytes do not match the announced size or checksum. Nothing was stored."""
 
     kind = "content-mismatch"
 
 
 class MemberExists(InvalidRequest):
-    """The archive that a member is to be added to has one of that name."""
+    """The archive already has a member of the name to be added."""
 
     kind = "member-exists"
 
 
 class VersionConflict(LoaderError):
-    """`if_absent` or `if_version` does not hold; the message says what is there. Nothing was changed."""
+    """`if_absent` or `if_version` does not hold. The message says what is there. Nothing was changed."""
 
     kind = "version-conflict"
 
 
 class CorruptObject(LoaderError):
-    """The stored bytes are not those that were put; `ais-loader doctor` says more."""
+    """The stored bytes are not those that were put. `ais-loader doctor` reports details."""
 
     kind = "corrupt-object"
 
@@ -165,121 +165,121 @@ class MemberCorrupt(CorruptObject):
 
 
 class ArchiveError(LoaderError):
-    """Members cannot be had from this object. As an object it is still stored, listed and read."""
+    """Members of this object cannot be read. It can still be stored, listed and read as an object."""
 
     kind = "archive"
 
 
 class NotAnArchive(ArchiveError):
-    """It is none by its name, or another one than its name says."""
+    """The object's name is not that of an archive, or its content is not what the name says."""
 
     kind = "not-an-archive"
 
 
 class ArchiveDamaged(ArchiveError):
-    """A truncated or lying archive; the message says what is wrong, and at which byte of which stream."""
+    """The archive is truncated or inconsistent. The message says what is wrong, and at which byte of which stream."""
 
     kind = "archive-damaged"
 
 
 class ArchiveUnsupported(ArchiveError):
-    """A sound archive that uses what is not served: sparse files, encryption, another compression."""
+    """A valid archive that uses an unsupported feature: sparse files, encryption, or another compression."""
 
     kind = "archive-unsupported"
 
 
 class ArchiveTooLarge(ArchiveError):
-    """It needs more than its limits allow: members, names, inflated bytes, room for copies."""
+    """The archive exceeds a limit: on members, names, decompressed bytes, or space for copies."""
 
     kind = "archive-too-large"
 
 
 class LibraryMissing(ArchiveError):
-    """The node has not got the library for this kind of archive."""
+    """The node lacks the library for this kind of archive."""
 
     kind = "library-missing"
 
 
 class ArchiveIndexError(ArchiveError):
-    """The archive's index of members is damaged; it is made anew when a member is next asked for."""
+    """The archive's index of members is damaged. It is rebuilt when a member is next requested."""
 
     kind = "archive-index-damaged"
 
 
 class ArchiveIndexStale(ArchiveError):
-    """The index of members is of another object than the archive that is there; it is made anew."""
+    """The index of members belongs to another object than the current archive. It is rebuilt."""
 
     kind = "archive-index-stale"
 
 
 class SourceRefused(InvalidRequest):
-    """A file that may not be promoted: outside the node's roots, no regular file, or no name for an object."""
+    """A file that may not be promoted: outside the node's roots, not a regular file, or not a valid object name."""
 
     kind = "source-refused"
 
 
 class SourceChanged(LoaderError):
-    """A file that was written to while it was promoted; nothing was stored of it."""
+    """A file that was written to during its promotion. Nothing of it was stored."""
 
     kind = "source-changed"
 
 
 class SourceUnreadable(LoaderError):
-    """A file that the operating system does not let whoever promotes it read, or that has gone."""
+    """A file that the promoting process is not permitted to read, or that is gone."""
 
     kind = "source-unreadable"
 
 
 class PromoteIncomplete(LoaderError):
-    """Some files were not promoted; the message has the first reason. Promoting again goes on with the rest."""
+    """Some files were not promoted. The message gives the first reason. Promoting again continues with the rest."""
 
     kind = "promote-incomplete"
 
 
 class TransformNotFound(NotFound):
-    """There is no transform of this name; `client.etl.init` makes one."""
+    """There is no transform of this name. `client.etl.init` creates one."""
 
     kind = "transform-not-found"
 
 
 class TransformExists(InvalidRequest):
-    """There is a transform, or a job, of this name already; see `replace`."""
+    """A transform or a job of this name already exists. See `replace`."""
 
     kind = "transform-exists"
 
 
 class TransformRefused(InvalidRequest):
-    """What the operator of a node does not allow: code, this command, that address, or limits above the node's."""
+    """The operator of a node does not allow this: code, the command, the address, or limits above the node's."""
 
     kind = "transform-refused"
 
 
 class TransformError(LoaderError):
-    """A transform did not make anything of an object; the object itself is as it was."""
+    """A transform produced no result for an object. The object itself is unchanged."""
 
     kind = "transform"
 
 
 class TransformFailed(TransformError):
-    """It raised, died, or made what its limits do not allow; the message says which."""
+    """The transform raised, died, or exceeded one of its limits. The message says which."""
 
     kind = "transform-failed"
 
 
 class TransformTimeout(TransformError):
-    """It took longer than its `timeout_s`, and was ended."""
+    """The transform took longer than its `timeout_s`, and was ended."""
 
     kind = "transform-timeout"
 
 
 class TransformGone(TransformError):
-    """It was stopped, deleted or replaced meanwhile, or cannot be reached."""
+    """The transform was stopped, deleted or replaced in the meantime, or cannot be reached."""
 
     kind = "transform-gone"
 
 
 class TransformIncomplete(TransformError):
-    """A job left out some objects; the message has the first reason. Run again, it goes on with the rest."""
+    """A job left out some objects. The message gives the first reason. Run again, it continues with the rest."""
 
     kind = "transform-incomplete"
 
@@ -291,7 +291,7 @@ class JobNotFound(NotFound):
 
 
 class StoreError(LoaderError):
-    """The store, or a drive of it, needs an operator."""
+    """The store, or one of its drives, needs an operator."""
 
     kind = "store"
 
@@ -303,25 +303,25 @@ class StoreNotFound(StoreError, LookupError):
 
 
 class StoreLocked(StoreError):
-    """Another process has the store open for writing; mode="r" reads beside it."""
+    """Another process has the store open for writing. mode="r" can read alongside it."""
 
     kind = "store-locked"
 
 
 class StoreReadOnly(StoreError):
-    """The store was opened for reading."""
+    """The store was opened for reading only."""
 
     kind = "store-read-only"
 
 
 class StoreFormatError(StoreError):
-    """What stands on a drive is damaged, or was written by a later version."""
+    """The data on a drive is damaged, or was written by a later version."""
 
     kind = "store-format"
 
 
 class DriveFull(StoreError):
-    """The drive that owns the name has no room for it."""
+    """The drive that owns the name has no room for the object."""
 
     kind = "drive-full"
 
@@ -339,26 +339,26 @@ class Closed(LoaderError):
 
 
 class NodeUnavailable(LoaderError, ConnectionError):
-    """Nobody answers, or too few nodes to do it. A write may have been done all the same."""
+    """No node answers, or too few for the operation. A write may have taken effect nevertheless."""
 
     kind = "node-unavailable"
     retryable = True
     reached = True
-    """False: no connection was made, so that whatever was asked for has not been done."""
+    """False if no connection was made, so that the operation cannot have been done."""
 
 
 class ClockOffset(NodeUnavailable):
-    """Nodes' clocks differ by more than `max_clock_offset_s`, so that a write could not be ordered; its message says
-    whose."""
+    """The nodes' clocks differ by more than `max_clock_offset_s`, so that a write could not be ordered, or a snapshot
+    not be made. The message names the nodes."""
 
     kind = "clock-offset"
 
 
 class OutcomeUnknown(NodeUnavailable):
-    """A write or deletion may have been done, or not, or may yet be; nobody who could tell answers.
+    """A write or deletion may have taken effect, or not, or may still do so. No node that could tell answers.
 
-    It has been tried again for `retry_s`, unless it is one of many, and was not done twice. Read what is there before
-    writing again: the object may be this one, an older one, or one that somebody else has put since.
+    Unless it is one of many, it has been retried for `retry_s`. It was not done twice. Read before you write again: the
+    object may be the one that you wrote, an older one, or one that someone else has put since.
     """
 
     kind = "outcome-unknown"
@@ -366,27 +366,27 @@ class OutcomeUnknown(NodeUnavailable):
 
 
 class Overloaded(LoaderError):
-    """The node asked to come back later, for as long as the client tried."""
+    """The node asked the client to retry later, for as long as the client tried."""
 
     kind = "overloaded"
     retryable = True
 
 
 class CopiesBusy(Overloaded):
-    """No room to unpack an archive until readers of others let go; it is worth trying again."""
+    """There is no room to unpack an archive until readers of other archives finish. It is worth retrying."""
 
     kind = "archive-copies-busy"
 
 
 class StaleMap(LoaderError):
-    """The request was planned with an older map of the cluster than the node's own: its names may be others' now."""
+    """The request was planned with an older cluster map than the node's. Its names may now belong to other nodes."""
 
     kind = "stale-map"
     retryable = True
 
 
 class WriteTooLate(LoaderError):
-    """A snapshot that this write should be in, or another write that it would have undone, came in between: write it
+    """A snapshot that should contain this write, or another write that it would have undone, came first. Write
     again."""
 
     kind = "write-too-late"
@@ -394,7 +394,7 @@ class WriteTooLate(LoaderError):
 
 
 class SilenceTimeout(LoaderError, TimeoutError):
-    """Nothing arrived for `timeout_s`. A write may have been done all the same."""
+    """Nothing arrived for `timeout_s`. A write may have taken effect nevertheless."""
 
     kind = "timeout"
     retryable = True
@@ -411,12 +411,12 @@ def _subclasses(cls: type[LoaderError]) -> list[type[LoaderError]]:
 
 
 def from_kind(kind: str, message: str) -> LoaderError:
-    """The error that a store or node means by `kind`; LoaderError itself for a kind of a later version."""
+    """Return the error that `kind` stands for, or LoaderError itself for a kind from a later version."""
     return BY_KIND.get(kind, LoaderError)(message)
 
 
 def from_node(kind: str, message: str) -> LoaderError:
-    """As `from_kind`, of a node: one that has closed its store is about to stop, and nobody has closed its client."""
+    """Like `from_kind`, for a node: if it has closed its store, it is about to stop, but the client is not closed."""
     return NodeUnavailable(message) if kind == Closed.kind else from_kind(kind, message)
 
 

@@ -1,12 +1,12 @@
-"""Multipart uploads: parts sent in any order, side by side, by any processes, and made one object at the end.
+"""Multipart uploads: any processes send parts, in any order and in parallel, which become one object at the end.
 
     upload = bucket.multipart("big.bin")
     upload.put_part(2, second)
     upload.put_part(1, first)
     upload.complete()
 
-An upload is a marker beside its parts. Whoever has its id goes on with it; one that nobody goes on with is found with
-`Bucket.uploads` and ended with `abort`. Completing may be done again after a crash, at whatever point that was.
+An upload is a marker next to its parts. Any process that has its id can continue it. To find an abandoned upload, use
+`Bucket.uploads`; to end it, use `abort`. After a crash at any point, completion can be repeated.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ class PartInfo:
     number: int
     size_bytes: int
     checksum: int
-    """CRC-32C."""
+    """The part's CRC-32C."""
     version: str
 
 
 @dataclass(frozen=True, slots=True)
 class UploadInfo:
-    """An upload that has been neither completed nor aborted, or what was left of one."""
+    """An upload that has been neither completed nor aborted, or the remainder of one."""
 
     id: str
     name: str
-    """Of the object to come; empty when only parts are left."""
+    """The name of the future object. Empty if only parts are left."""
     parts: int
     size_bytes: int
-    """Of all parts."""
+    """Total size of all parts."""
     modified_ns: int
-    """Wall clock of the newest of them."""
+    """The time of the latest change by the wall clock, in nanoseconds since the epoch."""
 
 
 class MultipartUpload:
-    """One object on its way, in parts. Thread-safe; nothing is held open."""
+    """The upload of one object in parts. It is thread-safe, and holds nothing open."""
 
     def __init__(
         self,
@@ -81,10 +81,11 @@ class MultipartUpload:
         return f"MultipartUpload({self.bucket!r}, {self.name!r}, upload_id={self.id!r})"
 
     def put_part(self, number: int, data: Content) -> PartInfo:
-        """Store part `number`, 1 to 10,000, replacing one of the same number; bytes as in `Bucket.put`.
+        """Store part `number`, from 1 to 10,000, or replace the part of the same number.
 
-        Raises InvalidRequest for another number, and for more than `part_bytes` bytes where that was given;
-        ObjectNotFound when the upload has been completed or aborted, and what `Bucket.put` raises.
+        `data` is what `Bucket.put` accepts. Raises InvalidRequest for any other number, and for more than `part_bytes`
+        bytes if that was given; ObjectNotFound if the upload has been completed or aborted; and the errors of
+        `Bucket.put`.
         """
         if not isinstance(number, int) or not 1 <= number <= MAX_PARTS:
             raise errors.InvalidRequest(f"part {number!r}: parts are numbered from 1 to {MAX_PARTS:,}")
@@ -108,20 +109,20 @@ class MultipartUpload:
         return errors.InvalidRequest(f"part {number} has {size_bytes:,} bytes; this upload's have {self.part_bytes:,}")
 
     def parts(self) -> list[PartInfo]:
-        """Those that are there, by their numbers."""
+        """List the stored parts, in the order of their numbers."""
         found = self._transport.objects(self.bucket, prefix=self._folder, page_size=_PAGE_SIZE)
         return [_part(info) for info in found if not info.name.endswith(_MARKER)]
 
     def complete(self, *, size_bytes: int | None = None, checksum: int | None = None) -> ObjectInfo:
-        """Make the object of its parts, in the order of their numbers, on the store; it replaces one of its name.
+        """Make the object from its parts, in the order of their numbers, on the store. It replaces one of that name.
 
         Args:
-            size_bytes, checksum: what the object must be found to have (CRC-32C); otherwise nothing is made.
+            size_bytes, checksum: The size and CRC-32C that the object must have. Otherwise no object is made.
 
-        The parts are gone afterwards. When this is interrupted, do it again.
-        Raises InvalidRequest unless the parts are those from 1 to the last without a gap, and all but the last have
-        `part_bytes` where that was given; ObjectNotFound when the upload has been completed or aborted;
-        ContentMismatch, CorruptObject, and what `Bucket.put` raises.
+        The parts are gone afterwards. If the call is interrupted, repeat it.
+        Raises InvalidRequest unless the parts are numbered from 1 without a gap, and all but the last have `part_bytes`
+        bytes if that was given; ObjectNotFound if the upload has been completed or aborted; ContentMismatch,
+        CorruptObject, and the errors of `Bucket.put`.
         """
         marker = self._marker()
         if _DONE in marker.metadata:
@@ -157,12 +158,12 @@ class MultipartUpload:
                 )
 
     def abort(self) -> None:
-        """Give the upload up: its parts go. No error when it is gone already."""
+        """Abort the upload, and delete its parts. There is no error if it is already gone."""
         remove(self._transport, self.bucket, self._folder + _MARKER)
         self._clean_up()
 
     def _clean_up(self) -> None:
-        """The marker goes last: until then the upload is known."""
+        """Delete the parts, and the marker last: until then the upload is known."""
         for part in self.parts():
             remove(self._transport, self.bucket, part_name(self.id, part.number))
         remove(self._transport, self.bucket, self._folder + _MARKER)
