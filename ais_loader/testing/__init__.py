@@ -1,6 +1,6 @@
-"""Test kit for what is built on ais_loader: throwaway stores, real nodes that can be killed, links that break.
+"""Test kit for software built on ais_loader: throwaway stores, real nodes that you can kill, links that break.
 
-Nothing here is imported by the rest of the package, and only `ais_loader.testing.fixtures` imports pytest.
+The rest of the package imports nothing from here, and only `ais_loader.testing.fixtures` imports pytest.
 """
 
 from __future__ import annotations

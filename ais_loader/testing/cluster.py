@@ -1,6 +1,6 @@
-"""Test cluster: several storage nodes, each a process of its own on this machine.
+"""Test cluster: several storage nodes, each in its own process on this machine.
 
-The map is handed to the nodes as it is; nobody watches over them.
+The nodes receive the map as it is. There is no supervisor.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _HELD = ("ais_loader_memory_held_bytes", "ais_loader_active_", "ais_loader_pendi
 
 
 class ClusterProcesses:
-    """`nodes` running nodes below `root`, one host each unless `hosts` names them; a context manager.
+    """A context manager for `nodes` running nodes under `root`, one per host unless `hosts` says otherwise.
 
     Args:
-        root: a folder for the nodes' drives.
-        nodes: how many.
-        hosts: failure domain of each node.
-        drives_per_node: folders of each node.
-        buckets: of the first map, with their number of copies.
-        environment: variables on top of this process's own.
-        arguments: further arguments of `ais-loader serve`; {address} in one is that of the node's machine.
-        machines: where the nodes run, one on each; without them, all on this one.
-        metrics: serve their numbers, for `holds` and `NodeProcess.numbers`.
+        root: A folder for the nodes' drives.
+        nodes: The number of nodes.
+        hosts: The host (failure domain) of each node.
+        drives_per_node: The number of drive folders of each node.
+        buckets: The buckets of the first map, with their numbers of copies.
+        environment: Environment variables in addition to this process's own.
+        arguments: Further arguments of `ais-loader serve`. {address} stands for the address of the node's machine.
+        machines: The machines to run the nodes on, one on each. By default, all run on this one.
+        metrics: Whether the nodes serve their metrics, for `holds` and `NodeProcess.numbers`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ClusterProcesses:
 
     @property
     def url(self) -> str:
-        """All endpoints."""
+        """The URL with all endpoints."""
         return "grpc://" + ",".join(node.url.removeprefix("grpc://") for node in self.nodes)
 
     def uuid_of(self, number: int) -> bytes:
@@ -104,20 +104,20 @@ class ClusterProcesses:
             return bytes(rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(), timeout=CALL_TIMEOUT_S).node_uuid)
 
     def teach(self, numbers: Sequence[int] | None = None) -> None:
-        """Hand `map` to all nodes, or to some. After a change of it, raise its version first."""
+        """Send `map` to all nodes, or to some. If you have changed it, increase its version first."""
         for number in range(len(self.nodes)) if numbers is None else numbers:
             with grpc.insecure_channel(self.nodes[number].peer_endpoint) as channel:
                 learn = rpc.ClusterStub(channel).Learn
                 learn(pb.LearnRequest(map=self.map), timeout=CALL_TIMEOUT_S, metadata=_OPERATOR)
 
     def start(self, numbers: Sequence[int] | None = None) -> None:
-        """Start these nodes, or all, that do not run: all at once, as machines do after a power cut."""
+        """Start those of these nodes, or of all, that are not running: all at once, like machines after a power cut."""
         down = [node for node in self._some(numbers) if not node.alive]
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(lambda node: node.restart(), down))
 
     def kill(self, numbers: Sequence[int] | None = None) -> None:
-        """End these nodes, or all, as `kill -9` does: all of them are dead before the first one is waited for."""
+        """Kill these nodes, or all, as with `kill -9`: all are killed before it waits for the first one."""
         nodes = self._some(numbers)
         for node in nodes:
             if node.alive:
@@ -129,7 +129,7 @@ class ClusterProcesses:
         return self.nodes if numbers is None else [self.nodes[number] for number in numbers]
 
     def holds(self) -> dict[str, float]:
-        """What nodes still hold of batches, by node and name; empty when that is nothing. Needs `metrics`."""
+        """Return what the nodes still hold for batches, by node and metric: empty if nothing. Needs `metrics`."""
         return {
             f"node {number}: {name}": value
             for number, node in enumerate(self.nodes)
@@ -139,7 +139,7 @@ class ClusterProcesses:
         }
 
     def close(self) -> None:
-        """Stop all nodes, at once. Raises TimeoutError, with all of them ended, when one does not stop."""
+        """Stop all nodes at once. Raises TimeoutError if one does not stop. All have ended by then."""
         try:
             with ThreadPoolExecutor(max(1, len(self.nodes))) as pool:
                 list(pool.map(NodeProcess.stop, self.nodes))

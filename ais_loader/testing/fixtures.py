@@ -1,6 +1,6 @@
 """Fixtures for pytest: `pytest_plugins = ["ais_loader.testing.fixtures"]`, or import those that you need.
 
-One node process serves a whole test session, so tests keep apart by buckets: each `bucket` has a name of its own.
+One node process serves an entire test session, so tests are separated by buckets: each `bucket` has its own name.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ TRANSPORTS = ("embedded", "grpc", "cluster")
 
 @pytest.fixture(scope="session")
 def promote_root() -> Iterator[Path]:
-    """The folder from which the shared nodes may promote files; tests make folders of their own in it."""
+    """The folder from which the shared nodes may promote files. Tests create their own folders in it."""
     with throwaway_folder() as folder:
         yield folder
 
 
 @pytest.fixture(scope="session")
 def node(promote_root: Path) -> Iterator[NodeProcess]:
-    """A node that all tests share: never pause or kill it."""
+    """A node that all tests share. Never pause or kill it."""
     arguments = ["--promote-root", str(promote_root)]
     with throwaway_folder() as folder, NodeProcess(folder / "drive", arguments=arguments) as running:
         yield running
@@ -39,7 +39,7 @@ def node(promote_root: Path) -> Iterator[NodeProcess]:
 
 @pytest.fixture(scope="session")
 def shared_cluster(promote_root: Path) -> Iterator[ClusterProcesses]:
-    """Three nodes that all tests share: never pause or kill one."""
+    """Three nodes that all tests share. Never pause or kill one."""
     arguments = ["--promote-root", str(promote_root)]
     with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=arguments) as running:
         yield running
@@ -47,7 +47,7 @@ def shared_cluster(promote_root: Path) -> Iterator[ClusterProcesses]:
 
 @pytest.fixture(scope="session")
 def embedded_path() -> Iterator[Path]:
-    """The folder of an embedded store that all tests share, made already. Opened by one client at a time."""
+    """The folder of an existing embedded store that all tests share. Open it with one client at a time."""
     with throwaway_folder() as folder:
         connect(folder / "store").close()
         yield folder / "store"
@@ -55,7 +55,7 @@ def embedded_path() -> Iterator[Path]:
 
 @pytest.fixture(params=TRANSPORTS)
 def url(request: pytest.FixtureRequest) -> str:
-    """Where a store is: every test that asks for it runs once per transport."""
+    """The URL of a store. Every test that uses this fixture runs once per transport."""
     if request.param == "grpc":
         found: NodeProcess = request.getfixturevalue("node")
         return found.url
@@ -68,7 +68,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def client(url: str) -> Iterator[Client]:
-    """A new client of `url`, closed at the end."""
+    """A new client for `url`, closed at the end."""
     with connect(url) as connected:
         yield connected
 
@@ -81,7 +81,7 @@ def bucket_name() -> str:
 
 @pytest.fixture
 def bucket(client: Client, bucket_name: str) -> Iterator[Bucket]:
-    """A new and empty bucket of `client`, deleted at the end if the client is still open."""
+    """A new, empty bucket of `client`, deleted at the end if the client is still open."""
     yield client.create_bucket(bucket_name)
     with contextlib.suppress(errors.Closed, errors.NotFound):
         client.delete_bucket(bucket_name, force=True)

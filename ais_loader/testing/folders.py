@@ -1,5 +1,6 @@
-"""Throwaway folders for stores: in memory where the machine has room for that, since a store syncs its drive at every
-start, and a busy disk is then what a test waits for.
+"""Throwaway folders for stores, in memory if the machine has room for that.
+
+A store syncs its drive at every start, so that tests would otherwise wait for a busy disk.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _ROOM_BYTES = 4 << 30
 
 @cache
 def _parent() -> str | None:
-    """A file system in memory that keeps extended attributes, as stores want them; None for the usual place."""
+    """Return a file system in memory that keeps extended attributes, as stores need them. None for the usual place."""
     try:
         with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
             os.setxattr(folder, "user.ais_loader", b"probe")
@@ -29,7 +30,10 @@ def _parent() -> str | None:
 
 @contextmanager
 def throwaway_folder() -> Iterator[Path]:
-    """A new folder, which vanishes with everything in it. Its name has the process: whoever ends one can clear up."""
+    """Create a folder that is removed at the end, with everything in it.
+
+    Its name contains the process id, so that you can clean up after you have killed a process.
+    """
     prefix = f"ais-loader-{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=_parent(), ignore_cleanup_errors=True) as folder:
         yield Path(folder)

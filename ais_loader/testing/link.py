@@ -1,8 +1,8 @@
-"""Faulty link, a TCP hop between a client and a node whose faults a test decides: silence, latency, low bandwidth,
+"""Faulty link: a TCP hop between a client and a node, whose faults a test controls: silence, latency, low bandwidth,
 cuts.
 
-The bytes pass unchanged and unread. One thread with an event loop serves all connections, so that a link in a process
-that forks leaves nothing behind in the child but an idle object.
+The link does not read or change the bytes. One thread with an event loop serves all connections, so that after a fork
+only an idle object remains in the child.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class FaultyLink:
-    """Listens on loopback at `url` and forwards to `target` (grpc://host:port). Thread-safe; a context manager."""
+    """A link that listens on loopback at `url` and forwards to `target` (grpc://host:port).
+
+    It is thread-safe, and a context manager.
+    """
 
     def __init__(self, target: str) -> None:
         self.lead_to(target)
         self.latency_s = 0.0
-        """Added to every byte's way, in both directions. May be set at any time."""
+        """The latency added in each direction. May be set at any time."""
         self.bytes_per_s: float | None = None
-        """Bandwidth of each connection in each direction; None: as fast as it goes. May be set at any time."""
+        """The bandwidth of each connection in each direction. None means unlimited. May be set at any time."""
         self.connections_made = 0
         self.bytes_to_client = self.bytes_to_node = 0
-        """Delivered so far, over all connections."""
+        """The bytes delivered so far, over all connections."""
         self._cut_at: int | None = None
         self._cut_every: int | None = None
         self._refusing = False
@@ -50,27 +53,27 @@ class FaultyLink:
 
     @property
     def url(self) -> str:
-        """What a client connects to instead of the node."""
+        """The URL that a client connects to instead of the node's."""
         return f"grpc://127.0.0.1:{self.port}"
 
     @property
     def connections(self) -> int:
-        """Open now."""
+        """The number of open connections."""
         return len(self._ways)
 
     def lead_to(self, target: str) -> None:
-        """Have new connections go to `target`: of a node that has to know its link before it has a port itself."""
+        """Forward new connections to `target`, for a node that must know its link before it has a port itself."""
         host, _, port = target.removeprefix("grpc://").rpartition(":")
         self._target = (host, int(port))
 
     # -- faults
 
     def cut(self) -> None:
-        """Reset every connection now. New ones are accepted."""
+        """Reset every connection now. New ones are still accepted."""
         self._command(self._cut)
 
     def cut_after(self, bytes_to_client: int) -> None:
-        """Reset every connection once that many more bytes have come from the node, wherever in a message that is."""
+        """Reset every connection once that many more bytes have come from the node, even in the middle of a message."""
 
         def plan() -> None:
             self._cut_at = self.bytes_to_client + bytes_to_client
@@ -78,7 +81,7 @@ class FaultyLink:
         self._command(plan)
 
     def cut_every(self, bytes_to_client: int | None) -> None:
-        """As `cut_after`, again and again; None ends it."""
+        """Like `cut_after`, but repeatedly. None ends this."""
 
         def plan() -> None:
             self._cut_every = bytes_to_client
@@ -87,15 +90,15 @@ class FaultyLink:
         self._command(plan)
 
     def stall(self) -> None:
-        """Hold everything back; connections stay open, new ones too."""
+        """Hold back all data. Connections stay open, and new ones are accepted."""
         self._command(self._flowing.clear)
 
     def flow(self) -> None:
-        """End a stall; what was held back arrives."""
+        """End a stall, and deliver the data that was held back."""
         self._command(self._flowing.set)
 
     def refuse(self) -> None:
-        """Reset every connection, and each new one at once."""
+        """Reset every connection, and each new one immediately."""
 
         def refuse() -> None:
             self._refusing = True
@@ -108,7 +111,7 @@ class FaultyLink:
         self._refusing = False
 
     def close(self) -> None:
-        """Cut all connections and stop listening; may be called again."""
+        """Cut all connections and stop listening. May be called again."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_CONTROL_TIMEOUT_S)
@@ -240,7 +243,7 @@ class _Connection:
         self._is_reset = False
 
     def add(self, writer: asyncio.StreamWriter) -> None:
-        """Raises ConnectionResetError where it was reset before it had come so far."""
+        """Add a socket. Raises ConnectionResetError if the connection was already reset."""
         self.writers.append(writer)
         if self._is_reset:
             raise ConnectionResetError("reset while it was being made")

@@ -1,8 +1,8 @@
-"""Network of simulated machines, made of this kernel's namespaces, whose cables and ways a test cuts.
+"""Network of simulated machines, made of this kernel's namespaces, whose cables and routes a test can cut.
 
-Needs Linux, root and the `ip` command; `Machines.possible` says whether all that is there. This process is on the
-switch as well. What is cut is silence, as of a dead switch: connections stay open, packets vanish, nobody is told. A
-process runs on a machine when it is started with that machine's `launcher`.
+This needs Linux, root and the `ip` command. `Machines.possible` says whether all of this is available. This process is
+on the switch as well. A cut is silent, as with a dead switch: connections stay open, packets vanish, and no one is
+notified. To run a process on a machine, start it with that machine's `launcher`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from types import TracebackType
 
 _COMMAND_TIMEOUT_S = 20.0
 _NOBODY = "02:00:00:00:00:01"
-"""An address of no network card here: what is sent to it reaches the switch, and nobody takes it."""
+"""An address that no network card here has. What is sent to it reaches the switch, and is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process runs. The default is this machine, for itself alone."""
+    """Where a process runs. The default is this machine, on loopback."""
 
     address: str = "127.0.0.1"
     launcher: tuple[str, ...] = ()
 
 
 class Machines:
-    """`count` machines, `places[0]` and so on; a context manager. Raises RuntimeError when `ip` refuses."""
+    """A context manager for `count` machines, `places[0]` and so on. Raises RuntimeError if `ip` fails."""
 
     def __init__(self, count: int) -> None:
         self._name = f"ais{os.getpid() % 10**7}"
@@ -55,7 +55,7 @@ class Machines:
     @staticmethod
     @functools.cache
     def possible() -> bool:
-        """Whether two machines can be made here, and reach each other."""
+        """Return whether machines can be created here that reach each other."""
         if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
             return False
         try:
@@ -70,14 +70,17 @@ class Machines:
         return self._here
 
     def limit(self, number: int, bytes_per_s: int) -> None:
-        """Let the machine send no more than so much, as a slow network card; it may receive as much as comes."""
+        """Limit what the machine sends, like a slow network card. What it receives is not limited."""
         rate = f"{bytes_per_s * 8}bit"
         at_once = str(max(64 << 10, bytes_per_s // 100))
         limited = ("qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", at_once, "latency", "100ms")
         _run("tc", "-n", self._namespace(number), *limited)
 
     def reach(self, one: int, other: int | None) -> bool:
-        """Whether a packet of `one` comes to `other` (None: to this process) and back: a refused connection does."""
+        """Return whether a packet from `one` reaches `other` and returns. None stands for this process.
+
+        A refused connection counts as reached.
+        """
         target = self._here if other is None else self.places[other].address
         probe = f"import socket; socket.create_connection(({target!r}, 9), 1)"
         done = subprocess.run(
@@ -91,27 +94,27 @@ class Machines:
     # -- faults
 
     def unplug(self, number: int) -> None:
-        """Pull the machine's cable."""
+        """Unplug the machine's cable."""
         _ip("link", "set", self._port(number), "down")
 
     def plug(self, number: int) -> None:
         _ip("link", "set", self._port(number), "up")
 
     def lose(self, sender: int | None, receiver: int | None) -> None:
-        """What `sender` sends to `receiver` vanishes; the way back is left alone. None stands for this process."""
+        """Drop what `sender` sends to `receiver`, but not the reverse. None stands for this process."""
         self._neighbour(sender, "replace", receiver, "lladdr", _NOBODY, "nud", "permanent")
 
     def carry(self, sender: int | None, receiver: int | None) -> None:
-        """End that."""
+        """Undo `lose`."""
         self._neighbour(sender, "del", receiver)
 
     def cut(self, one: int | None, other: int | None) -> None:
-        """Lose everything between two machines, in both directions."""
+        """Drop everything between two machines, in both directions."""
         self.lose(one, other)
         self.lose(other, one)
 
     def mend(self, one: int | None, other: int | None) -> None:
-        """End that."""
+        """Undo `cut`."""
         self.carry(one, other)
         self.carry(other, one)
 

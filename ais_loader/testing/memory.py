@@ -1,6 +1,6 @@
-"""Memory readings of a process, as the kernel counts it. Linux: read from /proc.
+"""Memory readings of a process, as the kernel counts them. They are read from /proc, so this needs Linux.
 
-RSS counts pages that are shared or mapped from files, too; compare two readings of one process, not one with a limit.
+RSS also counts pages that are shared or mapped from files. Compare two readings of one process, not one with a limit.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from pathlib import Path
 
 
 def rss_bytes(pid: int | None = None) -> int:
-    """Resident memory now; of this process without `pid`."""
+    """Return the current resident memory of process `pid`, by default this one."""
     return _status(pid, "VmRSS")
 
 
 def peak_rss_bytes(pid: int | None = None) -> int:
-    """The most resident memory since the process started, or since `reset_peak_rss`."""
+    """Return the peak of resident memory since the process started, or since `reset_peak_rss`."""
     return _status(pid, "VmHWM")
 
 
 def reset_peak_rss(pid: int | None = None) -> None:
-    """Let the peak start again from what is resident now."""
+    """Reset the peak to the current resident memory."""
     Path(f"/proc/{pid or os.getpid()}/clear_refs").write_text("5")
 
 

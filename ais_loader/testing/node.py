@@ -1,6 +1,6 @@
-"""Node process: a storage node of its own, started as an operator starts it, and treated worse.
+"""Node process: a real storage node, started as an operator starts it, but treated worse.
 
-A node that is killed and restarted keeps its port and its drives: clients find it again where it was.
+A node that is killed and restarted keeps its port and its drives, so that clients find it again.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ CALL_TIMEOUT_S = 20.0
 
 
 class NodeProcess:
-    """A running `ais-loader serve`. Starts at once; a context manager that stops it, whatever state it is in.
+    """A running `ais-loader serve`. It starts immediately. As a context manager, it stops the node in any state.
 
     Args:
-        drives: folders of the store; made if missing.
-        arguments: further arguments of `ais-loader serve`.
-        environment: variables on top of this process's own.
-        host: the address that it listens on.
-        launcher: words in front of its command, as of `ip netns exec`, which must leave it their process.
-        metrics: serve its numbers, for `numbers`.
+        drives: The folders of the store. Missing ones are created.
+        arguments: Further arguments of `ais-loader serve`.
+        environment: Environment variables in addition to this process's own.
+        host: The address to listen on.
+        launcher: Words to put before the command, such as those of `ip netns exec`. They must replace their own process
+            with the node.
+        metrics: Whether the node serves its metrics, for `numbers`.
 
-    Raises RuntimeError, with what the node said, when it ends instead of serving; TimeoutError when it does neither.
+    Raises RuntimeError, with the node's output, if the node exits instead of serving; TimeoutError if it does neither.
     """
 
     def __init__(
@@ -68,22 +69,22 @@ class NodeProcess:
 
     @property
     def url(self) -> str:
-        """The same for all lives of this node."""
+        """The node's URL, which stays the same over all restarts."""
         return f"grpc://{self._host}:{self.port}"
 
     @property
     def peer_endpoint(self) -> str:
-        """host:port for other nodes and operators; the same for all lives."""
+        """The host:port for other nodes and operators, which stays the same over all restarts."""
         return f"{self._host}:{self.peer_port}"
 
     @property
     def pid(self) -> int:
-        """Of its process. Raises RuntimeError when it is not running."""
+        """The id of its process. Raises RuntimeError if it is not running."""
         return self._running.pid
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs, be it frozen."""
+        """Whether its process is running, even if it is paused."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -93,7 +94,7 @@ class NodeProcess:
         return self._process
 
     def start(self) -> None:
-        """Run a node that is not running; on the port that it had before, if any. Returns when it serves."""
+        """Start the node after `kill` or `stop`, on its previous port. Returns when it serves."""
         if self._process is not None:
             raise RuntimeError("the node is running")
         command = [*self._launcher, sys.executable, "-m", "ais_loader.cli", "serve", "--json"]
@@ -120,7 +121,7 @@ class NodeProcess:
             raise
 
     def _announcement(self) -> bytes:
-        """The node's first line."""
+        """Return the node's first line of output."""
         stdout = self._running.stdout
         assert stdout is not None
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -137,19 +138,19 @@ class NodeProcess:
         return line
 
     def log(self) -> str:
-        """What the node has written to standard error, in all its lives."""
+        """Return what the node has written to standard error, over all restarts."""
         return os.pread(self._log.fileno(), 1 << 20, 0).decode(errors="replace")
 
     # -- what can happen to it
 
     def kill(self) -> None:
-        """End it as `kill -9` does. Returns when it is gone; harmless when it is."""
+        """Kill the node, as with `kill -9`. Returns when it is gone. Harmless if it already is."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """End it as an operator does: running calls finish. Returns the exit code; 0 when it was not running.
+        """Stop the node as an operator does: running calls finish. Returns the exit code, or 0 if it was not running.
 
-        Raises TimeoutError, after killing it, when it does not end.
+        Raises TimeoutError, after killing it, if it does not end.
         """
         return self._end(signal.SIGTERM)
 
@@ -170,41 +171,41 @@ class NodeProcess:
                 process.stdout.close()
 
     def pause(self) -> None:
-        """Freeze it: connections stay open, and nothing comes."""
+        """Freeze the node: connections stay open, but nothing is sent."""
         self._running.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on after `pause`."""
+        """Continue after `pause`."""
         self._running.send_signal(signal.SIGCONT)
 
     def restart(self) -> None:
-        """Kill it, if it runs, and start it again on the same port."""
+        """Kill the node, if it is running, and start it again on the same port."""
         self.kill()
         self.start()
 
     # -- what it costs
 
     def rss_bytes(self) -> int:
-        """Its resident memory now."""
+        """Return its current resident memory."""
         return rss_bytes(self.pid)
 
     def peak_rss_bytes(self) -> int:
-        """The most that it has been, since its start or `reset_peak_rss`."""
+        """Return the peak of its resident memory since its start or `reset_peak_rss`."""
         return peak_rss_bytes(self.pid)
 
     def reset_peak_rss(self) -> None:
-        """Have `peak_rss_bytes` begin anew."""
+        """Reset `peak_rss_bytes`."""
         reset_peak_rss(self.pid)
 
     def numbers(self) -> dict[str, float]:
-        """What it counts, by name and labels as Prometheus writes them; only with `metrics`. Raises OSError."""
+        """Return its metrics, by name and labels as Prometheus writes them. Needs `metrics`. Raises OSError."""
         with urllib.request.urlopen(self._metrics_url, timeout=CALL_TIMEOUT_S) as answer:
             lines = answer.read().decode().splitlines()
         samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}
 
     def close(self) -> None:
-        """Stop it, and forget its log."""
+        """Stop the node, and discard its log."""
         try:
             self.stop()
         finally:

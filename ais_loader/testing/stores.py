@@ -1,4 +1,4 @@
-"""Throwaway stores for the length of one test or one experiment, and bytes to fill them with."""
+"""Throwaway stores for the duration of one test or experiment, and bytes to fill them with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ais_loader.testing.node import NodeProcess
 
 
 def seeded_bytes(size_bytes: int, seed: int = 0) -> bytes:
-    """Incompressible bytes, the same in every run."""
+    """Return incompressible bytes that are the same in every run."""
     return np.random.Generator(np.random.PCG64(seed)).bytes(size_bytes)
 
 
@@ -22,8 +22,10 @@ _kept_bytes = cache(seeded_bytes)
 
 
 class SeededObjects(Mapping[str, bytes]):
-    """Objects of `seeded_bytes` by name, from their sizes and seeds. Each is made when it is first asked for, and kept:
-    a module of tests that is only collected costs neither time nor memory."""
+    """Objects of `seeded_bytes` by name, from their sizes and seeds.
+
+    Each is created on first access and kept, so that a test module that is only collected costs no time or memory.
+    """
 
     def __init__(self, size_and_seed: Mapping[str, tuple[int, int]]) -> None:
         self._size_and_seed = dict(size_and_seed)
@@ -46,7 +48,10 @@ class SeededObjects(Mapping[str, bytes]):
 
 @contextmanager
 def throwaway_store(objects: Mapping[str, bytes] | None = None, *, bucket: str = "data") -> Iterator[Client]:
-    """A client of an embedded store that vanishes at the end; with `objects`, by name, in `bucket`."""
+    """Yield a client for an embedded store that is removed at the end.
+
+    With `objects`, a mapping from names to bytes, they are put into `bucket`.
+    """
     with throwaway_folder() as folder, connect(folder / "store") as client:
         _fill(client, bucket, objects)
         yield client
@@ -54,7 +59,10 @@ def throwaway_store(objects: Mapping[str, bytes] | None = None, *, bucket: str =
 
 @contextmanager
 def throwaway_node(objects: Mapping[str, bytes] | None = None, *, bucket: str = "data") -> Iterator[NodeProcess]:
-    """A node process whose store vanishes at the end; with `objects`, by name, in `bucket`."""
+    """Yield a node process whose store is removed at the end.
+
+    With `objects`, a mapping from names to bytes, they are put into `bucket`.
+    """
     with throwaway_folder() as folder, NodeProcess(folder / "store") as node:
         with connect(node.url) as client:
             _fill(client, bucket, objects)

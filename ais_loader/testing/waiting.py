@@ -1,4 +1,4 @@
-"""Condition waits with a deadline, for what another thread or process does."""
+"""Waiting for a condition with a deadline, for effects of another thread or process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 def eventually(condition: Callable[[], T], timeout_s: float = 10.0, *, interval_s: float = 0.01) -> T:
-    """The first true value of `condition()`, which is asked again every `interval_s`.
+    """Call `condition()` every `interval_s` until it returns a true value, and return that value.
 
-    Raises AssertionError, with the last value in its message, when there is none within `timeout_s`.
+    Raises AssertionError, with the last value in its message, if there is none within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while True:
