@@ -1,1 +1,1 @@
-"""Integrations with other libraries, a folder each; importing ais_loader imports none of them."""
+"""Integrations with other libraries, one folder each. Importing ais_loader imports none of them."""

@@ -1,7 +1,7 @@
-"""Lhotse over `ais://`: what its recipes, samplers and manifests read comes from a store.
+"""Lhotse over `ais://`: its recipes, samplers and manifests read from a store.
 
-`install()` has Lhotse, and NeMo on top of it, read through it everywhere; `python -m ais_loader.integrations.lhotse
-TRAIN.py …` does that for a script as it is.
+After `install()`, Lhotse, and NeMo on top of it, read through this integration everywhere. To do so for an unmodified
+script, run `python -m ais_loader.integrations.lhotse TRAIN.py …`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`python -m ais_loader.integrations.lhotse TRAIN.py …`: a training script as it is, with Lhotse and NeMo over a store.
+"""`python -m ais_loader.integrations.lhotse TRAIN.py …` runs an unmodified training script, with Lhotse and NeMo over
+a store.
 
-`-m MODULE …` runs a module in its place, as Python does. The store is what AIS_LOADER_URL names. `torchrun -m
-ais_loader.integrations.lhotse TRAIN.py …` does it in each of its processes.
+`-m MODULE …` runs a module instead, as in Python. AIS_LOADER_URL names the store. `torchrun -m
+ais_loader.integrations.lhotse TRAIN.py …` does the same in each of its processes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ USAGE = "usage: python -m ais_loader.integrations.lhotse TRAIN.py [ARGUMENT ...]
 
 
 def main() -> None:
-    """Ends as the script does."""
+    """Run the script, and end as it does."""
     arguments = sys.argv[1:]
     as_module = arguments[:1] == ["-m"]
     if as_module:

@@ -1,4 +1,4 @@
-"""Batch loader: the data of a set of cuts by one GetBatch, in the place of Lhotse's own AISBatchLoader."""
+"""Batch loader: fetches the data of a set of cuts with one GetBatch, in place of Lhotse's own AISBatchLoader."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ from .shar_pointers import SharPointer, SharPointerError
 
 logger = logging.getLogger(__name__)
 MAX_LAYOUTS = 100_000
-"""Of the recordings and arrays whose headers were read last, they are known."""
+"""The number of recordings and arrays whose layouts are kept, those read last."""
 Answers = dict[Entry, "bytes | LoaderError"]
 _UNREACHABLE = (errors.NodeUnavailable, errors.SilenceTimeout, errors.Overloaded)
-"""What fails a whole request: the fate of each of its entries."""
+"""Errors that fail an entire request, and therefore each of its entries."""
 
 
 class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not type-checked here
-    """`loader(cuts)`: the same cuts with their remote data in memory, by one GetBatch.
+    """Loads cuts with one GetBatch: `loader(cuts)` returns the same cuts with their remote data in memory.
 
-    Fetched is what `ais://` URLs of the cuts name: all sources of recordings, in all tracks of mixed cuts, features,
-    arrays and images, custom fields among them; an entry that several of them name once. Of a large PCM WAV file and of
-    a large `.npy`, in a tar too, it is the cut's part of it, which takes another request for the header, once. What is
-    elsewhere stays as it is, and so do the cuts that were passed: data goes into shallow copies.
+    It fetches everything that `ais://` URLs of the cuts name: all sources of recordings, in all tracks of mixed cuts,
+    features, arrays and images, including custom fields. An entry that several of them name is fetched once. Of a large
+    PCM WAV file or a large `.npy`, also within a tar, it fetches only the part that the cut covers. This takes one more
+    request for the header, only once. Data that is elsewhere is left alone. So are the cuts that you pass: the data is
+    put into shallow copies.
 
-    Without arguments an entry that fails does not raise here: the cut keeps a source whose loading raises
-    AudioLoadingError with the URL, the status and the reason, so that a fault-tolerant caller drops that cut, and any
-    other one raises. A set of which no cut is whole raises at once.
+    By default, an entry that fails does not raise here. Instead, its cut gets a source whose loading raises
+    AudioLoadingError with the URL, the status and the reason. A fault-tolerant caller therefore drops that cut, and any
+    other caller raises. If no cut of the set is complete, the call raises immediately.
 
-    Nothing is opened before the first remote entry. Pickles without its connection; safe in workers of every kind.
+    Nothing is opened before the first remote entry. The loader pickles without its connection, and is safe in workers
+    of every kind.
     """
 
     store = StoreReference()
-    """Of loaders that are made without one; `install` says which."""
+    """The store of loaders that are created without one. `install` sets it."""
 
     def __init__(
         self,
@@ -57,12 +59,13 @@ class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not 
     ) -> None:
         """
         Args:
-            force_individual: a request for each entry instead of one for all.
-            skip_failed_fetches: leave out the cuts of which something failed, with a warning.
-            store: its URL; None: the one that `install` was given, or else what AIS_LOADER_URL says at each call.
-            strict: raise one AISBatchLoaderError that names all entries which failed.
-            windows: False fetches recordings and arrays whole, for those who read more of them than their cuts.
-            timeout_s: longest silence of the store.
+            force_individual: Whether to send one request per entry instead of one for all.
+            skip_failed_fetches: Whether to leave out cuts of which something failed, with a warning.
+            store: The store's URL. None means the one passed to `install`, or else the value of AIS_LOADER_URL at each
+                call.
+            strict: Whether to raise one AISBatchLoaderError that names all failed entries.
+            windows: False fetches recordings and arrays whole, for callers that read more of them than their cuts.
+            timeout_s: The longest time to wait for the store's next data.
         """
         self.force_individual = force_individual
         self.skip_failed_fetches = skip_failed_fetches
@@ -77,13 +80,14 @@ class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not 
 
     @property
     def client(self) -> Client:
-        """Of the store, shared with all that reads it in this process. Raises what `ais_loader.connect` raises."""
+        """The store's client, shared by its readers in this process. Raises the errors of `ais_loader.connect`."""
         return self._store.reader()
 
     def __call__(self, cuts: Iterable[Any]) -> Any:
-        """The cuts, in order, with their data; a CutSet for a CutSet, otherwise a list.
+        """Return the cuts, in order, with their data: a CutSet for a CutSet, otherwise a list.
 
-        Raises ValueError for a lazy set; AISBatchLoaderError, see the class; InvalidRequest where no store is named.
+        Raises ValueError for a lazy set; AISBatchLoaderError, as the class describes; InvalidRequest if no store is
+        named.
         """
         if getattr(cuts, "is_lazy", False) or isinstance(cuts, Iterator):
             raise ValueError(
@@ -97,9 +101,9 @@ class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not 
         return CutSet.from_cuts(done) if isinstance(cuts, CutSet) else done
 
     def begin(self, cuts: Iterable[Any]) -> PendingCuts:
-        """Ask for the data of these cuts, and let it come while others are asked for. Raises as a call does.
+        """Request the data of these cuts, and return while it is still arriving. Raises the errors of a call.
 
-        Only the headers that windows take are waited for, where they are not known yet.
+        This waits only for headers that are needed for windows and are not yet known.
         """
         listed = list(cuts)
         needs = needs_of(listed, windows=self._windows)
@@ -116,7 +120,7 @@ class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not 
     def _judge(
         self, cuts: Sequence[Any], needs: Sequence[Need], fetched: Sequence[Fetched], bad: Mapping[int, str]
     ) -> None:
-        """Raises AISBatchLoaderError if it is to be raised here."""
+        """Raise AISBatchLoaderError if the failures require it. Otherwise, log a warning."""
         reasons = list(dict.fromkeys(one.why for one in fetched if one.data is None))
         if self.strict or len(bad) == len(cuts):
             all_of_them = "no cut of the batch is whole: " if len(bad) == len(cuts) else ""
@@ -135,8 +139,11 @@ class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not 
     # -- I/O
 
     def _again(self, needs: Sequence[Need], asked: Sequence[Entry], answers: Answers) -> dict[int, Entry]:
-        """By position: the whole of what has been replaced since its header was read, or is shorter than that says; and
-        members by their names which are not where a pointer says."""
+        """Return the entries to request again, by position.
+
+        These are whole objects or members that were replaced since their header was read, or are shorter than it says;
+        and members, by name, that are not where a pointer says.
+        """
         again: dict[int, Entry] = {}
         for at, (need, entry) in enumerate(zip(needs, asked, strict=True)):
             answer = answers[entry]
@@ -148,7 +155,7 @@ class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not 
         return again
 
     def _learn_layouts(self, client: Client, needs: Sequence[Need]) -> None:
-        """Read the headers of what is not known yet, where a window will do: in the version that it has now."""
+        """Read unknown headers, in their current versions, of recordings and arrays of which a window suffices."""
         unknown = list(
             dict.fromkeys(
                 need.entry
@@ -183,10 +190,10 @@ class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not 
 
 
 class Answering:
-    """Entries that have been asked for, those that differ, and what they are."""
+    """The distinct entries of a request, and their answers."""
 
     def __init__(self, loader: AISBatchLoader, client: Client, entries: Sequence[Entry]) -> None:
-        """One request for all, at once; with `force_individual` one for each, when the last one has come."""
+        """Send one request for all, immediately. With `force_individual`, send one for each, one after another."""
         self._client, self._timeout_s = client, loader._timeout_s
         self._distinct = list(dict.fromkeys(entries))
         self._individually = loader.force_individual
@@ -199,7 +206,7 @@ class Answering:
             return error
 
     def answers(self) -> Answers:
-        """By entry; an error in the place of what failed."""
+        """Return the answers by entry, with an error in place of each one that failed."""
         found: Answers = {}
         for some in [[entry] for entry in self._distinct] if self._individually else [self._distinct]:
             batch = self._asked(some) if self._batch is None else self._batch
@@ -215,13 +222,13 @@ class Answering:
         return found
 
     def close(self) -> None:
-        """Give up what has not come."""
+        """Abandon data that has not arrived."""
         if isinstance(self._batch, Batch):
             self._batch.close()
 
 
 class PendingCuts:
-    """Cuts whose data is on its way. Belongs to one thread at a time, which need not be the one that began it."""
+    """Cuts whose data is in flight. Use it in one thread at a time, which need not be the one that created it."""
 
     def __init__(
         self,
@@ -240,7 +247,7 @@ class PendingCuts:
         self._answering = answering
 
     def finish(self) -> list[Any]:
-        """Copies of the cuts with their data, in order; to be called once. Raises AISBatchLoaderError."""
+        """Return copies of the cuts with their data, in order. Call this once. Raises AISBatchLoaderError."""
         if self._answering is None:
             return self._cuts
         fetched = self._fetched(self._answering)
@@ -253,7 +260,7 @@ class PendingCuts:
         return [cut for at, cut in enumerate(done) if at not in bad] if loader.skip_failed_fetches else done
 
     def _fetched(self, answering: Answering) -> list[Fetched]:
-        """One for each need."""
+        """Return one result for each need."""
         answers = answering.answers()
         again = self._loader._again(self.needs, self._asked, answers)
         if again:
@@ -264,13 +271,13 @@ class PendingCuts:
         ]
 
     def close(self) -> None:
-        """Give up what has not come."""
+        """Abandon data that has not arrived."""
         if self._answering is not None:
             self._answering.close()
 
 
 def _is_elsewhere(pointer: SharPointer, answer: bytes | LoaderError) -> bool:
-    """Whether another member lies there, and the one that is meant may be found by its name."""
+    """Return whether another member is there, but the intended one may be found by its name."""
     if pointer.name is None or pointer.strict or isinstance(answer, LoaderError):
         return pointer.name is not None and not pointer.strict and isinstance(answer, errors.RangeError)
     try:
@@ -294,7 +301,7 @@ def _judged(need: Need, entry: Entry, answers: Answers, layouts: Mapping[Entry, 
 
 
 def _status(error: LoaderError) -> Status:
-    """The status that an entry with this error has."""
+    """Return the status of an entry with this error."""
     for status, kind in (
         (Status.MEMBER_NOT_FOUND, errors.MemberNotFound),
         (Status.NOT_FOUND, errors.NotFound),

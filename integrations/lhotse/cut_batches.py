@@ -1,12 +1,12 @@
-"""Cut batches: what a Lhotse sampler draws, fetched and decoded by threads of the trainer's process, batches ahead.
+"""Cut batches: threads of the trainer's process fetch and decode what a Lhotse sampler draws, several batches ahead.
 
-Without worker processes nothing is copied between processes, one connection serves all, and the sampler is where the
-trainer is, so that its state is exact: a batch counts when it is handed out, not when it is drawn.
+Without worker processes, nothing is copied between processes, one connection serves all batches, and the sampler is in
+the trainer's process. Its state is therefore exact: a batch counts when it is delivered, not when it is drawn.
 
-    sampler  ->  begin (one GetBatch, under way)  ->  finish, dataset[cuts] (threads)  ->  trainer, in order
+    sampler  ->  begin (one GetBatch, in flight)  ->  finish, dataset[cuts] (threads)  ->  trainer, in order
 
-One thread draws and asks, `threads` of them take what comes and decode it. All that is drawn and not handed out yet is
-at most `in_flight` batches. What fails, in whatever thread, is raised in its place among the batches.
+One thread draws and requests batches, and `threads` threads receive and decode them. At most `in_flight` batches are
+drawn and not yet delivered. A failure in any thread is raised in its place among the batches.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from .batch_loader import PendingCuts
 
 _IDS_NAMED = 3
-"""Of a batch that failed."""
+"""How many cut ids the error of a failed batch names."""
 
 
 class CutBatches:
-    """Iterable of batches, one epoch of the sampler each time; `set_epoch` as for the sampler.
+    """An iterable of batches. Each iteration is one epoch of the sampler. Use `set_epoch` as for the sampler.
 
-    Yields what `dataset[cuts]` makes of the cuts with their data in memory, or without a dataset these cuts: a CutSet,
-    or a tuple of them where the sampler draws several.
+    It yields `dataset[cuts]`, where the cuts have their data in memory. Without a dataset, it yields these cuts: a
+    CutSet, or a tuple of them if the sampler draws several.
 
-    An iteration ends with its threads: when it is exhausted, broken off, closed, or raises. A new one ends the last.
-    Belongs to one thread at a time.
+    An iteration ends, with its threads, when it is exhausted, abandoned or closed, or raises. A new iteration ends the
+    previous one. Use this object in one thread at a time.
     """
 
     def __init__(
@@ -59,13 +59,14 @@ class CutBatches:
     ) -> None:
         """
         Args:
-            sampler: any sampler of Lhotse; it is used by a thread of ours while an iteration lasts.
-            dataset: one of Lhotse's map-style datasets, or any object with `__getitem__(CutSet)`; it is called by
-                several threads at once. What it draws at random is the same in each run only with `threads=1`.
-            in_flight: most batches that are drawn and not handed out: asked for, being decoded, or ready.
-            threads: that decode.
-            store, strict, windows, timeout_s: as for AISBatchLoader. Without `strict` a cut that could not be fetched
-                raises when it is loaded, or is left out by a fault-tolerant dataset.
+            sampler: Any sampler of Lhotse. A background thread uses it during an iteration.
+            dataset: One of Lhotse's map-style datasets, or any object with `__getitem__(CutSet)`. Several threads call
+                it at the same time. Its random choices are the same in each run only with `threads=1`.
+            in_flight: The maximum number of batches that are drawn and not delivered: requested, being decoded, or
+                ready.
+            threads: The number of decoding threads.
+            store, strict, windows, timeout_s: See AISBatchLoader. Without `strict`, a cut that could not be fetched
+                raises when it is loaded, or a fault-tolerant dataset leaves it out.
 
         Raises InvalidRequest.
         """
@@ -79,9 +80,9 @@ class CutBatches:
         self._threads = threads
         self._run: _Run | None = None
         self._place: Place | None = None
-        """After the batch handed out last; None where the sampler is there too."""
+        """The place after the batch delivered last. None if the sampler is at the same place."""
         self._restored: tuple[dict[str, Any], int | None] | None = None
-        """A state that no iteration has begun from yet, and the epoch that it has set."""
+        """A state from which no iteration has started yet, and the epoch that it set."""
 
     def __iter__(self) -> Iterator[Any]:
         return self._hand_out()
@@ -111,18 +112,18 @@ class CutBatches:
 
     @property
     def epoch(self) -> int | None:
-        """The sampler's."""
+        """The sampler's epoch."""
         return epoch_of(self.sampler)
 
     def set_epoch(self, epoch: int) -> None:
-        """Of the sampler. Another than the one that a loaded state was in begins from its beginning."""
+        """Set the sampler's epoch. If it is not the epoch of a loaded state, it starts at its beginning."""
         self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's state after the batch that was handed out last, whatever has been drawn since.
+        """Return the sampler's state after the batch delivered last, regardless of what has been drawn since.
 
-        Where the sampler cannot say, or it would take too long after each batch, it is an earlier state, or the
-        beginning of the epoch, and how many batches were handed out after it.
+        If the sampler cannot provide its state, or it would take too long after each batch, this is an earlier state or
+        the beginning of the epoch, with the number of batches delivered since.
         """
         restored = self._not_yet_resumed()
         if restored is not None:
@@ -133,10 +134,11 @@ class CutBatches:
         return beginning(self.sampler) if state is None else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on after the batch that was handed out last before `state` was taken.
+        """Let the next iteration continue after the batch that was delivered last before `state` was saved.
 
-        Fetches nothing: what has to be drawn again is drawn by its metadata alone, then or here. A state that the
-        sampler itself saved will do too. Raises InvalidRequest, and what the sampler's own raises, for another one's.
+        This fetches nothing: batches that must be drawn again, now or then, are drawn from metadata alone. You can also
+        load a state that the sampler itself saved. For a state of another sampler, this raises InvalidRequest, and the
+        errors of the sampler's own `load_state_dict`.
         """
         self.close()
         restore(self.sampler, state)
@@ -144,9 +146,9 @@ class CutBatches:
         self._restored = dict(state), epoch_of(self.sampler)
 
     def close(self) -> None:
-        """End the iteration under way, if any, with its threads; it has no more batches. May be called again.
+        """End the running iteration, if any, with its threads. It yields no more batches. May be called again.
 
-        Waits for what they are doing: one draw, one decode each, or at most `timeout_s` for a silent store.
+        This waits for what the threads are doing: one draw, one decode each, or at most `timeout_s` for a silent store.
         """
         if self._run is not None:
             self._run.close()
@@ -160,14 +162,14 @@ class CutBatches:
 
 
 class _Run:
-    """One iteration: the thread that draws, those that decode, and what is between them."""
+    """One iteration: the drawing thread, the decoding threads, and the queue between them."""
 
     def __init__(self, batches: CutBatches, drawn: Iterator[Any], places: Places, restored: Mapping[str, Any]) -> None:
         self._loader, self._dataset = batches._loader, batches.dataset
         self._drawn, self._places, self._restored = drawn, places, restored
         self._free = threading.Semaphore(batches._in_flight)
         self._coming: SimpleQueue[tuple[_Batch, Future[Any]] | BaseException | None] = SimpleQueue()
-        """In order; an error or None is the last one."""
+        """The batches, in order. An error or None is the last element."""
         self._closed = False
         self.exhausted = False
         self._decoders = ThreadPoolExecutor(batches._threads, "ais-loader-decode")
@@ -175,7 +177,7 @@ class _Run:
         self._drawer.start()
 
     def take(self) -> tuple[Any, Place] | None:
-        """The next batch, and the place after it; None at the end. Raises what happened in its place."""
+        """Return the next batch and the place after it, or None at the end. Raises an error in its place."""
         if self._closed:
             return None
         coming = self._coming.get()
@@ -219,23 +221,23 @@ class _Run:
 
 
 class _Batch:
-    """One batch on its way."""
+    """One batch in flight."""
 
     def __init__(self, number: int, cuts: Any, place: Place) -> None:
-        """`number`: in its iteration."""
+        """`number`: The batch's number in its iteration."""
         self.place = place
         self._number = number
         self._cuts = cuts
         self._pending: PendingCuts | None = None
 
     def begin(self, loader: AISBatchLoader) -> None:
-        """Ask for it."""
+        """Request the data."""
         sets = self._cuts if isinstance(self._cuts, tuple) else (self._cuts,)
         with self._named():
             self._pending = loader.begin([cut for one in sets for cut in one])
 
     def finish(self, dataset: Any) -> Any:
-        """Take what comes, and decode it."""
+        """Receive the data, and decode it."""
         assert self._pending is not None
         with self._named():
             cuts = self._like_drawn(self._pending.finish())
@@ -250,7 +252,7 @@ class _Batch:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """What is raised here says of which batch it is."""
+        """Add to any error in this block which batch it is about."""
         try:
             yield
         except Exception as error:
@@ -261,7 +263,7 @@ class _Batch:
             raise
 
     def close(self) -> None:
-        """Give up what is on its way."""
+        """Abandon data that is in flight."""
         if self._pending is not None:
             self._pending.close()
 

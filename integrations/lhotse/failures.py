@@ -1,5 +1,7 @@
-"""Failures of fetching, as Lhotse's callers expect them: each takes one string, since Lhotse raises `type(error)(text)`
-anew."""
+"""Fetch failures, as Lhotse's callers expect them.
+
+Each error takes one string, because Lhotse re-raises errors as `type(error)(text)`.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,31 @@ from ais_loader import Status, errors
 
 
 class FetchFailed(AudioLoadingError):  # type: ignore[misc]  # Lhotse is not type-checked here
-    """One entry of a batch is not there, or could not be read. A kind of Lhotse's AudioLoadingError, so that whatever
-    tolerates a broken recording drops this cut."""
+    """One entry of a batch does not exist, or could not be read.
+
+    It is a subclass of Lhotse's AudioLoadingError, so that code that tolerates a broken recording drops this cut.
+    """
 
 
 class AISBatchLoaderError(LhotseLoaderError, AudioLoadingError):  # type: ignore[misc]
-    """A set of cuts cannot be loaded: with `strict` because of any entry, and otherwise because nothing is left of it,
-    or because a manifest is remote and of a kind that cannot be fetched."""
+    """A set of cuts cannot be loaded.
+
+    With `strict`, the cause may be any entry. Otherwise, no cut is left, or a manifest is remote and of a kind that
+    cannot be fetched.
+    """
 
 
 def reason(url: str, status: Status, error: errors.LoaderError | None) -> str:
-    """One line on one entry: where, how it went, and why."""
+    """Return one line about an entry: its URL, its status, and the reason."""
     return f"{url}: {status.name}: {error or 'it is empty'}"
 
 
 @dataclass
 class FailedSource(AudioSource):  # type: ignore[misc]
-    """A source that was not fetched: `source` is b"", so that a tolerant caller sees data in memory, and loading it
-    raises why."""
+    """A source that was not fetched.
+
+    `source` is b"", so that a tolerant caller sees data in memory. Loading it raises the reason.
+    """
 
     why: str = ""
 
@@ -47,7 +56,7 @@ class FailedSource(AudioSource):  # type: ignore[misc]
 
 @register_array_reader
 class FailedArrayReader(FeaturesReader):  # type: ignore[misc]
-    """Of features and arrays that were not fetched: their key is why."""
+    """The reader of features and arrays that were not fetched. Their key is the reason."""
 
     name = "memory_failed"
 
@@ -60,7 +69,7 @@ class FailedArrayReader(FeaturesReader):  # type: ignore[misc]
 
 @register_image_reader
 class FailedImageReader(ImageReader):  # type: ignore[misc]
-    """Of images that were not fetched."""
+    """The reader of images that were not fetched."""
 
     name = FailedArrayReader.name
 

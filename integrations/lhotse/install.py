@@ -1,8 +1,8 @@
-"""Installation: Lhotse, and NeMo on top of it, find ours wherever they look for AIStore's.
+"""Installation: Lhotse, and NeMo on top of it, use this integration wherever they would use AIStore's.
 
-Lhotse's classes look `AISBatchLoader` and `AISRangeReader` up when they need one, so that putting ours there is enough;
-paths are opened by an IO backend before its own. Processes that this one spawns, by itself or through a fork server,
-are told in what multiprocessing sends them first.
+Lhotse's classes look up `AISBatchLoader` and `AISRangeReader` when they need one, so replacing them is enough. Paths
+are opened by an IO backend that precedes Lhotse's own. Processes that this one spawns, directly or through a fork
+server, receive the installation in the first data that multiprocessing sends them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from .range_reader import install_range_reader
 
 
 def install(store: str | os.PathLike[str] | None = None) -> None:
-    """Have Lhotse and NeMo read `ais://` from a store, in this process and those that it will start.
+    """Let Lhotse and NeMo read `ais://` from a store, in this process and those that it starts later.
 
-    It takes the place of `lhotse.ais.AISBatchLoader`, which `AudioSamples(use_batch_loader=True)` and, with
-    USE_AIS_GET_BATCH=true, NeMo's datasets use, of Lhotse 2's `AISRangeReader`, and opens `ais://` URLs wherever Lhotse
-    opens a path. Objects that were made before keep what they have. Opens nothing; may be called again.
+    This replaces `lhotse.ais.AISBatchLoader`, which `AudioSamples(use_batch_loader=True)` and, with
+    USE_AIS_GET_BATCH=true, NeMo's datasets use. It also replaces Lhotse 2's `AISRangeReader`, and opens `ais://` URLs
+    wherever Lhotse opens a path. Objects that were created before are not affected. The call opens nothing, and may be
+    repeated.
 
     Args:
-        store: its URL; None: what AIS_LOADER_URL says at each use.
+        store: The store's URL. None means the value of AIS_LOADER_URL at each use.
     """
     AISBatchLoader.store = StoreReference(store)
     for name in ("lhotse.ais", "lhotse.ais.batch_loader"):
@@ -43,7 +44,7 @@ def install(store: str | os.PathLike[str] | None = None) -> None:
 
 
 class _Preparation:
-    """What a spawned process is sent first, and with it our installation."""
+    """The data that a spawned process receives first, with the installation added."""
 
     def __init__(self, of_others: Callable[[str], dict[str, Any]], store: str | None) -> None:
         self.of_others = of_others
@@ -54,7 +55,7 @@ class _Preparation:
 
 
 class _Installed:
-    """Unpickled, it installs."""
+    """Installs when it is unpickled."""
 
     def __init__(self, store: str | None) -> None:
         self._store = store

@@ -1,11 +1,12 @@
-"""IO backend of Lhotse for `ais://`: manifests, shards, features and audio are read from objects and members of
-archives, and written as whole objects, wherever Lhotse opens a path.
+"""IO backend of Lhotse for `ais://`. Wherever Lhotse opens a path, manifests, shards, features and audio are read from
+objects and archive members, and written as whole objects.
 
-`ais://bucket/name` is an object, `ais://bucket/shard.tar/member` a member of one; what ends in `.gz` is unpacked and
-packed on the way. Both kinds of files seek. An object is stored when its file is closed, whole or not at all: nothing
-is stored when the `with` block of the file is left by an exception, or the file is dropped without being closed.
+`ais://bucket/name` is an object, and `ais://bucket/shard.tar/member` a member of one. Names that end in `.gz` are
+decompressed and compressed on the fly. Files of both kinds are seekable. An object is stored when its file is closed,
+as a whole or not at all: nothing is stored if an exception leaves the file's `with` block, or if the file is dropped
+without being closed.
 
-Installed, it stands before Lhotse's own backends, one of which takes every path with `.tar/` in it for a local one.
+Once installed, this backend precedes Lhotse's own, one of which treats every path that contains `.tar/` as a local one.
 
 Interface: `IOBackend` in lhotse/serialization.py (1.33 and 2.0).
 """
@@ -30,18 +31,18 @@ from ..shared_store import StoreReference
 from .text_and_gzip import GzipReader, GzipWriter, TextWriter
 
 _COLLAPSED = "ais:/"
-"""What pathlib makes of the scheme."""
+"""What pathlib turns the scheme into."""
 
 
 class ObjectMissing(FileNotFoundError, AudioLoadingError):  # type: ignore[misc]  # Lhotse is not type-checked here
-    """No such object, member or bucket; where Lhotse tolerates audio that cannot be loaded, it tolerates this too."""
+    """There is no such object, member or bucket. Lhotse tolerates this wherever it tolerates failed audio loading."""
 
 
 class AISIOBackend(serialization.IOBackend):  # type: ignore[misc]  # Lhotse is not type-checked here
-    """Files behind `ais://` URLs; other paths are left to Lhotse's defaults. Pickles."""
+    """Opens files behind `ais://` URLs. Other paths are left to Lhotse's defaults. It can be pickled."""
 
     def __init__(self, store: str | os.PathLike[str] | None = None) -> None:
-        """`store`: its URL, as `ais_loader.connect` takes it; None: AIS_LOADER_URL, as it is when a file is opened."""
+        """`store`: The store's URL, as for `ais_loader.connect`. None means AIS_LOADER_URL when a file is opened."""
         self.store = StoreReference(store)
 
     def handles_special_case(self, identifier: Any) -> bool:
@@ -51,11 +52,12 @@ class AISIOBackend(serialization.IOBackend):  # type: ignore[misc]  # Lhotse is 
         return self.handles_special_case(identifier)
 
     def open(self, identifier: Any, mode: str = "r") -> IO[Any]:
-        """A file; text is UTF-8. Modes: `r`, to read, `w`, to write, `x`, to write where nothing is; `b`, `t`.
+        """Open a file. Text is UTF-8. Modes: `r` to read, `w` to write, `x` to write a new file; `b`, `t`.
 
-        What cannot be opened to be read is told by the first use of the file: for what is raised here Lhotse puts the
-        advice to install other packages. Reading raises ObjectMissing, and what reading an object raises; for writing
-        PermissionError, FileExistsError, io.UnsupportedOperation and ValueError come here, others when it is closed.
+        If a file cannot be opened for reading, its first use raises the error, because Lhotse would replace an error
+        raised here with advice to install other packages. Reading raises ObjectMissing, and the errors of reading an
+        object. For writing, PermissionError, FileExistsError, io.UnsupportedOperation and ValueError are raised here,
+        and other errors when the file is closed.
         """
         url = ais_url(identifier)
         if url is None:
@@ -78,13 +80,13 @@ class AISIOBackend(serialization.IOBackend):  # type: ignore[misc]  # Lhotse is 
 
 
 def ais_url(identifier: Any) -> str | None:
-    """The `ais://` URL that a str or a Path means, or None."""
+    """Return the `ais://` URL that a str or a Path stands for, or None."""
     text = str(identifier)
     return f"{SCHEME}{text.removeprefix(_COLLAPSED).removeprefix('/')}" if text.startswith(_COLLAPSED) else None
 
 
 def open_bytes(url: str, client: Client) -> io.BufferedIOBase:
-    """An object, or a member of an archive, as a seekable binary file. Raises ObjectMissing, LoaderError."""
+    """Open an object or an archive member as a seekable binary file. Raises ObjectMissing, LoaderError."""
     bucket, name = split_url(url)
     name, member = split_member(name)
     try:
@@ -100,7 +102,7 @@ def open_bytes(url: str, client: Client) -> io.BufferedIOBase:
 
 
 class _Unreadable(io.BufferedIOBase):
-    """What could not be opened: whoever reads it is told why."""
+    """A file that could not be opened. Reading it raises the reason."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -146,9 +148,9 @@ def _writer(url: str, store: StoreReference, *, if_absent: bool) -> ObjectWriter
 
 
 def install_io_backend(store: str | os.PathLike[str] | None = None) -> None:
-    """Have Lhotse open `ais://` through us in this process, before all its other backends. May be called again.
+    """Let Lhotse open `ais://` through this backend in this process, before all others. May be called again.
 
-    What Lhotse calls "default" includes it from now on, and so does the backend in use, if that is another.
+    From then on, Lhotse's "default" backend includes it, and so does the current backend, if that is a different one.
     """
     default = serialization.get_default_io_backend()
     _prepend(default, store)

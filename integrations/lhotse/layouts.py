@@ -1,7 +1,7 @@
-"""Layouts of uncompressed files, by which a window of one is a range of its bytes: PCM in WAV, and .npy.
+"""Layouts of uncompressed files, in which a window is a range of bytes: PCM in WAV, and .npy.
 
-A layout is read from a file's first HEADER_BYTES; where those do not say all, the file is fetched whole. A window is
-made a file of its own again, with a header of the same kind.
+A layout is read from a file's first HEADER_BYTES. If those are not sufficient, the file is fetched whole. A window
+becomes a file of its own, with a header of the same kind.
 
 Sources: https://www.mmsp.ece.mcgill.ca/Documents/AudioFormats/WAVE/WAVE.html,
 https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
@@ -22,7 +22,7 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 @dataclass(frozen=True, slots=True)
 class WavLayout:
-    """Frames of `frame_bytes` each, all channels of one moment, from byte `data_start` on."""
+    """Frames of `frame_bytes` each, from byte `data_start` on. A frame has all channels at one point in time."""
 
     version: str
     data_start: int
@@ -32,7 +32,7 @@ class WavLayout:
     format_chunk: bytes
 
     def file(self, data: bytes) -> bytes:
-        """A WAV file of these frames."""
+        """Return a WAV file of these frames."""
         chunk = self.format_chunk
         after = b"WAVEfmt " + struct.pack("<I", len(chunk)) + chunk + b"data" + struct.pack("<I", len(data)) + data
         return b"RIFF" + struct.pack("<I", len(after)) + after
@@ -49,7 +49,7 @@ class NpyLayout:
     row_bytes: int
 
     def file(self, data: bytes) -> bytes:
-        """A .npy file of these rows."""
+        """Return a .npy file of these rows."""
         out = io.BytesIO()
         shape = (len(data) // self.row_bytes, *self.shape[1:])
         np.lib.format.write_array_header_1_0(out, {"descr": self.dtype, "fortran_order": False, "shape": shape})
@@ -60,7 +60,7 @@ Layout = WavLayout | NpyLayout
 
 
 def layout_of(header: bytes, version: str) -> Layout | None:
-    """By the first bytes of a file; None for other formats, compressed ones, and headers that are longer."""
+    """Return the layout from the first bytes of a file, or None for other or compressed formats and longer headers."""
     if header[:4] == b"RIFF" and header[8:12] == b"WAVE":
         return _wav_layout(header, version)
     if header[:6] == np.lib.format.MAGIC_PREFIX:

@@ -1,8 +1,8 @@
-"""Needs of cuts: what a set of cuts has in the store, found without I/O, and the same cuts filled with it.
+"""Needs of cuts: finds, without I/O, what a set of cuts has in the store, and fills the cuts with it.
 
-One walk does both, so that what is filled is what was found: `walked` shows each manifest of a cut to a visitor and
-copies what the visitor replaces, and nothing else. Visited are all tracks of a mixed cut, the recording with all of its
-sources, features, and custom fields, inner arrays and images among them.
+The same walk does both, so that exactly what was found is filled. `walked` passes each manifest of a cut to a visitor,
+and copies only what the visitor replaces. It visits all tracks of a mixed cut, the recording with all of its sources,
+features, and custom fields, including inner arrays and images.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ MEMORY_TYPES = {
     "numpy_files": "memory_npy",
     "pillow_files": "pillow_memory",
 }
-"""What Lhotse calls bytes in memory of the same format, by what it calls them in files. `memory_raw` unpickles."""
+"""Lhotse's storage types for bytes in memory, by those for files of the same format. `memory_raw` unpickles."""
 SHAR_POINTER, SHAR_POINTER_ARRAY = "shar_ptr", "shar_ptr_array"
 MIN_WINDOWED_BYTES = 8 * HEADER_BYTES
 """A file that may be smaller is fetched whole."""
 MAX_WINDOW_SHARE = 0.5
-"""Of a file: what a batch needs more of is fetched whole, once."""
+"""If a batch needs a larger share of a file, the file is fetched whole, once."""
 
 Visit = Callable[[Any, Any, str], Any]
 
 
 def walked(cut: Any, visit: Visit) -> Any:
-    """The cut with what `visit(manifest, cut, field)` gives in place of its manifests; itself if that is the same."""
+    """Return the cut with each manifest replaced by `visit(manifest, cut, field)`, or itself if none changed."""
     if isinstance(cut, MixedCut):
         return _walked_tracks(cut, visit)
     if isinstance(cut, PaddingCut):
@@ -81,25 +81,25 @@ def _with(value: Any, changes: dict[str, Any]) -> Any:
 
 @dataclass(slots=True)
 class Need:
-    """One thing that a cut has in the store."""
+    """One item that a cut has in the store."""
 
     url: str
     entry: Entry
-    """The whole of it."""
+    """The entire item."""
     cut_index: int
     pointer: SharPointer | None = None
     seconds: tuple[float, float] | None = None
-    """Offset and duration of what is needed of a recording, where that is less than half of a large one."""
+    """The offset and duration that are needed of a recording, if that is less than half of a large one."""
     rows: tuple[int, int] | None = None
-    """First row and stop of what is needed of an array; likewise."""
+    """The first row and the stop that are needed of an array, under the same condition."""
     share: float = 1.0
-    """How much of the whole is needed."""
+    """The share of the entire item that is needed."""
 
 
 def needs_of(cuts: Sequence[Any], *, windows: bool = True) -> list[Need]:
-    """What these cuts have in the store, in the order of the walk.
+    """Return what these cuts have in the store, in the order of the walk.
 
-    Raises AISBatchLoaderError for what is there in a form that cannot be fetched, InvalidRequest for a wrong URL.
+    Raises AISBatchLoaderError for data in a form that cannot be fetched, InvalidRequest for a wrong URL.
     """
     found: list[Need] = []
     at = 0
@@ -156,7 +156,7 @@ def _of_recording(recording: Any, cut: Any, field: str, at: int, windows: bool) 
 
 
 def _span(recording: Any, cut: Any, field: str) -> tuple[float, float] | None:
-    """The part of the recording that the cut reads, unless that is most of it."""
+    """Return the part of the recording that the cut reads, or None if that is most of it."""
     if cut.duration > MAX_WINDOW_SHARE * recording.duration or (cut.custom or {}).get(f"{field}_unaligned"):
         return None
     asked = asked_seconds(recording, cut.start, cut.duration)
@@ -183,7 +183,7 @@ def _of_array(manifest: Any, cut: Any, at: int, windows: bool) -> Need | None:
 
 
 def _rows(manifest: Any, cut: Any) -> tuple[tuple[int, int] | None, float]:
-    """What of a large array the cut reads, and how much of the whole that is."""
+    """Return the rows of a large array that the cut reads, and their share of the whole."""
     shape = (manifest.num_frames, manifest.num_features) if isinstance(manifest, Features) else manifest.shape
     if math.prod(shape) < MIN_WINDOWED_BYTES or cut.duration > MAX_WINDOW_SHARE * manifest.duration:
         return None, 1.0
@@ -198,7 +198,7 @@ def _rows(manifest: Any, cut: Any) -> tuple[tuple[int, int] | None, float]:
 
 
 def without_wide_windows(needs: Sequence[Need]) -> None:
-    """Has what a batch needs most of fetched whole, once: by what all windows of it come to."""
+    """Let items of which a batch needs most be fetched whole, once: by the sum of their windows."""
     shares: dict[Entry, float] = {}
     for need in needs:
         shares[need.entry] = shares.get(need.entry, 0.0) + need.share
@@ -208,7 +208,7 @@ def without_wide_windows(needs: Sequence[Need]) -> None:
 
 
 def asked_entry(need: Need, layouts: Mapping[Entry, Layout | None]) -> Entry:
-    """What is fetched for it: the whole, or its window, in the version of its layout."""
+    """Return the entry to fetch for a need: the entire item, or its window in the version of its layout."""
     layout = layouts.get(need.entry)
     span = _byte_span(need, layout)
     if span is None:
@@ -227,7 +227,7 @@ def _byte_span(need: Need, layout: Layout | None) -> tuple[int, int] | None:
 
 
 def _window(need: Need, layout: Layout | None) -> tuple[int, int] | None:
-    """Frames or rows, first and stop."""
+    """Return the first frame or row, and the stop."""
     if isinstance(layout, WavLayout) and need.seconds is not None:
         offset, duration = need.seconds
         first = compute_num_samples(offset, layout.sampling_rate)
@@ -244,17 +244,17 @@ def _window(need: Need, layout: Layout | None) -> tuple[int, int] | None:
 
 @dataclass(slots=True)
 class Fetched:
-    """What came for one need."""
+    """The answer for one need."""
 
     data: bytes | None
-    """None: it failed."""
+    """The bytes. None if the fetch failed."""
     why: str = ""
     layout: Layout | None = None
-    """Of the whole, where this is a window."""
+    """The layout of the entire item, if this is a window."""
 
 
 def filled(cut: Any, needs: Iterator[Need], fetched: Iterator[Fetched]) -> Any:
-    """A shallow copy of the cut with what was fetched in its places; the iterators are those of all cuts in order."""
+    """Return a shallow copy of the cut, filled with what was fetched. All cuts, in order, share the iterators."""
 
     def fill(manifest: Any, cut: Any, field: str) -> Any:
         if isinstance(manifest, Recording):

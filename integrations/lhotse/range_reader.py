@@ -1,8 +1,8 @@
-"""Range reader: a tar shard or a manifest as the seekable file that Lhotse 2 reads by its index.
+"""Range reader: a tar shard or a manifest as the seekable file that Lhotse 2 reads through its index.
 
-It takes the place of `lhotse.ais.AISRangeReader`, which Lhotse looks up when it opens a URL for `IndexedJsonlReader`,
-`IndexedTarReader` or a Shar pointer. A reader that jumps asks for little more than it reads; one that goes straight on
-is read ahead for. All of it is of the version that the object had at the first read.
+It replaces `lhotse.ais.AISRangeReader`, which Lhotse looks up when it opens a URL for `IndexedJsonlReader`,
+`IndexedTarReader` or a Shar pointer. A reader that jumps requests little more than it reads. For a sequential reader,
+data is read ahead. All data is from the version that the object had at the first read.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .io_backend import ObjectMissing, ais_url, open_bytes
 
 
 class AISRangeReader:
-    """Read-only, opened at the first read, anew in another process. Pickles as its URL and position.
+    """A read-only file. It is opened at the first read, and again in another process. It pickles as URL and position.
 
-    Reading raises ObjectMissing, and what reading an object raises: ObjectNotFound when it has been replaced.
+    Reading raises ObjectMissing, and the errors of reading an object: ObjectNotFound if it has been replaced.
     """
 
     store = StoreReference()
-    """Of all readers in this process; `install` says which."""
+    """The store of all readers in this process. `install` sets it."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -44,7 +44,7 @@ class AISRangeReader:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         file = self._opened()
         return file.seek(0, io.SEEK_END)
 
@@ -69,7 +69,7 @@ class AISRangeReader:
         return self._position
 
     def read(self, n: int = -1) -> bytes:
-        """Up to `n` bytes; fewer only at the end."""
+        """Read up to `n` bytes, and fewer only at the end."""
         file = self._opened()
         file.seek(self._position)
         found = file.read(n)
@@ -92,7 +92,7 @@ class AISRangeReader:
 
 
 def install_range_reader(store: str | os.PathLike[str] | None = None) -> None:
-    """Have Lhotse 2 read by index through us in this process; of Lhotse 1 nothing does. May be called again."""
+    """Let Lhotse 2 read by index through this reader in this process. Lhotse 1 does not. May be called again."""
     ais: Any = importlib.import_module("lhotse.ais")
     if not hasattr(ais, "AISRangeReader"):
         return
@@ -103,8 +103,11 @@ def install_range_reader(store: str | os.PathLike[str] | None = None) -> None:
 
 
 def _keep_indexes_by_version() -> None:
-    """Lhotse keeps copies of remote indexes in the temporary folder, for ever and by their URL alone: the index of a
-    shard that was written anew, or of another store's, would be the old one's. Ours are kept by store and version."""
+    """Let copies of indexes be kept by store and version.
+
+    Lhotse keeps copies of remote indexes in the temporary folder, forever and by URL alone. For a shard that was
+    rewritten, or one in another store, it would use the old index.
+    """
     indexing: Any = importlib.import_module("lhotse.indexing")
     cache_path = indexing._remote_index_cache_path
     if not isinstance(cache_path, _IndexCachePath):

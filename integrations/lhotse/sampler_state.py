@@ -1,9 +1,9 @@
-"""Sampler state: where a Lhotse sampler is, in a form that can be saved, and the way back there.
+"""Sampler state: the place of a Lhotse sampler, in a form that can be saved and restored.
 
-It is the sampler's own `state_dict()` wherever that is to be had after every batch. Where it is not (Lhotse 1.33
-refuses samplers with a `constraint=`), or costs too much (Lhotse 2 writes down a whole shuffle buffer of an indexed
-manifest), the state is an earlier one, or the beginning of the epoch, and how many batches were drawn since. The way
-back draws these again: cuts are read, nothing is fetched.
+It is the sampler's own `state_dict()` if that is available after every batch. If it is not (Lhotse 1.33 refuses
+samplers with a `constraint=`), or is too expensive (Lhotse 2 saves the entire shuffle buffer of an indexed manifest),
+the state is an earlier one, or the beginning of the epoch, with the number of batches drawn since. Restoring draws
+these batches again: it reads cuts, but fetches nothing.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any
 from ais_loader.errors import InvalidRequest
 
 SINCE = "ais_loader_batches_since"
-"""Key of a state: how many batches were drawn after the rest of it was taken."""
+"""The key, in a state, of the number of batches drawn since the rest of it was saved."""
 BEGINNING = "ais_loader_beginning"
-"""Key of a state in place of the sampler's own: what tells the beginning of its epoch from others."""
+"""The key that replaces the sampler's own state: what identifies the beginning of its epoch."""
 CHEAP_S = 0.001
-"""A state that takes less is taken after every batch."""
+"""A state that takes less time is saved after every batch."""
 MAX_COST = 0.01
-"""Of the time between two states that take more."""
+"""The maximum share of time to spend on states that take longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """After how many batches a sampler is."""
+    """The place of a sampler: a state, and the number of batches since."""
 
     base: bytes
-    """A state of the sampler, or the beginning of its epoch; pickled, as what samplers return may change later."""
+    """A state of the sampler, or the beginning of its epoch. It is pickled, as samplers may change what they return."""
     since: int
     epoch: int | None
 
     def state(self) -> dict[str, Any]:
-        """A copy of its own."""
+        """Return the state, as a separate copy."""
         state: dict[str, Any] = pickle.loads(self.base)
         if self.since or BEGINNING in state:
             state[SINCE] = self.since
@@ -44,14 +44,14 @@ class Place:
 
 
 class Places:
-    """The places of one iteration of a sampler, from the one where it is now."""
+    """The places of one iteration of a sampler, from its current one on."""
 
     def __init__(self, sampler: Any, restored: Mapping[str, Any] | None = None) -> None:
-        """`restored`: the state that the sampler has been brought to, and goes on from."""
+        """`restored`: The state that the sampler was brought to, and continues from."""
         self._sampler = sampler
         self._next_s = 0.0
         self._says = True
-        """Whether the sampler says where it is."""
+        """Whether the sampler provides its state."""
         if restored is None:
             self._base, self._since = pickle.dumps(beginning(sampler)), 0
             self._take()
@@ -63,7 +63,7 @@ class Places:
         return Place(self._base, self._since, epoch_of(self._sampler))
 
     def drawn(self) -> Place:
-        """The place after one more batch."""
+        """Return the place after one more batch."""
         self._since += 1
         if self._says and time.monotonic() >= self._next_s:
             self._take()
@@ -81,7 +81,7 @@ class Places:
 
 
 def own_state(sampler: Any) -> dict[str, Any] | None:
-    """What the sampler says of where it is; None if it cannot."""
+    """Return the sampler's own state, or None if it cannot provide it."""
     if not hasattr(sampler, "state_dict"):
         return None
     try:
@@ -96,15 +96,15 @@ def epoch_of(sampler: Any) -> int | None:
 
 
 def beginning(sampler: Any) -> dict[str, Any]:
-    """The beginning of the epoch that the sampler is in, as a state."""
+    """Return the beginning of the sampler's current epoch, as a state."""
     named = {name: getattr(sampler, name, None) for name in ("epoch", "seed", "world_size")}
     return {BEGINNING: {"sampler": type(sampler).__name__, **named}}
 
 
 def restore(sampler: Any, state: Mapping[str, Any]) -> None:
-    """Bring the sampler to a state, but for the batches that were drawn SINCE: see `draw_again`.
+    """Bring the sampler to a state, except for the batches drawn SINCE. For those, see `draw_again`.
 
-    Raises InvalidRequest for the beginning of another sampler; what `load_state_dict` of the sampler raises.
+    Raises InvalidRequest for the beginning of another sampler, and the errors of the sampler's `load_state_dict`.
     """
     own = pickle.loads(pickle.dumps(dict(state)))  # samplers take apart what they load
     own.pop(SINCE, None)
@@ -124,7 +124,7 @@ def restore(sampler: Any, state: Mapping[str, Any]) -> None:
 
 
 def draw_again(batches: Iterator[Any], state: Mapping[str, Any]) -> None:
-    """Draw what a restored state says was drawn since. Raises InvalidRequest if there is less."""
+    """Draw as many batches as a restored state says were drawn since. Raises InvalidRequest if there are fewer."""
     count = int(state.get(SINCE, 0))
     for number in range(count):
         try:

@@ -1,8 +1,8 @@
-"""Shar pointers: `tar?o=…&e=…&n=…&s=1`, a sample's byte range within a tar shard, as entries of a batch and back.
+"""Shar pointers, `tar?o=…&e=…&n=…&s=1`: a sample's byte range within a tar shard, as an entry of a batch and back.
 
-A pointer's range begins at the header of the sample's data, with whatever PAX or GNU records come before it, and ends
-where the next sample begins. So it is fetched as a range, with no look at the shard; the payload is cut out of what
-came. Pure functions: no I/O, and nothing of Lhotse.
+A pointer's range begins at the header of the sample's data, including any PAX or GNU records before it, and ends where
+the next sample begins. It is therefore fetched as a range, without inspecting the shard, and the payload is cut out of
+the result. All functions here are pure: no I/O, and no dependency on Lhotse.
 
 Source: lhotse/shar/lazy_pointer.py of Lhotse 2.0.
 """
@@ -30,24 +30,24 @@ _PLACEHOLDERS = (".nodata", ".nometa")
 
 
 class SharPointerError(ValueError):
-    """What lies at a pointer is not what it says."""
+    """The data at a pointer is not what the pointer says."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharPointer:
-    """Half-open range of bytes [start, stop) of the tar shard at `url`."""
+    """The half-open byte range [start, stop) of the tar shard at `url`."""
 
     url: str
     start: int
     stop: int
     name: str | None = None
-    """The member that has to be there; None: whichever is."""
+    """The member that must be there. None accepts any."""
     strict: bool = False
-    """Whether another member there is an error. Without it the member is looked for in the whole shard."""
+    """Whether a different member there is an error. Otherwise, the member is looked up in the whole shard."""
 
     @classmethod
     def parse(cls, text: str) -> SharPointer:
-        """Raises SharPointerError for what is no pointer. The URL may be of any kind; it is taken literally."""
+        """Parse a pointer. The URL may be of any kind, and is taken literally. Raises SharPointerError."""
         found = _POINTER.fullmatch(text)
         if found is None:
             raise SharPointerError(
@@ -60,21 +60,21 @@ class SharPointer:
         return cls(found["url"], start, stop, unquoted, found["strict"] is not None)
 
     def entry(self) -> Entry:
-        """The range, of an `ais://` URL. Raises InvalidRequest for another."""
+        """Return the range as an entry. Raises InvalidRequest if the URL is not an `ais://` URL."""
         bucket, shard = split_url(self.url)
         return Entry(bucket, shard, start=self.start, length=self.stop - self.start)
 
     def member_entry(self) -> Entry:
-        """The member by its name, for when `payload` did not find it in the range."""
+        """Return the member by name, for when `payload` did not find it in the range."""
         assert self.name is not None
         bucket, shard = split_url(self.url)
         # A store's name for what is no UTF-8, see storage_node/store/archives/member.py.
         return Entry(bucket, shard, self.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
 
     def payload(self, data: Buffer) -> bytes | None:
-        """The data of the first file in the range, given the bytes of the range.
+        """Return the data of the first file in the range, from the bytes of the range.
 
-        None when that is another file than `name` and the pointer is not strict: ask for `member_entry`.
+        Returns None if that is a different file than `name` and the pointer is not strict. Then request `member_entry`.
         Raises SharPointerError.
         """
         view = memoryview(data)

@@ -1,5 +1,8 @@
-"""Text and gzip over files of objects: they keep the promise of `ObjectWriter`, that what fails stores nothing, and
-name the object when it cannot be unpacked."""
+"""Text and gzip over object files.
+
+They keep the guarantee of `ObjectWriter` that a failed write stores nothing. If an object cannot be decompressed, their
+errors name it.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,10 @@ if TYPE_CHECKING:
 
 
 class GzipReader(AltGzipFile):  # type: ignore[misc]  # Lhotse is not type-checked here
-    """Seekable; as Lhotse unpacks files, so trailing garbage is no error. Closes the file below with itself.
+    """A seekable reader that decompresses as Lhotse does: trailing garbage is not an error.
 
-    What is cut off or damaged raises EOFError, gzip.BadGzipFile or zlib.error, which name the object.
+    Closing it closes the file below. Truncated or damaged data raises EOFError, gzip.BadGzipFile or zlib.error, which
+    name the object.
     """
 
     def __init__(self, below: io.BufferedIOBase, url: str) -> None:
@@ -54,7 +58,7 @@ class GzipReader(AltGzipFile):  # type: ignore[misc]  # Lhotse is not type-check
 
 
 class GzipWriter(gzip.GzipFile):
-    """Equal contents are packed to equal bytes: there is no time in them."""
+    """A writer that compresses equal contents to equal bytes: it does not store a time."""
 
     def __init__(self, below: ObjectWriter) -> None:
         self._below = below
@@ -80,7 +84,7 @@ class GzipWriter(gzip.GzipFile):
 
 
 class TextWriter(io.TextIOWrapper):
-    """UTF-8."""
+    """A writer of UTF-8 text."""
 
     def __init__(self, below: ObjectWriter | GzipWriter) -> None:
         self._below = below

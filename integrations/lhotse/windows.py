@@ -1,4 +1,4 @@
-"""Windows of recordings and arrays in memory: they answer as the whole would, for what lies inside of them."""
+"""Windows of recordings and arrays in memory. Inside the window, they behave like the whole."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _TO_ASK_FOR_MORE = "AISBatchLoader(windows=False) fetches recordings and arrays 
 
 @dataclass
 class WindowSource(AudioSource):  # type: ignore[misc]  # Lhotse is not type-checked here
-    """A WAV file in memory with the frames from `first_frame` on of another one."""
+    """A WAV file in memory with the frames of another one, from `first_frame` on."""
 
     first_frame: int = 0
     frames: int = 0
     sampling_rate: int = 0
     to_end: bool = False
-    """Whether the other file ends here: what is beyond it is then missing there too."""
+    """Whether the other file ends here. What is beyond is then missing there too."""
 
     def load_audio(
         self, offset: float = 0.0, duration: float | None = None, force_opus_sampling_rate: int | None = None
@@ -48,7 +48,7 @@ class WindowSource(AudioSource):  # type: ignore[misc]  # Lhotse is not type-che
 
 @register_reader
 class WindowReader(FeaturesReader):  # type: ignore[misc]
-    """Of .npy files in memory that have some rows of another one; the storage path says which."""
+    """The reader of .npy files in memory that have some rows of another one. The storage path says which."""
 
     name = "memory_npy_rows"
 
@@ -57,7 +57,7 @@ class WindowReader(FeaturesReader):  # type: ignore[misc]
 
     @staticmethod
     def path(first: int, stop: int, rows: int) -> str:
-        """`stop` is exclusive; `rows` has the whole array."""
+        """Return the storage path. `stop` is exclusive. The whole array has `rows` rows."""
         return f"{first} {stop} {rows}"
 
     def read(self, key: bytes, left_offset_frames: int = 0, right_offset_frames: int | None = None) -> Any:
@@ -71,7 +71,7 @@ class WindowReader(FeaturesReader):  # type: ignore[misc]
 
 
 class _Asked(Exception):
-    """Ends a load where its bytes would be read."""
+    """Ends a load at the point where it would read bytes."""
 
 
 @dataclass
@@ -96,7 +96,7 @@ class _AskedReader(FeaturesReader):  # type: ignore[misc]
 
 
 def asked_seconds(recording: Recording, start: float, duration: float) -> tuple[float, float | None] | None:
-    """Offset and duration that are read of each source for a cut: Lhotse is asked, whose transforms stretch them."""
+    """Return the offset and duration that Lhotse, whose transforms stretch them, reads of each source for a cut."""
     source = _AskedSource("memory", recording.channel_ids, b"")
     whole = shallow(recording)
     whole.sources = [source]
@@ -108,7 +108,7 @@ def asked_seconds(recording: Recording, start: float, duration: float) -> tuple[
 
 
 def asked_rows(manifest: Features | TemporalArray, start: float, duration: float) -> tuple[int, int | None] | None:
-    """First row and stop that are read for a cut."""
+    """Return the first row and the stop that are read for a cut."""
     probe = shallow(manifest)
     inner = probe
     if isinstance(manifest, TemporalArray):
@@ -123,7 +123,7 @@ def asked_rows(manifest: Features | TemporalArray, start: float, duration: float
 
 
 def shallow(value: Any) -> Any:
-    """A copy that shares all fields."""
+    """Return a copy that shares all fields."""
     copy = object.__new__(type(value))
     copy.__dict__.update(value.__dict__)
     return copy
