@@ -65,6 +65,22 @@ def test_the_newest_version_counts_once_wherever_it_is(
             assert [one.prefix for one in below.prefix] == ["2/"] and below.objects == found.prefix[2].objects
 
 
+@pytest.mark.slow
+def test_a_node_that_stands_still_is_given_up_long_before_a_slow_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "PAGE_TIMEOUT_S", 10 * CALL_TIMEOUT_S)
+    with cluster_of(tmp_path, 3, copies=2, linked=True) as cluster:
+        cluster.put({f"{at}": bytes(at) for at in range(30)})
+        whole = summary_by(cluster, 0)
+        cluster.links[2].stall()
+        for _ in range(2):
+            found = summary_by(cluster, 0)  # within CALL_TIMEOUT_S
+            assert (found.objects, found.size_bytes) == (whole.objects, whole.size_bytes) == (30, sum(range(30)))
+            assert not found.incomplete and len(found.silent) == 1
+            assert found.silent[0].startswith(cluster.map.node[2].endpoint)
+
+
 def test_more_folders_than_can_be_told_apart_are_refused() -> None:
     tally = Tally("", 1)
     tally.add((f"{at}/x", 1) for at in range(MAX_FOLDERS))

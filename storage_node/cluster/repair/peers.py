@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
@@ -21,6 +22,7 @@ PAGE_NAMES = 1000
 SYNC_TIMEOUT_S = 60.0
 PUSH_TIMEOUT_S = 120.0
 """For what one node asks another to send: it may wait for its turn there."""
+T = TypeVar("T")
 
 
 class RepairPeers:
@@ -120,6 +122,24 @@ async def reach(channels: Channels, endpoint: str) -> None:
     with reporting(channels, endpoint):
         await stub.GetMap(pb.GetMapRequest(known_version=2**63), timeout=REACH_TIMEOUT_S, wait_for_ready=True)
     channels.answered(endpoint)
+
+
+async def while_it_answers(call: Awaitable[T], channels: Channels, endpoint: str) -> T:
+    """The answer of a call that may take its time, given up when its node answers no other call either.
+
+    Raises ReplicaLost, and what the call raises.
+    """
+    answer = asyncio.ensure_future(_awaited(call))
+    try:
+        while not (await asyncio.wait({answer}, timeout=REACH_TIMEOUT_S))[0]:
+            await reach(channels, endpoint)
+        return answer.result()
+    finally:
+        answer.cancel()
+
+
+async def _awaited(call: Awaitable[T]) -> T:
+    return await call
 
 
 def _versions(states: Iterable[State | None]) -> list[Version]:

@@ -25,6 +25,7 @@ from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.channels import Channels
+from storage_node.cluster.repair.peers import while_it_answers
 from storage_node.cluster.replication.replica import require_bucket
 from storage_node.cluster.replication.replica_client import outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet
@@ -38,7 +39,7 @@ from storage_node.store.summary import Tally
 
 PAGE_NAMES = 5000
 PAGE_TIMEOUT_S = 30.0
-AGAIN_TIMEOUT_S = 3.0
+"""For a page, while its node answers other calls."""
 LEARN_TIMEOUT_S = 10.0
 """For this node to learn of a map that others know."""
 _LEARNING_S = 0.05
@@ -179,8 +180,9 @@ class UsageScan:
         request = pb.ListNamesRequest(
             bucket=bucket, prefix=self._prefix, start_after=after, limit=PAGE_NAMES, until=until
         )
-        page = await outcome(self._ask(feed, request))
-        if isinstance(page, ReplicaLost) and page.refusal is None:
+        again = self._channels.avoided(self._replica_set.endpoint(feed.node))
+        page = await outcome(self._ask(feed, request, again=again))
+        if isinstance(page, ReplicaLost) and page.refusal is None and not again:
             page = await outcome(self._ask(feed, request, again=True))
         if not isinstance(page, ReplicaLost):
             self._told = max(self._told, page.map_version)
@@ -191,7 +193,7 @@ class UsageScan:
             feed.lost = page
         return None
 
-    async def _ask(self, feed: _Feed, request: pb.ListNamesRequest, *, again: bool = False) -> pb.ListNamesResponse:
+    async def _ask(self, feed: _Feed, request: pb.ListNamesRequest, *, again: bool) -> pb.ListNamesResponse:
         """`again`: the node did not answer, and is given a moment to be reached. Raises ReplicaLost."""
         if feed.node == self._replica_set.position:
             try:
@@ -201,9 +203,9 @@ class UsageScan:
         endpoint = self._replica_set.endpoint(feed.node)
         stub = ais_contents_pb2_grpc.ContentsReplicaStub(self._channels.to(endpoint))
         with reporting(self._channels, endpoint):
-            page: pb.ListNamesResponse = await stub.ListNames(
-                request, timeout=AGAIN_TIMEOUT_S if again else PAGE_TIMEOUT_S, wait_for_ready=again
-            )
+            call = stub.ListNames(request, timeout=PAGE_TIMEOUT_S, wait_for_ready=again)
+            page: pb.ListNamesResponse = await while_it_answers(call, self._channels, endpoint)
+        self._channels.answered(endpoint)
         return page
 
 
