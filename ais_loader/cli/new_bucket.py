@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,8 +31,24 @@ def require_creation(copies: int | None, *, create_bucket: bool) -> None:
         )
 
 
-def put_bucket(client: Client, name: str, *, create: bool, copies: int | None) -> Bucket:
-    """The bucket that objects go to. Raises click.ClickException where it is not there, or has other copies."""
+@contextlib.contextmanager
+def bucket_to_fill(client: Client, name: str, *, create: bool, copies: int | None) -> Iterator[Bucket]:
+    """The bucket that objects go to. One that was made here is removed again if an error leaves it empty.
+
+    Raises click.ClickException where it is not there, or has other copies.
+    """
+    bucket, made = _bucket(client, name, create=create, copies=copies)
+    try:
+        yield bucket
+    except LoaderError:
+        if made:
+            with contextlib.suppress(LoaderError):  # BucketNotEmpty: what is stored stays
+                client.delete_bucket(name)
+        raise
+
+
+def _bucket(client: Client, name: str, *, create: bool, copies: int | None) -> tuple[Bucket, bool]:
+    """The bucket, and whether it was made here."""
     bucket = client.bucket(name)
     if create:
         try:
@@ -45,12 +62,13 @@ def put_bucket(client: Client, name: str, *, create: bool, copies: int | None) -
                 ) from None
         else:
             note_copies(client, name, copies or 1, by="--copies")
-        return bucket
+            return bucket, True
+        return bucket, False
     try:
         bucket.info()
     except BucketNotFound as error:
         raise type(error)(f"bucket {name!r} does not exist; --create-bucket makes it") from None
-    return bucket
+    return bucket, False
 
 
 def note_copies(client: Client, name: str, copies: int, *, by: str) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 import click
 
 from ais_loader.changes import PromoteSummary
-from ais_loader.cli.new_bucket import copies_option, put_bucket, require_creation
+from ais_loader.cli.new_bucket import bucket_to_fill, copies_option, require_creation
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, named_by, parse_target
@@ -85,8 +85,10 @@ def promote(
         path = os.path.abspath(path)
     prefix = dest.folder
     require_creation(copies, create_bucket=create_bucket)
-    with store.writing(create=create_bucket) as client:
-        bucket = put_bucket(client, dest.bucket, create=create_bucket, copies=copies)
+    with (
+        store.writing(create=create_bucket) as client,
+        bucket_to_fill(client, dest.bucket, create=create_bucket, copies=copies) as bucket,
+    ):
         began = time.monotonic()
         with Lines() as lines, progress(None, unit="B") as bar:
 

@@ -15,7 +15,7 @@ import click
 
 from ais_loader.bucket import Bucket
 from ais_loader.cli.dry_run import note_left_out, show_plan
-from ais_loader.cli.new_bucket import copies_option, put_bucket, require_creation
+from ais_loader.cli.new_bucket import bucket_to_fill, copies_option, require_creation
 from ais_loader.cli.put_how import PutHow, parse_metadata
 from ais_loader.cli.put_plan import STDIN, plan_put
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
@@ -113,8 +113,10 @@ def put(
             plan, dest, store, may_create=create_bucket, skip_equal=skip_equal, if_absent=if_absent, as_json=as_json
         )
         return
-    with store.writing(create=create_bucket) as client:
-        bucket = put_bucket(client, dest.bucket, create=create_bucket, copies=copies)
+    with (
+        store.writing(create=create_bucket) as client,
+        bucket_to_fill(client, dest.bucket, create=create_bucket, copies=copies) as bucket,
+    ):
         skipped = 0
         if skip_equal:
             plan.files, skipped = without_equal(bucket, plan.files)

@@ -62,6 +62,10 @@ def test_what_is_wrong_is_one_line(run: Run, bucket_name: str, folder: Path) -> 
     assert f"bucket '{bucket_name}' does not exist" in missing.stderr
     unasked = run("promote", folder, bucket_name, "--create-bucket")
     assert unasked.exit_code == 1 and "-r promotes what is in it" in unasked.stderr
+    assert f"bucket '{bucket_name}' does not exist" in run("ls", bucket_name).stderr, "it is not left behind empty"
+    assert run("bucket", "create", bucket_name).exit_code == 0
+    assert run("promote", folder, bucket_name, "--create-bucket").exit_code == 1
+    assert run("ls", bucket_name).exit_code == 0, "one that was there stays"
 
 
 @pytest.mark.slow

@@ -154,13 +154,14 @@ def reporting(channels: Channels, endpoint: str) -> Iterator[None]:
         channels.failed(endpoint, silent=True)
         raise ReplicaLost(f"{endpoint}: no answer in time") from error
     except grpc.aio.AioRpcError as error:
-        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            channels.failed(endpoint, silent=error.code() == grpc.StatusCode.DEADLINE_EXCEEDED)
+        late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        if late or error.code() == grpc.StatusCode.UNAVAILABLE:
+            channels.failed(endpoint, silent=late)
         channels.refused(endpoint, error)
         for key, kind in error.trailing_metadata() or ():
             if key == ERROR_KIND_KEY:
                 raise refused(endpoint, pb.Error(kind=str(kind), message=error.details())) from error
-        raise ReplicaLost(f"{endpoint}: {error.details()}") from error
+        raise ReplicaLost(f"{endpoint}: {'no answer in time' if late else error.details()}") from error
     except asyncio.CancelledError as error:
         # gRPC raises it also when the other node ended the call so, which is not this task's end.
         task = asyncio.current_task()
