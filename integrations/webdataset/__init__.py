@@ -1,4 +1,4 @@
-"""WebDataset integration: `ais://` shards for its pipelines and writers, and a map-style dataset over their samples."""
+"""WebDataset integration: `ais://` shards for its pipelines and writers, and a map-style dataset of their samples."""
 
 from __future__ import annotations
 

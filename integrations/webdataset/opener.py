@@ -1,9 +1,8 @@
-"""WebDataset's opener for `ais://`: shards read from and written to the store, in place of a process for each.
+"""WebDataset's opener for `ais://`: reads shards from the store and writes them to it, without a process per shard.
 
-WebDataset has one table of openers for a process, by the URL's scheme, in which `ais` belongs to AIStore's command
-line tool. `install` puts ours there, and gives the stages that open shards the next ones ahead. The table is not part
-of what crosses into a worker that is spawned; so that it need not be filled there by hand, a pipeline that is pickled
-takes the settings of `install` with it.
+WebDataset has one table of openers per process, by URL scheme, in which `ais` belongs to AIStore's command line tool.
+`install` replaces that entry, and lets the stages that open shards read the next ones ahead. A spawned worker does not
+receive the table. A pickled pipeline therefore carries the settings of `install`, so that you need not call it there.
 
 Source: webdataset 1.0.2, gopen.py, cache.py, tariterators.py, pipeline.py.
 """
@@ -32,12 +31,12 @@ with needs("webdataset", "shards as WebDataset reads them"):
 
 _SCHEME = "ais"
 WINDOW_BYTES = 16 << 20
-"""Of one shard."""
+"""The window of one shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `install` was told, as it crosses into other processes."""
+    """The arguments of `install`, in a form that crosses into other processes."""
 
     store: StoreReference = field(default_factory=StoreReference)
     read_ahead_bytes: int = 4 * WINDOW_BYTES
@@ -52,7 +51,7 @@ class Settings:
 
     @property
     def shards(self) -> int:
-        """How many are read at a time."""
+        """The number of shards that are read at a time."""
         return max(1, self.read_ahead_bytes // WINDOW_BYTES)
 
     @property
@@ -62,7 +61,7 @@ class Settings:
 
 _settings: Settings | None = None
 _before: dict[str, Any] = {}
-"""What was where `install` has put something else."""
+"""What `install` has replaced."""
 _lock = threading.Lock()
 
 
@@ -73,16 +72,19 @@ def install(
     timeout_s: float = 30.0,
     require_end: bool = True,
 ) -> None:
-    """From now on `ais://bucket/shard.tar` is a shard of the store for all of WebDataset in this process, and in
-    workers to which one of its pipelines goes, whether they are forked or spawned. Called again, it changes the
-    settings.
+    """Let WebDataset read `ais://bucket/shard.tar` as a shard of the store.
+
+    This applies to all of WebDataset in this process, and to forked or spawned workers that receive one of its
+    pipelines. Calling it again changes the settings.
 
     Args:
-        store: its URL, as `ais_loader.connect` takes it; None: what AIS_LOADER_URL says when a shard is opened.
-        read_ahead_bytes: most that a pipeline holds ahead of its consumer, in each process, in windows of 16 MiB: one
-            is of the shard that is being used, the others of those that come next. Less than two: no shard ahead.
-        timeout_s: longest silence of the store.
-        require_end: of a plain tar, that it has its end of archive: one that has not was cut off, or comes from a
+        store: The store's URL, as for `ais_loader.connect`. None means the value of AIS_LOADER_URL when a shard is
+            opened.
+        read_ahead_bytes: The most data that a pipeline holds ahead of its consumer, in each process, in windows of 16
+            MiB: one for the shard in use, the others for the next ones. With fewer than two windows, no shard is read
+            ahead.
+        timeout_s: The longest time to wait for the store's next data.
+        require_end: Whether a plain tar must have an end of archive. One without it was truncated, or comes from a
             writer that leaves it out.
 
     Raises InvalidRequest.
@@ -108,7 +110,7 @@ def _install(settings: Settings) -> None:
 
 
 def uninstall() -> None:
-    """As it was before `install`; shards that are open stay so."""
+    """Undo `install`. Open shards stay open."""
     global _settings
     with _lock:
         _settings = None
@@ -128,10 +130,10 @@ def _replace(owner: object, name: str, value: object) -> None:
 
 
 def open_shard(url: str, mode: str = "rb", bufsize: int = 8192) -> io.BufferedIOBase:
-    """What WebDataset's `gopen` calls for `ais://`. Names are literal: `#`, `?`, `%` and blanks are characters of them.
+    """Open a shard, as WebDataset's `gopen` does for `ais://`. Names are literal, including `#`, `?`, `%` and blanks.
 
-    Reading waits until the shard is open, and has an index if it is an archive. What is written becomes an object when
-    it is closed, whole, and is nothing when it is dropped.
+    For reading, this waits until the shard is open and, if it is an archive, has an index. What you write becomes an
+    object, as a whole, when the file is closed. If the file is dropped, nothing is stored.
 
     Raises ObjectNotFound, BucketNotFound, ArchiveDamaged, InvalidRequest, NodeUnavailable, SilenceTimeout; StoreLocked.
     """
@@ -171,7 +173,7 @@ def _begin(url: str, settings: Settings) -> ShardStream | None:
 
 
 def _begin_ahead(url: str, settings: Settings) -> ShardStream | None:
-    """None where something is wrong: the opener meets it again, in its place."""
+    """Begin a shard, or return None if that fails. The opener then meets the error in its place."""
     try:
         return _begin(url, settings)
     except errors.LoaderError:
@@ -179,7 +181,7 @@ def _begin_ahead(url: str, settings: Settings) -> ShardStream | None:
 
 
 def _opening_ahead(stage: Callable[..., Any], at: int) -> Callable[..., Any]:
-    """A stage that opens shards, whose source is its argument number `at`."""
+    """Wrap a stage that opens shards, whose source is its argument number `at`."""
 
     @wraps(stage)
     def with_ahead(*arguments: Any, **options: Any) -> Any:
@@ -203,7 +205,7 @@ def _closing(
 
 
 def _reduce_installed(self: Any, protocol: Any) -> Any:
-    """A pipeline that is pickled installs the opener where it arrives."""
+    """Let a pickled pipeline install the opener where it is unpickled."""
     reduced = _before.get("reduce_ex", object.__reduce_ex__)(self, protocol)
     if _settings is None or not isinstance(reduced, tuple):
         return reduced

@@ -1,11 +1,11 @@
-"""Sample table: which members of which shards make up each sample, from the shards' indexes, in flat buffers.
+"""Sample table: which members of which shards form each sample, from the shards' indexes, in flat buffers.
 
-Grouped by WebDataset's own functions, so that keys, fields and what is passed over are what an iteration over the
-shards would give: members without an extension and metadata are passed over, neighbours with one key are a sample, and
-two of one field in a sample are an error.
+WebDataset's own functions group the members, so that keys, fields and skipped members are the same as in an iteration
+over the shards: members without an extension and metadata are skipped, adjacent members with the same key form a
+sample, and a field that occurs twice in a sample is an error.
 
 A million samples as Python objects take gigabytes, and every forked worker that looks at one copies its memory page.
-Here a member takes its name and 20 bytes, and workers share them untouched.
+Here, a member takes its name and 20 bytes, and workers share the buffers untouched.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ with needs("webdataset", "samples of shards"):
 
 _LISTED_TOGETHER = 8
 _METADATA = re.compile(r"__[^/]*__($|/)")
-"""Members that WebDataset passes over, by the default of `tar_file_iterator`."""
+"""Members that WebDataset skips, by the default of `tar_file_iterator`."""
 
 Select = Callable[[str], bool]
 Rename = Callable[[str], str]
@@ -37,7 +37,7 @@ Rename = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """`version` is the one that was listed."""
+    """A shard. `version` is the one that was listed."""
 
     url: str
     bucket: str
@@ -46,7 +46,7 @@ class Shard:
 
 
 class SampleTable:
-    """n samples, by number; immutable. Made by `SampleTable.listed`."""
+    """An immutable table of n samples, by number. `SampleTable.listed` creates it."""
 
     def __init__(self, shards: Sequence[Shard], rename: Rename | None) -> None:
         self.shards = tuple(shards)
@@ -55,7 +55,7 @@ class SampleTable:
         self._name_stops: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._sizes: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._member_stops: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        """Of each sample, in members."""
+        """Where each sample ends, in members."""
         self._shard_of: npt.NDArray[np.int32] = np.zeros(0, np.int32)
 
     @classmethod
@@ -69,11 +69,11 @@ class SampleTable:
         require_end: bool,
         timeout_s: float,
     ) -> SampleTable:
-        """The samples of these shards, in their order. Reads their indexes, a few at a time, and nothing else.
+        """List the samples of these shards, in order. Reads only their indexes, a few at a time.
 
         Raises:
-            InvalidRequest: what is no URL of the store.
-            ValueError: two members of one field in a sample; the message names the shard.
+            InvalidRequest: A URL is not one of the store.
+            ValueError: A sample has two members of the same field. The message names the shard.
             ObjectNotFound, BucketNotFound, ArchiveError, NodeUnavailable.
         """
         names: list[bytes] = []
@@ -110,14 +110,14 @@ class SampleTable:
         return len(self._member_stops)
 
     def members(self, sample: int) -> list[str]:
-        """Their names, in the order of the shard."""
+        """Return the names of a sample's members, in the order of the shard."""
         stops, names = self._name_stops, self._names
         return [
             names[stops.item(at - 1) if at else 0 : stops.item(at)].decode() for at in range(*self._members_of(sample))
         ]
 
     def entries(self, sample: int) -> list[Entry]:
-        """What fetches its members, in the version that was listed."""
+        """Return the entries of a sample's members, in the version that was listed."""
         shard = self.shard(sample)
         return [Entry(shard.bucket, shard.name, member, version=shard.version) for member in self.members(sample)]
 
@@ -125,7 +125,7 @@ class SampleTable:
         return self.shards[self._shard_of.item(sample)]
 
     def fields(self, members: Sequence[str]) -> tuple[str, list[str]]:
-        """The key of a sample of these members, and the name of each one's field."""
+        """Return the key of a sample with these members, and the field name of each."""
         rename = self._rename
         parts = [tariterators.base_plus_ext(rename(member) if rename else member) for member in members]
         return parts[0][0], [field.lower() for _, field in parts]
@@ -134,12 +134,12 @@ class SampleTable:
         return [self.fields(self.members(sample)[:1])[0] for sample in range(len(self))]
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of each sample, all of its members, shape (n,)."""
+        """Return the size of each sample in bytes, over all members, shape (n,)."""
         sums = np.concatenate([np.zeros(1, np.int64), self._sizes.cumsum()])
         return np.diff(sums[self._member_stops], prepend=0)
 
     def field_sizes(self, field: str) -> npt.NDArray[np.int64]:
-        """Bytes of each sample's member of this field, shape (n,); -1 where a sample has none."""
+        """Return the size in bytes of each sample's member of this field, or -1 if it has none, shape (n,)."""
         found = np.full(len(self), -1, np.int64)
         for sample in range(len(self)):
             _, fields = self.fields(self.members(sample))
@@ -154,7 +154,7 @@ class SampleTable:
 def _grouped(
     url: str, members: Sequence[MemberInfo], select: Select | None, rename: Rename | None
 ) -> Iterator[list[MemberInfo]]:
-    """The members of each sample of a shard."""
+    """Yield the members of each sample of a shard."""
     if members and members[0].hidden:
         raise errors.ArchiveError(
             f"{url}: {members[0].hidden} of its files have the name of a later one, and cannot be asked for by name; "
@@ -173,7 +173,7 @@ def _grouped(
 
 
 def _kept(name: str, select: Select | None, rename: Rename | None) -> str | None:
-    """As WebDataset's `tar_file_iterator` does with the name of a member; None: passed over."""
+    """Treat a member's name like WebDataset's `tar_file_iterator`. Returns None if it is skipped."""
     if _METADATA.match(name):
         return None
     name = rename(name) if rename is not None else name
@@ -181,7 +181,7 @@ def _kept(name: str, select: Select | None, rename: Rename | None) -> str | None
 
 
 def expanded(urls: str | Iterable[str]) -> list[str]:
-    """A list of URLs as WebDataset takes it: with braces, joined by `::`, or one by one. Raises InvalidRequest."""
+    """Expand URLs as WebDataset does: with braces, joined by `::`, or one by one. Raises InvalidRequest."""
     listed = shardlists.expand_urls(urls) if isinstance(urls, str) else list(urls)
     if not listed:
         raise errors.InvalidRequest("no shards: give at least one URL like ais://bucket/shard.tar")

@@ -1,7 +1,7 @@
-"""Map-style samples of WebDataset shards: any sample by number, a batch of them by one GetBatch.
+"""Map-style samples of WebDataset shards: any sample by number, and a batch of them with one GetBatch.
 
-For samplers: a shuffle over all shards, a sampler by length, a rank's share are lists of numbers here, where a pipeline
-that reads shards from beginning to end has a shuffle buffer.
+This is for samplers. A shuffle over all shards, a sampler by length or a rank's share are lists of numbers here. A
+pipeline that reads shards from beginning to end needs a shuffle buffer instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Handler = Callable[[Exception], bool]
 
 
 class _Wanted(NamedTuple):
-    """A batch of samples, by number, with the members of each and what fetches all of them."""
+    """A batch of samples, by number, with the members of each and the entries of all of them."""
 
     samples: Sequence[int]
     members: Sequence[Sequence[str]]
@@ -39,18 +39,20 @@ class _Wanted(NamedTuple):
 
 
 class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no annotations
-    """n samples of shards, for a DataLoader with any sampler. `__getitems__` fetches a whole batch with one request.
+    """A map-style dataset of n samples in shards, for a DataLoader with any sampler.
 
-    A sample is what WebDataset yields: a dict of `__key__`, `__url__` and the bytes of each field, in the order of its
-    shard. Samples are numbered in the order of the shards and of the samples in them. The versions of the shards are
-    those that were there when the list was made; a shard that is replaced later makes reading it an error.
+    `__getitems__` fetches a whole batch with one request. A sample is what WebDataset yields: a dict of `__key__`,
+    `__url__` and the bytes of each field, in the order of its shard. Samples are numbered in the order of the shards
+    and of the samples in them. The shards' versions are those at the time of listing. If a shard is replaced later,
+    reading it raises an error.
 
-    What WebDataset does to samples one by one is done here by the same calls, where the batch was fetched: `decode`,
-    `map`, `map_dict`, `to_tuple`, `map_tuple`, `rename`, `rename_keys`, `extract_keys`, `xdecode`, `compose`; each
-    returns another dataset over the same list. What makes other samples of them, or another order, is for the sampler
-    and the DataLoader: those calls raise TypeError.
+    WebDataset's calls that process samples one by one work here as well, in the process that fetched the batch:
+    `decode`, `map`, `map_dict`, `to_tuple`, `map_tuple`, `rename`, `rename_keys`, `extract_keys`, `xdecode`, `compose`.
+    Each returns another dataset over the same list. Forming other samples or another order is up to the sampler and the
+    DataLoader: those calls raise TypeError.
 
-    Pickles, with the address of the store, if what is mapped does. Forked workers share the list.
+    The dataset can be pickled, with the address of the store, if the mapped functions can. Forked workers share the
+    list.
 
     Source: webdataset 1.0.2, compat.py, tariterators.py.
     """
@@ -69,19 +71,20 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
         """
         Args:
             urls: `ais://bucket/shard-{000..012}.tar`, several joined by `::`, or an iterable of URLs without braces.
-            store: a Client, or where to connect to, in each process at its first read; None: AIS_LOADER_URL.
-            handler: called with the error of a sample that could not be fetched, as WebDataset's handlers are: if it
-                returns true the batch goes on without that sample, if false without this and those behind it.
-            select_files, rename_files: as for `WebDataset`. The latter must pickle if workers are spawned.
-            require_end: of a plain tar, that it has its end of archive: one that has not was cut off, or comes from a
+            store: A Client, or the address that each process connects to at its first read. None means AIS_LOADER_URL.
+            handler: A function that is called with the error of a sample that could not be fetched, like WebDataset's
+                handlers. If it returns true, the batch continues without that sample. If false, the batch ends before
+                that sample.
+            select_files, rename_files: As for `WebDataset`. The latter must be picklable if workers are spawned.
+            require_end: Whether a plain tar must have an end of archive. One without it was truncated, or comes from a
                 writer that leaves it out.
-            timeout_s: longest silence of the store.
+            timeout_s: The longest time to wait for the store's next data.
 
         Raises:
-            InvalidRequest: no shards, or what is no URL of the store.
-            ArchiveDamaged, NotAnArchive: a shard that is cut off, or none.
-            ArchiveError: a shard in which a name stands twice.
-            ValueError: a sample in which a field stands twice.
+            InvalidRequest: There are no shards, or a URL is not one of the store.
+            ArchiveDamaged, NotAnArchive: A shard is truncated, or is not an archive.
+            ArchiveError: A name occurs twice in a shard.
+            ValueError: A field occurs twice in a sample.
             ObjectNotFound, BucketNotFound, NodeUnavailable, SilenceTimeout.
         """
         self._store = store if isinstance(store, Client) else StoreReference(named_url(store))
@@ -104,33 +107,36 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
         return len(self._table)
 
     def keys(self) -> list[str]:
-        """`__key__` of each sample. Shards may have some in common."""
+        """Return the `__key__` of each sample. Different shards may contain the same key."""
         return self._table.keys()
 
     def sizes_bytes(self, field: str | None = None) -> npt.NDArray[np.int64]:
-        """Of each sample, or of its member of this field (-1: it has none), shape (n,). For samplers by length."""
+        """Return the size of each sample, shape (n,), or of its member of this field (-1 if there is none).
+
+        This is for samplers by length.
+        """
         return self._table.sizes() if field is None else self._table.field_sizes(field)
 
     def versions(self) -> dict[str, str]:
-        """Of the shards, by URL: those that are read."""
+        """Return the versions of the shards that are read, by URL."""
         return {shard.url: shard.version for shard in self._table.shards}
 
     def entries(self, index: int) -> list[Entry]:
-        """What fetches a sample's members, in their order."""
+        """Return the entries of a sample's members, in order."""
         return self._table.entries(self._number(index))
 
     def __getitem__(self, index: int) -> Any:
-        """Raises IndexError, and LookupError for a sample that a handler passed over."""
+        """Return one sample. Raises IndexError, and LookupError for a sample that a handler skipped."""
         found = self.__getitems__((index,))
         if not found:
             raise LookupError(f"sample {index} was passed over by a handler")
         return found[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
-        """The samples of these numbers, in their order, by one request; the DataLoader calls it for each batch.
+        """Return the samples of these numbers, in order, with one request. The DataLoader calls this per batch.
 
-        Raises IndexError, and what `Client.get_batch` raises. ObjectNotFound for a shard that was replaced or deleted
-        since the list was made.
+        Raises IndexError, and the errors of `Client.get_batch`. ObjectNotFound is also raised for a shard that was
+        replaced or deleted after the listing.
         """
         wanted = self._wanted(indices)
         return self._staged(self._taken(wanted, self._client().get_batch(wanted.entries, **self._options())))
@@ -138,11 +144,12 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
     def batches(
         self, batch_sampler: Iterable[Iterable[int]], *, in_flight: int = 3
     ) -> Generator[list[Any], None, None]:
-        """What `__getitems__` makes of each list of numbers that a batch sampler draws, the next ones being under way.
+        """Yield the samples of each list of numbers that a batch sampler draws, with the next batches in flight.
 
-        A DataLoader names the numbers of a batch when it wants the batch; here `in_flight` of them are drawn and asked
-        for before their turn, over one session and without worker processes. An epoch of the sampler; closing the
-        generator gives up what is under way. Raises what `__getitems__` does; IndexError when the number is drawn.
+        A DataLoader passes the numbers of a batch only when it needs the batch. Here, `in_flight` batches are drawn and
+        requested before their turn, over one session and without worker processes. The generator covers one epoch of
+        the sampler. Closing it abandons the batches in flight. Raises the errors of `__getitems__`, and IndexError when
+        the number is drawn.
         """
         if in_flight < 1:
             raise errors.InvalidRequest(f"in_flight={in_flight}: need at least 1")
@@ -222,7 +229,7 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
                     return
 
     def _changed(self, wanted: Sequence[int], error: errors.ObjectNotFound) -> errors.LoaderError:
-        """Which of the shards is not the one that was listed; the error itself if all of them are."""
+        """Return an error that names the shard that has changed since the listing, or the error itself if none has."""
         client = self._client()
         for shard in dict.fromkeys(self._table.shard(sample) for sample in wanted):
             try:
@@ -240,7 +247,7 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
     # -- as pipelines have it
 
     def compose(self, *stages: Callable[[Iterator[Any]], Iterable[Any]]) -> ShardSamples:
-        """These samples, sent through further stages: each is given a batch's samples and yields what becomes of them.
+        """Return these samples, sent through further stages. Each receives a batch's samples and yields the results.
 
         A stage that yields fewer makes the batch smaller.
         """

@@ -1,12 +1,12 @@
-"""Shard stream: an archive as a plain binary stream, begun by a thread of its own, whole or with an error.
+"""Shard stream: an archive as a plain binary stream, started by a thread of its own, complete or with an error.
 
-It is open when the store says that the archive is whole; its bytes are those of that version, all of them or an error.
-The thread reads until its window is full, which is what a shard that comes next needs. From there on the consumer reads
-itself: a thread beside one that is busy with tarfile's Python waits 5 ms for the interpreter again and again, and is
-slower than none.
+The stream is open when the store has confirmed that the archive is complete. Its bytes are those of that version, all
+of them or an error. The thread reads until its window is full, which is what the next shard of an iteration needs. From
+then on, the consumer reads by itself: next to a thread that runs tarfile's Python code, another thread repeatedly waits
+5 ms for the interpreter, and is slower than none.
 
-Threads: a stream belongs to one consumer; its producer refers to the buffer between them alone, so that a stream that
-is dropped, as WebDataset drops them, is closed.
+Threads: A stream belongs to one consumer. Its producer refers only to the buffer between them, so that a stream that is
+dropped, as WebDataset does, is closed.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from ais_loader import Client, ObjectInfo, ObjectReader, errors
 from .whole_shards import require_whole
 
 _LOOK_S = 1.0
-"""How often a consumer that waits looks whether its producer, whose own waits have deadlines, is still there."""
+"""How often a waiting consumer checks that its producer, whose own waits have deadlines, is still alive."""
 _END_S = 10.0
-"""How long the end of the process waits for a producer to notice."""
+"""How long the process waits for a producer to notice that it is ending."""
 
 
 class ShardStream(io.BufferedIOBase):
-    """Forward only. `name` is the object's URL.
+    """A forward-only stream. `name` is the object's URL.
 
-    Reading raises what a batch raises: ObjectNotFound when the version that was opened is gone, NodeUnavailable,
-    SilenceTimeout, CorruptObject; each time again.
+    Reading raises the errors of a batch: ObjectNotFound if the version that was opened is gone, NodeUnavailable,
+    SilenceTimeout, CorruptObject. Every further read raises the error again.
     """
 
     def __init__(
         self, client: Client, bucket: str, name: str, *, window_bytes: int, timeout_s: float, require_end: bool = True
     ) -> None:
-        """Reading begins here, in the background; errors come with `wait_open`.
+        """Start to read in the background. `wait_open` raises the errors.
 
         Args:
-            window_bytes: most that is asked for before it is read, give or take a frame of 4 MiB.
-            timeout_s: longest silence of the store.
-            require_end: see `require_whole`.
+            window_bytes: The most data to request before it is read, give or take a frame of 4 MiB.
+            timeout_s: The longest time to wait for the store's next data.
+            require_end: See `require_whole`.
         """
         self.name = f"ais://{bucket}/{name}"
         self.mode = "rb"
@@ -65,7 +65,7 @@ class ShardStream(io.BufferedIOBase):
         self._thread.start()
 
     def wait_open(self) -> ObjectInfo:
-        """The version that is being read, which has an index of its members if it is an archive.
+        """Wait until the shard is open, and return the version that is read. If it is an archive, it has an index.
 
         Raises ObjectNotFound, BucketNotFound, ArchiveDamaged, NodeUnavailable, SilenceTimeout.
         """
@@ -79,7 +79,7 @@ class ShardStream(io.BufferedIOBase):
         return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Up to `size` bytes: fewer only at the end of the object."""
+        """Read up to `size` bytes, and fewer only at the end of the object."""
         rest = self._rest
         if size is not None and 0 <= size <= len(rest):  # as most reads are
             self._rest = rest[size:]
@@ -103,7 +103,7 @@ class ShardStream(io.BufferedIOBase):
         return data
 
     def read1(self, size: int = -1, /) -> bytes:
-        """As `read`, but for what is here already when no size is given."""
+        """Like `read`, but without a size, return what is already available."""
         return self.read(size if size >= 0 else max(1, len(self._rest)))
 
     def _require_own(self) -> None:
@@ -125,7 +125,7 @@ class ShardStream(io.BufferedIOBase):
 
 
 class _Buffer:
-    """What is between a producer and its consumer, at most so many bytes and one chunk."""
+    """The buffer between a producer and its consumer: at most `limit_bytes` and one chunk."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -143,7 +143,7 @@ class _Buffer:
             self._changed.notify_all()
 
     def put(self, chunk: memoryview) -> bool:
-        """False: no more of it, as there is enough, or nobody who wants it."""
+        """Add a chunk. Returns False if no more is wanted: the buffer is full, or closed."""
         with self._changed:
             if not self._closed:
                 self._chunks.append(chunk)
@@ -152,7 +152,7 @@ class _Buffer:
             return not self._closed and self._held_bytes < self._limit_bytes
 
     def hand_over(self, reader: ObjectReader) -> None:
-        """The rest of it, to whoever takes; closed with the buffer."""
+        """Let the consumer read the rest from `reader`, which is closed with the buffer."""
         with self._changed:
             self._reader = reader
             self._changed.notify_all()
@@ -180,7 +180,7 @@ class _Buffer:
             return self._info
 
     def take(self, producer: threading.Thread) -> memoryview | None:
-        """The next chunk; None at the end."""
+        """Return the next chunk, or None at the end."""
         with self._changed:
             self._wait(lambda: bool(self._chunks) or self._ended or self._reader is not None, producer)
             if self._chunks:
@@ -200,7 +200,7 @@ class _Buffer:
                 raise errors.LoaderError("the thread that reads this shard has ended without a word")
 
     def _error_now(self) -> BaseException:
-        """One of its own for each raise: WebDataset adds to the arguments of what it catches."""
+        """Return a new error for each raise, because WebDataset modifies the arguments of what it catches."""
         error = self._error
         if isinstance(error, errors.LoaderError):
             again = type(error)(*error.args)
@@ -236,7 +236,7 @@ _buffers: WeakSet[_Buffer] = WeakSet()
 
 
 def _end_all() -> None:
-    """Before the interpreter goes: a thread in the middle of a read could not be stopped later."""
+    """End all threads before the interpreter exits. Later, a thread in a read could not be stopped."""
     for buffer in list(_buffers):
         buffer.close()
     for thread in list(_running):

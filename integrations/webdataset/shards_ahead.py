@@ -1,8 +1,8 @@
-"""Shards ahead: the next ones of an iteration, being read while the one before them is used.
+"""Shards ahead: reads the next shards of an iteration while the previous one is in use.
 
-WebDataset opens a shard when the one before it has ended, and so waits for each at its beginning. The stages of its
-pipelines that open shards are given their URLs through `ahead` instead, which draws a few before they are needed,
-begins to read those of the store, and leaves them where the opener finds them.
+WebDataset opens a shard when the previous one has ended, and so waits at the beginning of each. Here, the stages that
+open shards receive their URLs through `ahead`, which draws a few URLs before they are needed, starts to read those of
+the store, and leaves the streams where the opener finds them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _lock = threading.Lock()
 
 
 def take_ahead(url: str) -> ShardStream | None:
-    """A stream of this shard that nobody has read from, if `ahead` began one."""
+    """Return an unread stream of this shard, if `ahead` started one."""
     with _lock:
         streams = _waiting.get(url)
         if not streams:
@@ -33,11 +33,11 @@ def take_ahead(url: str) -> ShardStream | None:
 
 
 def ahead(source: Iterable[Any], shards: int, begin: Callable[[str], ShardStream | None]) -> Generator[Any, None, None]:
-    """What `source` yields, URLs or `{"url": …}`, with up to `shards` of the store begun: the next and those behind it.
+    """Yield the items of `source`, URLs or `{"url": …}`, with up to `shards` of the store started, the next ones first.
 
-    Nothing is drawn ahead of a URL that is not of the store, since what yields files may move them when it is asked for
-    the next one. `begin` returns None for what it does not read ahead. What was begun and not taken is given up when
-    the iterator is closed.
+    Nothing is drawn past a URL that is not one of the store, because a source of files may move a file when asked for
+    the next one. `begin` returns None for a shard that it does not read ahead. When the iterator is closed, streams
+    that were started but not taken are closed.
     """
     rest = iter(source)
     drawn: deque[tuple[Any, str, ShardStream | None]] = deque()
@@ -71,7 +71,7 @@ def _begun(item: Any, begin: Callable[[str], ShardStream | None]) -> tuple[Any, 
 
 
 def _withdraw(url: str, stream: ShardStream) -> bool:
-    """False: the opener has it."""
+    """Remove a stream. Returns False if the opener has taken it."""
     with _lock:
         streams = _waiting.get(url, deque())
         if stream not in streams:

@@ -1,9 +1,9 @@
-"""Whole shards: whether an archive is all that its writer wrote, as far as the archive itself can tell.
+"""Whole shards: checks whether an archive is complete, as far as the archive itself can tell.
 
-tarfile, on which WebDataset is built, takes a tar that is cut off at or inside a header for one that ends there: an
-iteration over it is short and says nothing. Two things are known of a shard in the store that say more. Its index of
-members, which the store makes by reading all of it, and refuses to make of one that ends inside a header or a member.
-And its last block: a tar ends with blocks of zeros, which one that was cut off between two members has not got.
+tarfile, on which WebDataset is built, treats a tar that is truncated at or inside a header as one that ends there: an
+iteration over it is short, without an error. Two properties of a shard in the store reveal more. The first is its index
+of members: the store builds it by reading the entire archive, and refuses one that ends inside a header or a member.
+The second is its last block: a tar ends with blocks of zeros, which are missing if it was truncated between members.
 
 Source: POSIX.1-2017, pax, "ustar Interchange Format": two blocks of zeros end an archive.
 """
@@ -19,12 +19,12 @@ _BLOCK_BYTES = 512
 
 
 def require_whole(client: Client, info: ObjectInfo, *, timeout_s: float, require_end: bool = True) -> None:
-    """Of an archive by its name that the store could index if it is sound; nothing is asked of others.
+    """Check an object that is an archive by its name, and that the store can index if it is valid. Others pass.
 
     Args:
-        require_end: of a plain tar, its end of archive. Some writers leave it out.
+        require_end: Whether a plain tar must have an end of archive. Some writers leave it out.
 
-    Raises ArchiveDamaged, NotAnArchive, and what reading raises.
+    Raises ArchiveDamaged, NotAnArchive, and the errors of reading.
     """
     if not info.name.lower().endswith(ARCHIVE_EXTENSIONS):
         return
