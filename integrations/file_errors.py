@@ -1,4 +1,4 @@
-"""File errors: those that callers of files expect, in place of ours that mean the same."""
+"""File errors: replaces our errors by those that callers of files expect for the same cause."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ais_loader import errors
 
 @contextmanager
 def as_files(path: str) -> Iterator[None]:
-    """In here, errors that files have too are those of files."""
+    """In this block, raise file errors in place of our own, where there is an equivalent."""
     try:
         yield
     except (errors.NotFound, errors.StoreNotFound) as error:

@@ -1,4 +1,4 @@
-"""Write stream, a file that becomes an object when it is closed: whole, or not at all."""
+"""Write stream: a file that becomes an object when it is closed, as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MEMORY_BYTES = 64 << 20
-"""What is larger waits in a temporary file."""
+"""Larger data is spooled to a temporary file."""
 
 
 class ObjectWriter(io.BufferedIOBase):
-    """Sequential. Nothing is written when its `with` block is left by an exception, when a `write` failed, after
-    `give_up`, or when it is dropped without being closed."""
+    """A sequential writer.
+
+    Nothing is stored if an exception leaves its `with` block, if a `write` failed, after `give_up`, or if the writer is
+    dropped without being closed.
+    """
 
     def __init__(
         self,
@@ -32,12 +35,12 @@ class ObjectWriter(io.BufferedIOBase):
     ) -> None:
         """
         Args:
-            writing: gives a client for writing, and keeps other writers away. Entered here, so that who may not write
-                is told before there is anything to write.
-            autocommit: False: it is `commit` that writes, after `close`: fsspec's transactions.
-            if_absent: write nothing if the object is there by then: FileExistsError.
+            writing: A context manager that provides a client for writing and keeps other writers out. It is entered
+                here, so that a caller who may not write gets the error before there is anything to write.
+            autocommit: False means that `commit` stores the object, after `close`, as in fsspec's transactions.
+            if_absent: Whether to raise FileExistsError, and write nothing, if the object exists by then.
 
-        Raises what `writing` raises.
+        Raises the errors of `writing`.
         """
         self.name = f"ais://{bucket}/{name}"
         self._writing = writing
@@ -67,11 +70,11 @@ class ObjectWriter(io.BufferedIOBase):
             raise
 
     def give_up(self) -> None:
-        """Have `close` write nothing: for what writes through this and failed."""
+        """Make `close` store nothing, for a wrapping writer that has failed."""
         self._failed = True
 
     def close(self) -> None:
-        """Stores the object, unless writing it failed. Raises what `Bucket.put` raises, or an error of files."""
+        """Store the object, unless writing it failed. Raises the errors of `Bucket.put`, or file errors."""
         if self.closed:
             return
         super().close()

@@ -1,14 +1,15 @@
-"""Shared store: one for all integrations of this process that mean it, reader of all, and lock while one writes.
+"""Shared store: one instance for all integrations in this process that use the same store. It takes the lock only
+while something writes.
 
-fsspec makes a file system for each thread that asks for one, a training script has a loader, an I/O backend and an
-opener, and libraries ask from many threads. An embedded store has one writer at a time, and whoever only reads must not
-be that one: reading never locks, the first write opens the store for writing, and IDLE_S after the end of the last
-write the store is closed again and others may write to it. It is let go of at once by `release`, before a fork (a child
-could not write to it otherwise), at the end of the process, and when a client of this process wants to write to it. If
-such a client holds it already, writes are done by that one.
+fsspec creates a file system per thread, a training script has a loader, an I/O backend and an opener, and libraries use
+many threads. An embedded store has one writer at a time, and readers must not take that role. Therefore, reading never
+locks, the first write opens the store for writing, and IDLE_S after the end of the last write the store is closed again
+and others can write to it. The lock is released immediately by `release`, before a fork (otherwise, a child could not
+write), at the end of the process, and when a client of this process wants to write. If such a client already holds the
+lock, it does the writes.
 
-What is written is read at once by this process: its readers follow the commits of its writers. A storage node has no
-lock, and one client does both.
+This process reads its own writes immediately, because its readers follow the commits of its writers. A storage node has
+no lock, and one client does both.
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-"""How long the lock is kept after a write, as the next one follows often: opening and closing takes a twentieth of a
-second, a write a thousandth."""
+"""How long to keep the lock after a write, since another one often follows: opening and closing takes a twentieth of a
+second, and a write a thousandth."""
 
 _TELL_AFTER_S = 1.0
-"""A wait for another writer that is longer is logged, once."""
+"""A longer wait for another writer is logged, once."""
 
 _stores: WeakValueDictionary[str, SharedStore] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
 def named_url(url: str | os.PathLike[str] | None = None) -> str | None:
-    """The store's URL, or the one that AIS_LOADER_URL names now; None where neither says."""
+    """Return the store's URL, or the current AIS_LOADER_URL, or None if neither is set."""
     return (os.fspath(url) if url else os.environ.get(URL_VARIABLE)) or None
 
 
 def shared_store(
     url: str | os.PathLike[str] | None = None, connect_options: Mapping[str, Any] | None = None
 ) -> SharedStore:
-    """The store at this URL, or at the one in AIS_LOADER_URL, the same for everybody in this process.
+    """Return the store at this URL, or at AIS_LOADER_URL. All callers in this process get the same instance.
 
-    It lasts as long as somebody refers to it. Raises what `connect` raises, but where there is no store yet: the first
-    write makes it.
+    It lives as long as it is referenced. Raises the errors of `connect`, except if there is no store yet: the first
+    write creates it.
     """
     named, options = named_url(url), connect_options or {}
     key = f"{_normal(named)!r} {sorted(options.items())!r}"
@@ -69,31 +70,31 @@ def shared_store(
 
 
 class StoreReference:
-    """A store by its URL, found when it is used; pickles as that. Thread-safe.
+    """A reference to a store by URL, resolved at each use. It pickles as the URL, and is thread-safe.
 
-    Without a URL it is the store that AIS_LOADER_URL names at each use, also where it is changed in between.
+    Without a URL, it refers to the store that AIS_LOADER_URL names at each use, even if that changes.
     """
 
     def __init__(
         self, url: str | os.PathLike[str] | None = None, connect_options: Mapping[str, Any] | None = None
     ) -> None:
-        """Nothing is opened here. Arguments as for `ais_loader.connect`."""
+        """Open nothing yet. The arguments are those of `ais_loader.connect`."""
         self.url = os.fspath(url) if url else None
         self._options = dict(connect_options or {})
         self._store: SharedStore | None = None  # keeps it
 
     def store(self) -> SharedStore:
-        """Raises what `connect` raises."""
+        """Return the store. Raises the errors of `connect`."""
         self._store = shared_store(self.url, self._options)
         return self._store
 
     def reader(self) -> Client:
-        """A client for reading, which is not to be closed. Raises what `connect` raises."""
+        """Return a client for reading. Do not close it. Raises the errors of `connect`."""
         return self.store().reader()
 
     @contextmanager
     def writer(self, wait_s: float = 0.0) -> Iterator[Client]:
-        """A client for writing until the end of the block; `wait_s` and errors as for `SharedStore.writer`."""
+        """Yield a client for writing. `wait_s` and the errors are those of `SharedStore.writer`."""
         with self.store().writer(wait_s) as client:
             yield client
 
@@ -115,13 +116,13 @@ def _normal(url: str | None) -> str | None:
 
 
 class SharedStore:
-    """Thread-safe; in a forked child it begins anew."""
+    """A store that is shared in this process. It is thread-safe, and starts afresh in a forked child."""
 
     def __init__(self, url: str | None, connect_options: Mapping[str, Any]) -> None:
         self._url = url
         self._options = dict(connect_options)
         self._locks_to_write = "mode" not in self._options and not (url or "").startswith("grpc://")
-        """An embedded store about which nothing else was said."""
+        """Whether this is an embedded store without an explicit mode."""
         self._reader: Client | None = None
         self._start()
         with suppress(errors.StoreNotFound):
@@ -132,12 +133,12 @@ class SharedStore:
         self._lock = threading.RLock()  # the collector may end a write anywhere, in here too
         self._writer: Client | None = None  # guarded by _lock, as all that follows
         self._writes: set[object] = set()
-        """Under way: they need the writer."""
+        """The writes in progress, which need the writer."""
         self._last_write_s = 0.0
         self._timer: threading.Timer | None = None
 
     def reader(self) -> Client:
-        """Raises what `connect` raises."""
+        """Return a client for reading. Raises the errors of `connect`."""
         with self._lock:
             return self._reader_now()
 
@@ -149,10 +150,10 @@ class SharedStore:
 
     @contextmanager
     def writer(self, wait_s: float = 0.0) -> Iterator[Client]:
-        """A client that may write, until the end of the block.
+        """Yield a client that may write until the end of the block.
 
-        While somebody else holds the store for writing, it is asked for again and again for `wait_s` seconds; readers
-        of this process go on meanwhile. Raises StoreLocked after that, and what `connect` raises at once.
+        While someone else has the store open for writing, this retries for `wait_s` seconds. Readers of this process
+        continue in the meantime. After that, it raises StoreLocked. The errors of `connect` are raised immediately.
         """
         write, pid = object(), os.getpid()
         client = self._begin(write, wait_s)
@@ -167,7 +168,7 @@ class SharedStore:
                         self._wait(IDLE_S)
 
     def _begin(self, write: object, wait_s: float) -> Client:
-        """Take part in writing under this name, as soon as nobody else writes."""
+        """Register this write, as soon as no one else is writing."""
         told = False
 
         def tell(state: tenacity.RetryCallState) -> None:
@@ -231,7 +232,7 @@ class SharedStore:
                 self._close_writer()
 
     def release(self) -> None:
-        """Let go of the lock now, unless something is being written."""
+        """Release the lock now, unless a write is in progress."""
         with self._lock:
             if not self._writes:
                 self._close_writer()
@@ -245,7 +246,7 @@ class SharedStore:
             writer.close()
 
     def begin_in_child(self) -> None:
-        """After a fork: the writer is the parent's, and the thread that holds _lock may not be here."""
+        """Reset after a fork: the writer belongs to the parent, and the thread that holds _lock may not exist here."""
         self._start()
 
 

@@ -1,4 +1,4 @@
-"""fsspec integration: `ais://` for pandas, pyarrow, datasets and whatever else opens URLs through fsspec."""
+"""fsspec integration: `ais://` for pandas, pyarrow, datasets and anything else that opens URLs through fsspec."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """fsspec file system over buckets and objects: `ais://bucket/name`.
 
-Found by fsspec through its entry point, so `fsspec.open("ais://bucket/name")` and `pandas.read_parquet("ais://…")` need
-nothing but the installed package, and the store: `storage_options={"store": …}` or AIS_LOADER_URL. Many files, or many
-ranges, are one GetBatch. Folders are what names have in common: they come and go with their objects. Reading locks
-nothing; see integrations/shared_store.py for what writing does to an embedded store.
+fsspec finds it through its entry point, so `fsspec.open("ais://bucket/name")` and `pandas.read_parquet("ais://…")` need
+only the installed package and a store: `storage_options={"store": …}` or AIS_LOADER_URL. Many files or ranges are
+fetched with one GetBatch. Folders are common prefixes of names: they come and go with their objects. Reading takes no
+lock. integrations/shared_store.py describes how writing locks an embedded store.
 
 Interface: https://filesystem-spec.readthedocs.io/en/latest/api.html#fsspec.spec.AbstractFileSystem
 """
@@ -34,7 +34,7 @@ with needs("fsspec", "ais:// in other libraries"):
 
 
 class _ByStore(type(AbstractFileSystem)):  # type: ignore[misc]  # fsspec has no annotations
-    """fsspec keeps file systems by their arguments: one without a store is the one that AIS_LOADER_URL names now."""
+    """fsspec caches file systems by their arguments. One without a store means the current AIS_LOADER_URL."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if not args and not kwargs.get("store"):
@@ -43,22 +43,25 @@ class _ByStore(type(AbstractFileSystem)):  # type: ignore[misc]  # fsspec has no
 
 
 class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[misc]  # fsspec has no annotations
-    """Args:
-    store: its URL, as `ais_loader.connect` takes it; None: what AIS_LOADER_URL says when the file system is asked for.
-    connect_options: further arguments of `connect`: mode, options. With mode="a" an embedded store is held for writing
-        as long as the process lives, with mode="r" it is never written to.
-    lock_wait_s: how long a write waits, in seconds, while another process holds an embedded store for writing; 0: it is
-        refused at once.
+    """The buckets and objects of a store as an fsspec file system.
 
-    Without a mode an embedded store is read beside whoever writes to it, and locked for writing from the first write
-    (a file that is opened for writing counts until it is closed) until a second after the last one; `release_lock` lets
-    go of it at once. A write that has waited `lock_wait_s` raises PermissionError, which says which process has the
-    lock; the next write asks again. The first write makes a store that is not there. This process reads what it has
-    written at once; what another process has replaced or deleted is seen a second later at the latest, or at once after
-    `invalidate_cache`.
+    Args:
+        store: The store's URL, as for `ais_loader.connect`. None means the value of AIS_LOADER_URL when the file system
+            is requested.
+        connect_options: Further arguments of `connect`: mode, options. With mode="a", an embedded store is held open
+            for writing as long as the process lives. With mode="r", it is never written to.
+        lock_wait_s: How long a write waits, in seconds, while another process has an embedded store open for writing. 0
+            refuses the write immediately.
 
-    Errors are those of files where there is one: FileNotFoundError, FileExistsError, IsADirectoryError,
-    PermissionError; else `ais_loader.errors`.
+    Without a mode, an embedded store is read alongside any writer. It is locked for writing from the first write until
+    a second after the last one. A file that is open for writing counts as a write until it is closed. `release_lock`
+    releases the lock immediately. A write that has waited for `lock_wait_s` raises PermissionError, which says which
+    process has the lock. The next write tries again. If there is no store, the first write creates it. This process
+    reads its own writes immediately. It sees what another process has replaced or deleted within one second, or
+    immediately after `invalidate_cache`.
+
+    Errors are those of files if there is an equivalent: FileNotFoundError, FileExistsError, IsADirectoryError,
+    PermissionError. Otherwise, they are from `ais_loader.errors`.
     """
 
     protocol = "ais"
@@ -81,21 +84,21 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
 
     @property
     def _client(self) -> Client:
-        """For reading."""
+        """The client for reading."""
         return self._store.reader()
 
     @contextmanager
     def _writing(self, path: str) -> Iterator[Client]:
-        """A client for writing; in here, errors are those of files."""
+        """Yield a client for writing. In this block, errors are those of files."""
         with as_files(path), self._store.writer(self._lock_wait_s) as client:
             yield client
 
     def release_lock(self) -> None:
-        """Let others write to an embedded store now, unless something is being written through `ais://` here."""
+        """Let others write to an embedded store now, unless this process is writing through `ais://`."""
         self._store.release()
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        """See now what other processes have written to an embedded store by now; it takes a second otherwise."""
+        """Make other processes' writes to an embedded store visible now. Otherwise, this takes a second."""
         super().invalidate_cache(path)
         with suppress(errors.StoreNotFound):
             self._client.refresh()
@@ -106,14 +109,14 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        """Names are literal: nothing in them is decoded or made shorter but slashes at the end."""
+        """Strip the protocol, and slashes at the ends. Names are literal: nothing in them is decoded."""
         if isinstance(path, list):
             return [cls._strip_protocol(one) for one in path]
         path = os.fspath(path)
         return path.removeprefix("ais://").strip("/")
 
     def _object(self, path: str) -> tuple[str, str]:
-        """The names of bucket and object."""
+        """Return the names of the bucket and the object."""
         bucket, name = split(self._strip_protocol(path))
         if not bucket:
             raise IsADirectoryError("the store itself: name a bucket")
@@ -122,7 +125,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         return bucket, name
 
     def _bucket(self, name: str) -> Bucket:
-        """For reading; to be used where errors become those of files."""
+        """Return a bucket for reading. Use it where errors become those of files."""
         return self._client.bucket(name)
 
     # -- what is there
@@ -147,7 +150,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **kwargs: Any
     ) -> Any:
-        """All files below, from one listing; folders and depths are seen to by the general way."""
+        """Find all files below, with one listing. Folders and depths use the general implementation."""
         path = self._strip_protocol(path)
         bucket_name, name = split(path)
         if maxdepth is not None or withdirs or not bucket_name:
@@ -190,7 +193,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
     created = modified
 
     def ukey(self, path: str) -> str:
-        """Another one for other contents."""
+        """Return a key that differs if the contents differ."""
         return f"{self.fsid}/{self._strip_protocol(path)}@{self.info(path)['version']}"
 
     checksum = ukey
@@ -221,7 +224,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         return found
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
-        """One GetBatch for all files. See fsspec for what it returns."""
+        """Read all files with one GetBatch. See fsspec for what it returns."""
         paths = self.expand_path(path, recursive=recursive)
         if len(paths) == 1 and paths[0] == self._strip_protocol(path):
             return self.cat_file(paths[0])
@@ -245,7 +248,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         on_error: str = "return",
         **kwargs: Any,
     ) -> list[bytes | Exception]:
-        """One GetBatch for all ranges. As slices of bytes do, ranges end where their file ends."""
+        """Read all ranges with one GetBatch. Like slices of bytes, ranges end where their file ends."""
         starts = [starts] * len(paths) if not isinstance(starts, list) else starts
         ends = [ends] * len(paths) if not isinstance(ends, list) else ends
         if len(starts) != len(paths) or len(ends) != len(paths):
@@ -312,7 +315,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
             client.bucket(bucket).put(name, value, if_absent=mode == "create")
 
     def pipe(self, path: Any, value: bytes | None = None, **kwargs: Any) -> None:
-        """One request for many objects of a bucket."""
+        """Write many objects of a bucket with one request."""
         if isinstance(path, str):
             return self.pipe_file(path, value or b"", **kwargs)
         by_bucket: dict[str, list[tuple[str, bytes]]] = {}
@@ -335,7 +338,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
             callback.relative_update(stored.size_bytes)
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
-        """Copy an object, metadata included; the store does it. Raises FileNotFoundError."""
+        """Copy an object with its metadata, within the store. Raises FileNotFoundError."""
         source, name = self._object(path1)
         target, new_name = self._object(path2)
         if (source, name) != (target, new_name):
@@ -351,7 +354,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         self.rm_file(path)
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """With `recursive` a bucket goes with its objects."""
+        """Remove paths. With `recursive`, a bucket is removed with its objects."""
         for one in [path] if isinstance(path, str) else path:
             one = self._strip_protocol(one)
             bucket_name, name = split(one)
@@ -369,7 +372,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
                     raise IsADirectoryError(f"{file} is a folder: recursive=True removes what is in it")
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
-        """Makes the bucket. Folders are there when there is something in them."""
+        """Create the bucket. Folders exist when there is something in them."""
         bucket_name, name = split(self._strip_protocol(path))
         if name and not create_parents:
             with as_files(bucket_name):

@@ -1,4 +1,4 @@
-"""Listing rows of objects, names with common beginnings as folders."""
+"""Listing rows of objects, with common beginnings of names as folders."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def folder_row(path: str) -> Row:
 
 
 def level_row(bucket: str, one: ObjectInfo | str) -> Row:
-    """Of an object, or of a folder by its name in the bucket, which ends with a slash."""
+    """Return the row of an object, or of a folder, whose name in the bucket ends with a slash."""
     return file_row(one) if isinstance(one, ObjectInfo) else folder_row(f"{bucket}/{one[:-1]}")

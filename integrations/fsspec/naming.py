@@ -1,4 +1,4 @@
-"""Paths of the file system, and what it cannot do with them."""
+"""Paths of the file system, and unsupported operations on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 
 def split(path: str) -> tuple[str, str]:
-    """Bucket and name; either may be empty."""
+    """Return bucket and name. Either may be empty."""
     bucket, _, name = path.partition("/")
     return bucket, name
 

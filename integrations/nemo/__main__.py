@@ -1,4 +1,4 @@
-"""Command line `python -m ais_loader.integrations.nemo`: `check` looks at manifests before a run."""
+"""Command line `python -m ais_loader.integrations.nemo`: `check` checks manifests before a run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Audio headers: sampling rate and length of recordings from the first bytes of each, many with one GetBatch.
+"""Audio headers: reads the sampling rate and length of recordings from the first bytes of each, many per GetBatch.
 
-A container whose first bytes do not say how long it is (Ogg, MP3) is fetched whole, with those of its kind.
+A container whose first bytes do not state its length (Ogg, MP3) is fetched whole, together with others like it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WHOLE_BATCH_BYTES = 64 << 20
 class AudioHeader:
     rate_hz: int
     samples: int
-    """In each channel."""
+    """The number of samples in each channel."""
 
     @property
     def duration_s(self) -> float:
@@ -30,12 +30,12 @@ class AudioHeader:
 
 
 class NoAudio(Exception):
-    """Bytes that libsndfile makes nothing of; the text is its reason."""
+    """Bytes that libsndfile cannot read. The text is its reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """What to fetch, and how large it is."""
+    """An entry to fetch, and its size."""
 
     entry: Entry
     size_bytes: int
@@ -45,7 +45,7 @@ HeaderAnswer = AudioHeader | NoAudio | LoaderError
 
 
 def audio_headers(client: Client, wanted: Sequence[Sized]) -> list[HeaderAnswer]:
-    """Of each, in order, its header or why there is none. Raises what `Client.get_batch` raises of a whole batch."""
+    """Return the header of each, in order, or why there is none. Raises the errors of an entire `Client.get_batch`."""
     heads = [replace(one.entry, length=min(one.size_bytes, HEADER_BYTES)) for one in wanted]
     answers: list[HeaderAnswer | None] = []
     for one, item in zip(wanted, client.get_batch(heads, on_error="placeholder"), strict=True):
@@ -59,7 +59,7 @@ def audio_headers(client: Client, wanted: Sequence[Sized]) -> list[HeaderAnswer]
 
 
 def _bounded(numbers: list[int], sizes: list[int]) -> list[list[int]]:
-    """In groups of at most _WHOLE_BATCH_BYTES, or of one."""
+    """Divide into groups of at most _WHOLE_BATCH_BYTES, or of a single one."""
     groups: list[list[int]] = []
     held = math.inf
     for number, size in zip(numbers, sizes, strict=True):
@@ -72,7 +72,7 @@ def _bounded(numbers: list[int], sizes: list[int]) -> list[list[int]]:
 
 
 def _header(data: bytes, size_bytes: int) -> HeaderAnswer | None:
-    """None if more than `data`, the first bytes of all, must be seen."""
+    """Return the header, or None if more than `data`, the first bytes, is needed."""
     with needs("soundfile", "reading audio headers"):
         import soundfile
     begun = _Begun(data, size_bytes)
@@ -84,7 +84,7 @@ def _header(data: bytes, size_bytes: int) -> HeaderAnswer | None:
 
 
 class _Begun(io.RawIOBase):
-    """A file of `size_bytes` of which only the beginning is here. Remembers whether more was asked for."""
+    """A file of `size_bytes` of which only the beginning is available. It records whether more was requested."""
 
     def __init__(self, data: bytes, size_bytes: int) -> None:
         self._data = data

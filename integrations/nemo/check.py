@@ -1,6 +1,7 @@
-"""Check of manifests: what NeMo, reading with GetBatch, will lose, shorten or stop at.
+"""Check of manifests: finds what NeMo, reading with GetBatch, will lose, shorten or fail on.
 
-Sizes come from archives' indexes and from heads, headers with a GetBatch for each 1,000 recordings; nothing is decoded.
+Sizes come from archives' indexes and from `head_many`, and headers from one GetBatch per 1,000 recordings. Nothing is
+decoded.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from .manifests import Recording, expanded, recordings_of
 from .prompts import ALTERNATIVES, LANGUAGE_FIELDS, bare_language
 
 DURATION_TOLERANCE_S = 0.5
-"""Lhotse 1.33's."""
+"""The value of Lhotse 1.33."""
 _AT_ONCE = 1000
 _SHARDS_KEPT = 8
-"""Lines of one shard come one after another, as a rule."""
+"""How many shards' members are kept. Usually, the lines of one shard are adjacent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What lines must have beside recordings that are as they say."""
+    """What lines must have besides recordings that match them."""
 
     fields: tuple[str, ...] = ()
     languages: frozenset[str] = frozenset()
-    """That a tokenizer knows; empty: not known."""
+    """The languages that a tokenizer knows. Empty if not specified."""
     language_field: str = "lang"
     tolerance_s: float = DURATION_TOLERANCE_S
 
@@ -46,9 +47,9 @@ class CheckedPart:
 def check_manifests(
     client: Client, manifests: Sequence[str], tars: Sequence[str], needed: Requirements
 ) -> Iterator[CheckedPart]:
-    """What is found, part by part. Arguments as for `recordings_of`.
+    """Yield findings, part by part. The arguments are those of `recordings_of`.
 
-    Raises ManifestError, and what the store raises, but for recordings that are not there or damaged.
+    Raises ManifestError, and the errors of the store, except for recordings that are missing or damaged.
     """
     sizes = _Sizes(client, expanded(tars))
     lines = recordings_of(manifests, tars, client)
@@ -73,18 +74,18 @@ def _of_part(client: Client, recordings: list[Recording], sizes: _Sizes, needed:
 
 
 class _Sizes:
-    """How large recordings are: members by their archives' indexes, objects by their heads."""
+    """Sizes of recordings: of members from the archives' indexes, of objects from `head_many`."""
 
     def __init__(self, client: Client, shards: Sequence[str]) -> None:
         self._client = client
         self._shards = [entry for entry in map(_shard, shards) if entry is not None]
         self._members: OrderedDict[tuple[str, str], dict[str, Sized] | str] = OrderedDict()
-        """Of the shards looked at last, or why there are none."""
+        """The members of the shards used last, or why there are none."""
         self._shard_with: dict[str, str] | None = None
-        """By a member's name, once one is missing: the URL of a shard that has it."""
+        """The URL of a shard by the name of a member that it has. Made once a member is missing."""
 
     def of(self, recordings: Sequence[Recording]) -> list[Sized | str]:
-        """Of each, or why it is not there."""
+        """Return the size of each recording, or why it is missing."""
         answers: dict[int, Sized | str] = {}
         objects: dict[str, list[int]] = {}
         for n, one in enumerate(recordings):
@@ -142,12 +143,12 @@ class _Sizes:
 
 
 def _shard(url: str) -> tuple[str, str] | None:
-    """Bucket and name; None for a file of this machine."""
+    """Return bucket and name, or None for a local file."""
     return split_url(url) if url.startswith(SCHEME) else None
 
 
 def _of_header(one: Recording, header: HeaderAnswer, tolerance_s: float) -> Iterator[Finding]:
-    """What NeMo makes of a recording that is there."""
+    """Yield findings about a recording that exists."""
     if isinstance(header, errors.NotFound):
         yield one.finding("missing", f"{header}: NeMo drops it with a warning")
     elif isinstance(header, errors.LoaderError):
@@ -197,7 +198,7 @@ def _of_length(one: Recording, header: AudioHeader, tolerance_s: float) -> Itera
 
 
 def _is_lost(samples: int, duration_s: float, rate_hz: int, tolerance_s: float) -> bool:
-    """Whether Lhotse refuses so many samples for so long a recording."""
+    """Return whether Lhotse rejects this number of samples for a recording of this duration."""
     return abs(round(duration_s * rate_hz) - samples) > math.ceil(tolerance_s * rate_hz)
 
 

@@ -1,4 +1,4 @@
-"""Finding: what a run would stumble over, and on which line of which manifest."""
+"""Finding: a problem that a run would encounter, with its manifest and line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 class Finding:
     manifest: str
     line: int
-    """From 1."""
+    """The line number, from 1."""
     url: str
-    """Of the recording; empty where the line does not say which."""
+    """The recording's URL. Empty if the line does not name one."""
     kind: str
-    """missing, unreadable, empty, sampling-rate, duration, offset, field, language or line."""
+    """One of missing, unreadable, empty, sampling-rate, duration, offset, field, language and line."""
     message: str
 
     def fields(self) -> dict[str, str | int]:
-        """For --json."""
+        """Return the fields for --json."""
         return asdict(self)

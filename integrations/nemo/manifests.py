@@ -1,7 +1,7 @@
-"""NeMo's manifests: which recordings their lines name, and what they say of them.
+"""NeMo's manifests: the recordings that their lines name, and what they say about them.
 
-What a line becomes is NeMo 3.0.0's with USE_AIS_GET_BATCH=true: no shard is opened, `shard.tar/member` is the URL of a
-recording, and its sampling rate and duration are those of the line.
+Lines are interpreted like NeMo 3.0.0 with USE_AIS_GET_BATCH=true: no shard is opened, `shard.tar/member` is the URL of
+a recording, and its sampling rate and duration are those of the line.
 
 Source: nemo_adapters.py and text_adapters.py in nemo/collections/common/data/lhotse.
 """
@@ -23,7 +23,7 @@ from ais_loader.urls import SCHEME
 from .finding import Finding
 
 DEFAULT_RATE_HZ = 16_000
-"""Of a line that does not say."""
+"""The sampling rate of a line that does not state one."""
 _GZIP = b"\x1f\x8b"
 _MANIFEST_NUMBER = re.compile(r"manifest[^/]*_(\d+)[^/]*\.json")
 _TAR_NUMBER = re.compile(r"audio[^/]*_(\d+)[^/]*\.tar")
@@ -33,26 +33,26 @@ _CLOSING = (")", "]", ">", "_CL_")
 
 
 class ManifestError(Exception):
-    """A manifest cannot be read, or manifests and shards do not belong together."""
+    """A manifest cannot be read, or manifests and shards do not match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a line names, and says of it."""
+    """A recording that a line names, and what the line says about it."""
 
     manifest: str
     line: int
-    """From 1."""
+    """The line number, from 1."""
     url: str
     entry: Entry
     rate_hz: int
     rate_said: bool
     fixed_rate: bool
-    """Whether NeMo takes DEFAULT_RATE_HZ whatever the line says."""
+    """Whether NeMo uses DEFAULT_RATE_HZ regardless of the line."""
     duration_s: float
     offset_s: float
     fields: Mapping[str, Any]
-    """All of the line, or nothing for a turn of a conversation."""
+    """All fields of the line, or none for a turn of a conversation."""
     is_turn: bool
 
     def finding(self, kind: str, message: str) -> Finding:
@@ -60,13 +60,13 @@ class Recording:
 
 
 def recordings_of(manifests: Sequence[str], tars: Sequence[str], client: Client) -> Iterator[Recording | Finding]:
-    """Remote recordings of all lines, in order, and what is wrong with lines as such.
+    """Yield the remote recordings of all lines, in order, and findings about lines that are wrong in themselves.
 
     Args:
-        manifests: paths or ais:// URLs, with NeMo's ranges; read one after another.
-        tars: as NeMo's tarred_audio_filepaths; none for manifests whose lines name whole files.
+        manifests: Paths or ais:// URLs, with NeMo's ranges. They are read one after another.
+        tars: The same as NeMo's tarred_audio_filepaths. Empty for manifests whose lines name whole files.
 
-    Raises ManifestError, and what the store or the file system raises.
+    Raises ManifestError, and the errors of the store or the file system.
     """
     paths = expanded(manifests)
     shards = _Shards(paths, expanded(tars))
@@ -79,11 +79,11 @@ def recordings_of(manifests: Sequence[str], tars: Sequence[str], client: Client)
 
 
 class _LineError(Exception):
-    """What is wrong with a line."""
+    """A line is wrong."""
 
 
 class _Shards:
-    """Which shard belongs to which manifest and line."""
+    """Finds the shard that belongs to a manifest and a line."""
 
     def __init__(self, manifests: list[str], tars: list[str]) -> None:
         self.tarred = bool(tars)
@@ -129,7 +129,7 @@ def _by_number(pattern: re.Pattern[str], paths: list[str]) -> dict[int, str]:
 
 
 def expanded(patterns: Sequence[str]) -> list[str]:
-    """The paths that NeMo's patterns mean."""
+    """Return the paths that NeMo's patterns stand for."""
     with needs("braceexpand", "ranges of manifests and shards"):
         from braceexpand import braceexpand
     paths: list[str] = []
@@ -143,7 +143,7 @@ def expanded(patterns: Sequence[str]) -> list[str]:
 
 
 def _lines(path: str, client: Client) -> Iterator[tuple[int, Any]]:
-    """JSON values with their numbers. Raises ManifestError."""
+    """Yield the JSON value of each line with its number. Raises ManifestError."""
     try:
         data = _whole(path, client)
     except errors.NotFound as error:
@@ -217,7 +217,7 @@ def _of_line(manifest: str, number: int, line: Any, shards: _Shards) -> Iterator
 
 
 def _audio_turns(line: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Of NeMo's own conversations, and of ShareGPT's, whose turns keep no sampling rate."""
+    """Yield the audio turns of NeMo's own conversations, and of ShareGPT's, whose turns have no sampling rate."""
     for turn in line["conversations"]:
         if turn.get("type") == "audio":
             yield "value", turn

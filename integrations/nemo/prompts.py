@@ -1,4 +1,4 @@
-"""Fields of a manifest's line that a prompt of NeMo cannot do without.
+"""Fields of a manifest's line that a prompt of NeMo requires.
 
 Source: the prompt formatters of NeMo 3.0.0, nemo/collections/common/prompts; other slots have defaults.
 """
@@ -10,10 +10,10 @@ PROMPT_FIELDS: dict[str, tuple[str, ...]] = {
     "canary2": ("source_lang", "target_lang"),
 }
 ALTERNATIVES = {"taskname": "task"}
-"""The field under its newer name."""
+"""The newer names of fields."""
 LANGUAGE_FIELDS = ("source_lang", "target_lang")
 
 
 def bare_language(value: str) -> str:
-    """`en` of `<|en|>`: both ways of writing it are the same token."""
+    """Return `en` for `<|en|>`. Both forms stand for the same token."""
     return value.removeprefix("<|").removesuffix("|>")

@@ -1,4 +1,4 @@
-"""Ray Data integration: objects and members of shards as rows of a dataset, and rows as objects."""
+"""Ray Data integration: reads objects and members of shards as rows of a dataset, and stores rows as objects."""
 
 from __future__ import annotations
 

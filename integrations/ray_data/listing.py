@@ -1,4 +1,4 @@
-"""List of what is read: entries with their sizes and versions, as they are when the list is made, and its shares."""
+"""The list of what to read: entries with their sizes and versions at the time of listing, and its shares."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _LISTED_TOGETHER = 8
 
 class Listed(NamedTuple):
     entry: Entry
-    """In a version, unless there was no such object."""
+    """The entry with a version, unless there was no such object."""
     size_bytes: int
-    """0 where it is not known: there is no such object, or it is a range to the end."""
+    """The size. 0 if it is not known: there is no such object, or it is a member, of which no length is given."""
 
 
 def listed(client: Client, source: str | Iterable[EntryLike], *, members: bool) -> list[Listed]:
-    """All that is to be read, in order.
+    """List everything to read, in order.
 
     Args:
-        source: a prefix, `ais://bucket/prefix`, of which all objects are read in the order of their names; or a list of
+        source: A prefix, `ais://bucket/prefix`, to read all of its objects in the order of their names; or a list of
             entries and URLs.
-        members: each object is an archive, and what is read are its members, in its order.
+        members: Whether each object is an archive, of which the members are read, in its order.
 
     Raises InvalidRequest, TypeError, BucketNotFound; ObjectNotFound and ArchiveError for a shard.
     """
@@ -44,7 +44,7 @@ def url_of(entry: Entry) -> str:
 
 
 def shares(found: Sequence[Listed], count: int, most_bytes: int, most_entries: int) -> Iterator[list[Listed]]:
-    """Neighbours together, in about `count` shares of equal bytes, none above the limits unless it is one entry."""
+    """Divide into about `count` contiguous shares of equal size, none above the limits unless it is a single entry."""
     total = sum(one.size_bytes for one in found)
     target_bytes = min(most_bytes, max(1, -(-total // max(1, count))))
     target_entries = min(most_entries, max(1, -(-len(found) // max(1, count)))) if not total else most_entries
@@ -72,7 +72,7 @@ def _whole(info: ObjectInfo) -> Listed:
 
 
 def _pinned(client: Client, entries: Sequence[Entry]) -> list[Listed]:
-    """Of an entry that has a version already, that one stays."""
+    """Add versions and sizes. An entry that already has a version keeps it."""
     names: dict[str, dict[str, ObjectInfo | None]] = {}
     for entry in entries:
         names.setdefault(entry.bucket, {})[entry.name] = None

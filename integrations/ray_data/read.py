@@ -1,8 +1,8 @@
-"""Ray Data source: each read task fetches its share of a list with GetBatch, a few MiB with each.
+"""Ray Data source: each read task fetches its share of a list with GetBatch, a few MiB per batch.
 
-The list is made on the driver, with the version of each object, so that a task that Ray runs again reads the same.
-Bytes go from the store's nodes to the task's process, and from there into Ray's object store as the dataset's blocks;
-nodes of a cluster have no part in Ray's object store.
+The driver makes the list, with the version of each object, so that a task that Ray runs again reads the same data.
+Bytes go from the store's nodes to the task's process, and from there into Ray's object store as the dataset's blocks.
+The nodes of a cluster take no part in Ray's object store.
 
 Interface: https://docs.ray.io/en/releases-2.60.0/data/api/doc/ray.data.Datasource.html
 """
@@ -33,12 +33,12 @@ with needs("ray", "Ray Data"):
     from ray.data.block import BlockMetadata
 
 TASK_BYTES = 128 << 20
-"""Most of one task, so that one that Ray runs again costs little."""
+"""The maximum size of one task, so that it costs little if Ray runs it again."""
 BATCH_BYTES = 16 << 20
 BATCH_ENTRIES = 2_000
 _IN_FLIGHT = 3
 _ROW_BYTES = 100
-"""Of a row besides its bytes: a path. For estimates."""
+"""The size of a row besides its bytes, that is, its path. For estimates."""
 
 
 def read_ais(
@@ -51,24 +51,25 @@ def read_ais(
     timeout_s: float = 30.0,
     **ray_options: Any,
 ) -> Any:
-    """A `ray.data.Dataset` of objects, ranges of objects, or members of archives: a row of each, in order.
+    """Return a `ray.data.Dataset` of objects, ranges of objects, or members of archives, one row for each, in order.
 
-    Columns: `bytes`; `path`, an `ais://` URL; `status`, the name of a `Status`, if it is asked for.
+    Columns: `bytes`; `path`, an `ais://` URL; and, on request, `status`, the name of a `Status`.
 
     Args:
-        source: a prefix, `ais://bucket/prefix`, of which all objects are read; or a list of Entry values and URLs,
-            where `ais://bucket/shard.tar/member` is a member. Names are literal.
-        store: its URL or folder, which every Ray node must reach; None: AIS_LOADER_URL of this process.
-        members: what `source` names are archives, and the rows are their members.
-        status: rows of what cannot be had have null bytes and say why, instead of an error that ends the dataset.
-        include_paths: without it there is no column `path`.
-        timeout_s: longest silence of the store.
-        ray_options: of `ray.data.read_datasource`: concurrency, override_num_blocks, ray_remote_args, …
+        source: A prefix, `ais://bucket/prefix`, to read all of its objects; or a list of Entry values and URLs, where
+            `ais://bucket/shard.tar/member` is a member. Names are literal.
+        store: The store's URL or folder, which every Ray node must reach. None means AIS_LOADER_URL of this process.
+        members: Whether `source` names archives, so that the rows are their members.
+        status: Whether to include a status. A row that cannot be read then has null bytes and says why, instead of
+            ending the dataset with an error.
+        include_paths: Whether to include the column `path`.
+        timeout_s: The longest time to wait for the store's next data.
+        ray_options: Options of `ray.data.read_datasource`: concurrency, override_num_blocks, ray_remote_args, …
 
     Raises:
-        InvalidRequest, TypeError, BucketNotFound, NodeUnavailable: here; ObjectNotFound, ArchiveError for shards.
-        What `Client.get_batch` raises ends the dataset, as Ray's error of that task; ObjectNotFound also for an object
-        that was replaced after the list was made.
+        InvalidRequest, TypeError, BucketNotFound, NodeUnavailable: From this call, as are ObjectNotFound and
+            ArchiveError for shards. The errors of `Client.get_batch` end the dataset, as Ray's error of that task.
+            ObjectNotFound is also raised for an object that was replaced after the listing.
     """
     url = portable_url(store)
     found = listed(store_here(url).reader(), source, members=members)
@@ -79,7 +80,7 @@ def read_ais(
 
 
 class AISSource(Datasource):  # type: ignore[misc]  # Ray is not type-checked here
-    """Entries of one store. `read_ais` makes it."""
+    """A data source of entries of one store. `read_ais` creates it."""
 
     def __init__(self, url: str, found: Sequence[Listed], status: bool, include_paths: bool, timeout_s: float) -> None:
         super().__init__()
@@ -109,7 +110,7 @@ class AISSource(Datasource):  # type: ignore[misc]  # Ray is not type-checked he
 
 
 def _read(url: str, share: Sequence[Listed], *, status: bool, include_paths: bool, timeout_s: float) -> Iterator[Any]:
-    """A block for each batch. Runs in a process of Ray."""
+    """Yield a block for each batch. This runs in a process of Ray."""
     batches = [[one.entry for one in batch] for batch in shares(share, 1, BATCH_BYTES, BATCH_ENTRIES)]
     on_error = "placeholder" if status else "raise"
     client = store_here(url).reader()

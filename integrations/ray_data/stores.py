@@ -1,4 +1,4 @@
-"""Stores in Ray's processes: named on the driver, opened where a task runs, and kept for the tasks after it."""
+"""Stores in Ray's processes: named on the driver, opened where a task runs, and kept for later tasks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ais_loader.client import URL_VARIABLE
 from ..shared_store import StoreReference, named_url
 
 _kept: dict[str, StoreReference] = {}
-"""A process of Ray runs one task after another, and opening an embedded store costs more than many reads."""
+"""Kept, because a process of Ray runs many tasks, and opening an embedded store costs more than many reads."""
 
 
 def store_here(url: str) -> StoreReference:
-    """The one of this process."""
+    """Return this process's reference to the store."""
     return _kept.setdefault(url, StoreReference(url))
 
 
 def portable_url(store: str | os.PathLike[str] | None) -> str:
-    """The store as a task can be told, which runs in another folder and environment. Raises InvalidRequest."""
+    """Return the store's URL for a task that runs in another folder and environment. Raises InvalidRequest."""
     url = named_url(store)
     if url is None:
         raise errors.InvalidRequest(f"no store named: pass store=..., or set {URL_VARIABLE}")

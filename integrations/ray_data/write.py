@@ -1,8 +1,8 @@
-"""Ray Data sink: rows as objects, put many with one request, and none of them twice.
+"""Ray Data sink: stores rows as objects, many per request, and none of them twice.
 
-Ray runs a task again whose process died, and may do so while the first run is still at it. Every object therefore has
-the same name in each run, and carries the ids of the write and the task in its metadata; what is there with them is
-done.
+Ray runs a task again if its process died, and may do so while the first run is still active. Therefore, every object
+has the same name in each run, and its metadata contains the ids of the write and the task. An object that exists with
+these ids is already done.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ with needs("ray", "Ray Data"):
     from ray.data.block import BlockAccessor
 
 Row: TypeAlias = tuple[str, memoryview]
-"""Name and bytes."""
+"""A name and its bytes."""
 WRITE_ID = "ray-data-write"
-"""Of the metadata of what was written: the write, and its task."""
+"""The metadata key that identifies the write and its task."""
 _GROUP = 1_000
 _GROUP_BYTES = 32 << 20
 _LOCK_WAIT_S = 120.0
-"""For an embedded store, which one process at a time can write to. A wait of more than a second is logged."""
+"""How long to wait for an embedded store, which has one writer at a time. Waits of over a second are logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What `write_ais` has stored; each object counts once, however often its task was run."""
+    """What `write_ais` has stored. Each object counts once, regardless of how often its task ran."""
 
     objects: int
     size_bytes: int
@@ -53,21 +53,22 @@ def write_ais(
     mode: Literal["create", "overwrite"] = "create",
     **ray_options: Any,
 ) -> Written:
-    """Store the rows of a dataset as objects; returns when all are stored.
+    """Store the rows of a dataset as objects. Returns when all are stored.
 
     Args:
-        url: `ais://bucket/prefix`, which goes before every name.
-        store: its URL or folder, which every Ray node must reach; None: AIS_LOADER_URL of this process.
-        bytes_column: what is stored; of binary.
-        name_column: the names, of strings, no two alike. Without it an object is named after its task and its place in
-            that, `000003-00000017` and `suffix`.
-        mode: "create": an object of a name that is there already, by another write, is an error. "overwrite": it is
-            replaced.
-        ray_options: of `Dataset.write_datasink`: concurrency, ray_remote_args.
+        url: `ais://bucket/prefix`. The prefix is put before every name.
+        store: The store's URL or folder, which every Ray node must reach. None means AIS_LOADER_URL of this process.
+        bytes_column: The column of binary values to store.
+        name_column: The column of names, which are distinct strings. Without it, an object is named after its task and
+            its position in it: `000003-00000017`, followed by `suffix`.
+        mode: With "create", it is an error if an object of the name already exists from another write. With
+            "overwrite", that object is replaced.
+        ray_options: Options of `Dataset.write_datasink`: concurrency, ray_remote_args.
 
-    Raises InvalidRequest, BucketNotFound here. Errors of tasks come as Ray's: VersionConflict in mode "create",
-    InvalidRequest for rows without name or bytes, InvalidName, DriveFull, NodeUnavailable, OutcomeUnknown, StoreLocked.
-    Then some objects may be stored, and `write_ais` of the same rows stores the others in mode "overwrite".
+    Raises InvalidRequest, BucketNotFound from this call. Errors of tasks are raised as Ray's: VersionConflict in mode
+    "create", InvalidRequest for rows without a name or bytes, InvalidName, DriveFull, NodeUnavailable, OutcomeUnknown,
+    StoreLocked. Some objects may be stored in this case. To store the others, call `write_ais` with the same rows in
+    mode "overwrite".
     """
     bucket, slash, prefix = url.removeprefix(SCHEME).partition("/")
     if not url.startswith(SCHEME) or not bucket or not slash:
@@ -86,7 +87,7 @@ def write_ais(
 
 
 class AISSink(Datasink):  # type: ignore[misc]  # Ray is not type-checked here
-    """A prefix of one bucket, for one write. `write_ais` makes it."""
+    """A data sink for a prefix of one bucket, for one write. `write_ais` creates it."""
 
     def __init__(
         self, url: str, bucket: str, prefix: str, bytes_column: str, name_column: str | None, suffix: str, mode: str
@@ -101,7 +102,7 @@ class AISSink(Datasink):  # type: ignore[misc]  # Ray is not type-checked here
         return "AIS"
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> Written:
-        """In a process of Ray, again where that process died."""
+        """Write blocks, in a process of Ray. If that process dies, Ray calls this again."""
         store = store_here(self._url)
         names: set[str] = set()
         size_bytes = 0
@@ -153,7 +154,7 @@ class AISSink(Datasink):  # type: ignore[misc]  # Ray is not type-checked here
             self._put_new(client.bucket(self._bucket), group, task_id)
 
     def _put_new(self, bucket: Bucket, group: list[Row], task_id: str) -> None:
-        """What an earlier run of this task has not stored."""
+        """Put the rows that an earlier run of this task has not stored."""
         if not self._creating:
             done = self._done(bucket, [name for name, _ in group], task_id)
             group = [row for row in group if row[0] not in done]
@@ -174,7 +175,7 @@ class AISSink(Datasink):  # type: ignore[misc]  # Ray is not type-checked here
                 )
 
     def _done(self, bucket: Bucket, names: list[str], task_id: str) -> set[str]:
-        """Those of the names that this task has stored."""
+        """Return those of the names that this task has stored."""
         ids = {info.name: info.metadata.get(WRITE_ID, "") for info in bucket.head_many(names) if info is not None}
         for name, found in ids.items():
             if found != task_id and found.startswith(self._write_id):
