@@ -76,8 +76,8 @@ def promote(
     promote -r /nfs/corpus speech/en   stores /nfs/corpus/x/y as speech/en/x/y
     promote /nfs/a.wav speech          stores speech/a.wav
 
-    With --move, each source file is deleted after its object is stored with the store's durability. A file that cannot
-    be promoted is reported, and the others are promoted.
+    With --move, each source file is deleted once its object is on disk. A file that cannot be promoted is reported, and
+    the others are promoted.
     """
     if not store.url.startswith("grpc://"):
         if node is not None:
