@@ -172,7 +172,7 @@ def default(one: dataclasses.Field[Any]) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and "bytes" in one.name:
         for unit, size in _UNITS:
             if value and value % size == 0:
-                return f"`{value // size} {unit}`"
+                return f"`{value // size} {unit}{'/s' if one.name.endswith('_per_s') else ''}`"
     if one.name.endswith("_s") and isinstance(value, (int, float)):
         return f"`{value:g} s`"
     return f"`{value!r}`" if not dataclasses.is_dataclass(value) else f"`{type(value).__name__}()`"

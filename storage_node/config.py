@@ -34,7 +34,9 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """The settings of a node. Only `durability` changes what clients can rely on; the others set speed and limits."""
+    """The settings of a node. `durability` and `read_lease_s` change what clients can rely on; the others set speed and
+    limits.
+    """
 
     host: str = "127.0.0.1"
     """The address to listen on. The default is loopback, because there is no authentication."""
@@ -86,8 +88,10 @@ class ServerConfig:
     max_active_batches: int = 512
     """Maximum number of batches served at once. Further batches are rejected and can be retried."""
     max_sessions: int = 8192
-    """Maximum number of open sessions of clients and other nodes, including idle ones. If there are too many, the
-    session that has been idle the longest is closed; its owner opens another one with its next batch."""
+    """Maximum number of open sessions of clients and other nodes, including idle ones. One tenant gets at
+    most seven eighths of them. If there are too many, the session that has been idle the longest, and for at least
+    `still_s`, is closed; its owner opens another one with its next batch. If there is none, the new session is rejected
+    and can be retried."""
     max_request_bytes: int = 256 << 20
     """Limit on the requests of all batches being served. A request that does not fit beside the others is rejected and
     can be retried."""
@@ -124,7 +128,8 @@ class ServerConfig:
 
     assembly_bytes: int = 256 << 20
     """Limit on bytes that peers have sent or may send for batches that this node gathers, for all batches together.
-    Above it, only the peer whose entry is due next may continue, one frame at a time."""
+    Above it, only the peer whose entry is due next may continue, one frame at a time, and further batches are rejected
+    and can be retried."""
     peer_window_bytes: int = 4 << 20
     """The number of bytes that each peer may send ahead for one batch."""
     peer_timeout_s: float = 10.0
