@@ -183,14 +183,20 @@ def cell(text: str) -> str:
 
 
 def members(owner: type) -> list[tuple[str, Any]]:
-    """Its public methods and properties, and those that it has from classes of ours, in the order of the source."""
+    """Its public methods and properties, and those that it has from classes of ours, in the order of the source.
+
+    Without those of which only Python's own classes say something: a file's `seek` is as any file's.
+    """
     found: dict[str, Any] = {}
+    said: set[str] = set()
     for base in owner.__mro__:
         if base.__module__.partition(".")[0] in OURS and base.__module__ != "ais_loader.wire.generated":
             for name, value in vars(base).items():
                 if not name.startswith("_") and (callable(value) or isinstance(value, (property, classmethod))):
                     found.setdefault(name, inspect.getattr_static(owner, name))
-    return [(name, value) for name, value in found.items() if inspect.getdoc(value)]
+                    if value.__doc__:
+                        said.add(name)
+    return [(name, value) for name, value in found.items() if name in said]
 
 
 def of_function(heading: str, name: str, function: Callable[..., Any], *, method: bool = False) -> Iterator[str]:
@@ -208,7 +214,8 @@ def of_function(heading: str, name: str, function: Callable[..., Any], *, method
 def of_class(name: str, owner: type) -> Iterator[str]:
     yield from ("", f"### {name}")
     table = dataclasses.is_dataclass(owner) or issubclass(owner, enum.Enum)
-    if not table and owner.__init__ is not object.__init__ and "__init__" in vars(owner) and not hidden(owner):
+    made_by_users = not table and "__init__" in vars(owner) and not hidden(owner)
+    if made_by_users:
         yield from (
             "",
             "```text",
@@ -216,6 +223,8 @@ def of_class(name: str, owner: type) -> Iterator[str]:
             "```",
         )
     yield from ("", prose(inspect.getdoc(owner) or ""))
+    if made_by_users:
+        yield from ("", prose(vars(owner)["__init__"].__doc__ or ""))
     if table:
         yield from fields_table(owner)
     for member, value in members(owner):
