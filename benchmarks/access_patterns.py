@@ -1,16 +1,18 @@
-"""The three ways to read samples out of tar shards: sequentially, by random single GETs, and by GetBatch.
+"""Three ways to read samples from tar shards: sequential reading, random single GETs, and GetBatch.
 
     python -m benchmarks.access_patterns        # writes the table, the plot and its numbers beside this file
 
-Batches of 64 samples of 40 KB, as in table 2 of "GetBatch: Distributed Multi-Object Retrieval for ML Data Loading". A
-batch takes from when it is asked for until its last byte is in hand, a sample from when the one before it was in hand;
-one client, which asks for a batch when it has the one before. Random GETs and GetBatch draw the same samples; a
-sequential reader goes through shards in random order, as WebDataset does (a shuffle buffer behind it would change the
-order in which samples are used, not what is read), and reads ahead in its shard.
+A batch has 64 samples of 40 KB, as in table 2 of "GetBatch: Distributed Multi-Object Retrieval for ML Data Loading".
+The latency of a batch is the time from its request until its last byte has arrived. The latency of a sample is the time
+since the previous sample arrived. There is one client, which requests a batch when it has the previous one. Random GETs
+and GetBatch draw the same samples. The sequential reader goes through the shards in random order, as WebDataset does,
+and reads ahead within its shard. (A shuffle buffer behind it would change the order in which samples are used, not what
+is read.)
 
-Prediction, written before the first run: P50 of GetBatch 0.8 to 1.5 of sequential reading, since 64 headers in Python's
-tarfile cost about what 64 frames and checksums do; its P99 below that of sequential reading, whose batches sometimes
-open a shard; random GETs 8 to 15 times GetBatch, at 0.5 ms each; three nodes 1.5 to 2.5 times one on two cores.
+Prediction, written before the first run: The P50 of GetBatch is 0.8 to 1.5 times that of sequential reading, because 64
+headers in Python's tarfile cost about as much as 64 frames and checksums. The P99 of GetBatch is below that of
+sequential reading, whose batches sometimes open a shard. Random GETs take 8 to 15 times as long as GetBatch, at 0.5 ms
+each. Three nodes take 1.5 to 2.5 times as long as one, on two cores.
 """
 
 from __future__ import annotations
@@ -306,9 +308,9 @@ def main(shards: int, members: int, batches: int, rounds: int, folder: Path | No
     claims, reached = wanted_rows(found)
     text = (
         f"# Access patterns\n\n{note and note + chr(10) * 2}{(__doc__ or '').strip()}\n\nMachine: {machine()}; "
-        f"{load()}. {shards} shards of {members:,} members; {rounds} rounds of {batches} batches of each pattern, "
-        "which take turns; all is in the page cache, and client and nodes share the cores. Percentiles over all "
-        "rounds; each ratio is taken within a round, and the median of the rounds counts.\n\n"
+        f"{load()}. {shards} shards of {members:,} members; {rounds} rounds of {batches} batches of each pattern; "
+        "the patterns take turns. All data is in the page cache, and client and nodes share the cores. Percentiles "
+        "cover all rounds. Each ratio is computed within a round, and the median over the rounds counts.\n\n"
         f"## A batch of {BATCH}\n\n{latency_rows(pooled, lambda one: one.batches_s)}\n\n"
         f"## A sample\n\n{latency_rows(pooled, lambda one: one.samples_s)}\n\n"
         f"## Claims\n\n{claims}\n\n![Share of batches and of samples that take longer](access_patterns.png)\n"

@@ -1,12 +1,13 @@
-"""Member index of a shard: how fast it is made as the bytes pass by, a name is found in it, a member read.
+"""Member index of a shard: how fast it is built as the bytes arrive, finds a name, and reads a member.
 
-Isolates the parser: the shard is in memory and comes in chunks of 1 MiB. `tarfile`'s own scan jumps over the content
-and makes no checksums; beside it stands the same work with `tarfile`, where each member is read and its CRC-32C made.
-Rates are per second of this process's CPU, so that what else runs on the machine changes them little.
+This isolates the parser: the shard is in memory and arrives in chunks of 1 MiB. `tarfile`'s own scan skips the content
+and computes no checksums. Another contestant does the same work as the index with `tarfile`: it reads each member and
+computes its CRC-32C. Rates are per second of this process's CPU time, so other load on the machine affects them little.
 
-Restart points of a tar.gz lie 128 KiB of tar apart. Prediction, before the first run, against the 1 MiB of before: half
-of the distance is unpacked in front of a member of 10 KiB, (64 + 10) against (512 + 10) KiB, so 7 times, less what each
-read costs in any case: 4 to 5 times. In the order of the shard, where a read goes on from the last, 3 times that.
+Restart points of a tar.gz are 128 KiB of tar apart. Prediction, written before the first run, compared with the
+previous distance of 1 MiB: Half of the distance is decompressed before a member of 10 KiB, (64 + 10) KiB instead of
+(512 + 10) KiB. That is 7 times as fast; with the cost that each read has in any case, 4 to 5 times. In the order of the
+shard, where a read continues from the last one, 3 times that.
 
     python -m benchmarks.archive_index                     # writes the table beside this file
     python -m benchmarks.archive_index --mib 50 --rounds 1 --no-write
@@ -194,16 +195,17 @@ def main(mib: int, rounds: int, no_write: bool) -> None:
     text = "\n\n".join(
         [
             "# Member index",
-            f"A tar of {len(tar) / 1e6:,.0f} MB with {members:,} members of {MEMBER_BYTES:,} bytes; {rounds} rounds, "
-            "MB of tar per second of CPU. What each contestant isolates: the first lines of `archive_index.py`.",
+            f"A tar of {len(tar) / 1e6:,.0f} MB with {members:,} members of {MEMBER_BYTES:,} bytes; {rounds} rounds. "
+            "Rates are in MB of tar per second of CPU time. The first lines of `archive_index.py` describe what each "
+            "contestant isolates.",
             f"Machine: {machine()}. Load (1 minute) at the end: {os.getloadavg()[0]:.0f}.",
             rates_table({name: values for name, values in rates.items() if name != WANTED}, "MB/s"),
             claims_table(judge(rates, CLAIMS)),
-            f"Look-ups among those members, per second of CPU; the index takes {index.file_bytes / members:.0f} bytes "
-            "for each.",
+            f"Lookups among these members, per second of CPU time. The index takes {index.file_bytes / members:.0f} "
+            "bytes per member.",
             rates_table(looked, "names/s"),
-            f"Whole members of {SMALL_BYTES:,} bytes, in random order where nothing else is said, verified, from a "
-            "file in the page cache, per second of CPU.",
+            f"Reads of whole members of {SMALL_BYTES:,} bytes, verified, from a file in the page cache, per second of "
+            "CPU time. The order is random unless the row says otherwise.",
             rates_table(read, "members/s"),
             claims_table(
                 judge(

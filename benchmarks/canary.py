@@ -1,17 +1,18 @@
-"""The Canary-style example trained from sequential shards, single GETs and GetBatch: its table, over several runs.
+"""The Canary-style example, trained from sequential shards, single GETs and GetBatch: a table over several runs.
 
     make .venv-front/.ais-loader-ready
     .venv-front/bin/python -m benchmarks.canary       # writes the table and the plot beside this file
 
 Each run is `python -m examples.canary.train --source shards --source get --source getbatch` against a storage node, on
-the recordings in tests/data/speech or, with `--data`, on another corpus: the same steps of a small encoder-decoder,
-batches of at most 40 s of audio. Nothing is asked for ahead, so that a row shows what its way of reading takes; a last
-row is what the example does by itself, with two batches asked for ahead, of which only what the trainer waits counts.
-Latencies are those of bytes, without decoding.
+the recordings in tests/data/speech or, with `--data`, on another corpus. Each way of reading trains the same steps of a
+small encoder-decoder, with batches of at most 40 s of audio. Nothing is requested ahead, so that a row shows the cost
+of its way of reading. A last row shows what the example does by default: it requests two batches ahead, and only the
+time that the trainer waits counts. Latencies are those of bytes, without decoding.
 
-Prediction, written before the first run: a batch by GetBatch a fifth of one by single GETs, at some 10 recordings a
-batch and half a millisecond each; sequential shards have a median near zero and a P99 beyond GetBatch's, as a shuffle
-buffer is filled by one batch in many; and all of it below a tenth of a step on two cores without a device.
+Prediction, written before the first run: A batch by GetBatch takes a fifth of the time of one by single GETs, at some
+10 recordings per batch and half a millisecond each. Sequential shards have a median near zero and a P99 above that of
+GetBatch, because one batch in many fills a shuffle buffer. All of it takes less than a tenth of a step on two cores
+without a device.
 """
 
 from __future__ import annotations
@@ -121,13 +122,13 @@ def main(data: Path, corpus: str, steps: int, rounds: int, write: bool) -> None:
     text = "\n\n".join(
         [
             f"# A Canary-style run\n\n{(__doc__ or '').strip()}",
-            f"Machine: {machine()}; {load()}. Corpus: {corpus}. {rounds} rounds of {steps} steps; percentiles over all "
-            "rounds. Client and node share the cores, and all is in the page cache.",
+            f"Machine: {machine()}; {load()}. Corpus: {corpus}. {rounds} rounds of {steps} steps; percentiles cover "
+            "all rounds. Client and node share the cores, and all data is in the page cache.",
             f"## Training\n\n{training_table(reports, found)}",
             f"## A batch\n\n{latency_table(reports, 'batch_ms')}",
             f"## A sample\n\n{latency_table(reports, 'sample_ms')}",
-            f"A batch by single GETs takes {statistics.median(ratios):.1f} times ({min(ratios):.1f} – "
-            f"{max(ratios):.1f}) the mean of GetBatch, in a round.",
+            f"Within a round, the mean latency of a batch by single GETs is {statistics.median(ratios):.1f} times "
+            f"({min(ratios):.1f} – {max(ratios):.1f}) that of a batch by GetBatch.",
             f"![Loss by step of the last round, and share of batches that take longer]({PLOT.name})\n",
         ]
     )

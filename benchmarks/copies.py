@@ -1,8 +1,8 @@
-"""Replica choice by load, and hedging, with and without: one node of three that stands still half of the time.
+"""Replica choice by load and hedging, with and without, on three nodes of which one is paused half of the time.
 
-Isolates what both are worth to the slowest batches, and what they cost where no node is slow. The same client code in
-one process; "neither" always reads the first copy and waits for it. All nodes share this machine's cores, so what is
-read from another copy is not read any faster than it would be here without a fault.
+This isolates how much replica choice and hedging help the slowest batches, and what they cost when no node is slow. The
+client code is the same, in one process; "neither" always reads the first copy and waits for it. All nodes share this
+machine's cores, so reading from another copy is no faster here than reading would be without a fault.
 
     python -m benchmarks.copies                  # writes the table beside this file
     python -m benchmarks.copies --rounds 2 --no-write
@@ -137,8 +137,8 @@ def main(rounds: int, write: bool) -> None:
             (__doc__ or "").split("\n\n    python")[0].split("\n\n", 1)[1] + "\n",
             f"Machine: {machine()}. {rounds} rounds of {BATCHES} batches of {BATCH} objects of {SIZE_BYTES >> 10} KiB, "
             f'one at a time, assembly="direct", {NODES} nodes, {COPIES} copies. Load average at the start '
-            f"{os.getloadavg()[0]:.0f}: on a machine that is busy otherwise only the ratios say something.\n",
-            f"## One node stands still for {STILL_S:g} s of every {STILL_S + GOING_S:g} s\n",
+            f"{os.getloadavg()[0]:.0f}: on a machine with other load, only the ratios are meaningful.\n",
+            f"## One node is paused for {STILL_S:g} s of every {STILL_S + GOING_S:g} s\n",
             measure(cluster, rounds, cluster.nodes[1:2]) + "\n",
             "## No node is slow\n",
             measure(cluster, rounds, []) + "\n",

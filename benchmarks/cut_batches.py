@@ -1,16 +1,17 @@
-"""CutBatches: how long a trainer waits for its batches, against a loop of AISBatchLoader and decoding.
+"""CutBatches: how long a trainer waits for its batches, compared with a loop of AISBatchLoader and decoding.
 
     make .venv-front/.ais-loader-ready
     .venv-front/bin/python -m benchmarks.cut_batches      # writes the table and the plot beside this file
 
-Isolates what is done beside the trainer's step. Batches of 32 FLAC recordings of 3 s (about 80 KiB each) from a storage
-node, drawn by Lhotse's DynamicCutSampler and decoded to one array each. A step takes three times what a batch takes to
-be fetched and decoded, and computes nothing here, as one does that runs on a device: the loop waits for a quarter of
-its time. Waiting is from when a batch is wanted until it is in hand, drawing included; the first batch of each run does
-not count, for which nothing can have been done beforehand.
+This isolates the work that is done beside the trainer's step. A batch has 32 FLAC recordings of 3 s (about 80 KiB each)
+from a storage node, drawn by Lhotse's DynamicCutSampler and decoded to one array. A step takes three times as long as
+fetching and decoding a batch, and computes nothing here, like a step that runs on a device, so the loop waits for a
+quarter of its time. Waiting is the time from when a batch is wanted until it is available, including drawing. The first
+batch of each run does not count, because nothing can be done for it in advance.
 
-Expected: the loop waits for 25 %, CutBatches for less than 1 %. A first form, whose step was matrix products on the
-same cores, said nothing on a machine with forty processes for two cores: 93 % and 82 %, as its step was too short.
+Expected: The loop waits for 25 % of the time, CutBatches for less than 1 %. A first version, whose step was matrix
+products on the same cores, showed nothing on a machine with forty processes for two cores: 93 % and 82 %, because its
+step was too short.
 """
 
 from __future__ import annotations
@@ -149,13 +150,13 @@ def report(
     __, _, explained = (__doc__ or "").partition("\n\n")
     text = f"""# CutBatches
 
-How long a trainer waits for its batches, against a loop of AISBatchLoader and decoding.
+How long a trainer waits for its batches with CutBatches, compared with a loop of AISBatchLoader and decoding.
 
 {explained.rstrip()}
 
 Machine: {machine()}, lhotse {lhotse.__version__}; {load()}. {recordings} recordings, {rounds} rounds of
-{recordings // BATCH} batches; a batch takes {1000 * load_s:.0f} ms to be fetched and decoded. CutBatches has {threads}
-threads that decode. Each round runs both; the median of the rounds counts.
+{recordings // BATCH} batches; fetching and decoding a batch takes {1000 * load_s:.0f} ms. CutBatches has {threads}
+decoding threads. Each round runs both, and the median over the rounds counts.
 
 | share of time waiting for data | wanted | median | range | |
 |---|---:|---:|---:|---|

@@ -1,4 +1,4 @@
-"""MapDataset under a DataLoader against a plain Dataset that opens files: same objects, shuffled, lists of bytes.
+"""MapDataset in a DataLoader, compared with a plain Dataset that opens files: same objects, shuffled, lists of bytes.
 
 python -m benchmarks.datasets            # writes the table beside this file
 """
@@ -83,7 +83,7 @@ def main(objects: int, size_bytes: int, rounds: int, write: bool) -> None:
     outcomes = judge(rates, claims)
     text = (
         f"# Datasets\n\n{(__doc__ or '').strip().splitlines()[0]}\n\nMachine: {machine()}. "
-        f"{rounds} rounds of 2 epochs; {objects:,} objects of {size_bytes:,} bytes, batch {BATCH}.\n\n"
+        f"{rounds} rounds of 2 epochs; {objects:,} objects of {size_bytes:,} bytes, in batches of {BATCH}.\n\n"
         f"{rates_table(rates, 'samples/s')}\n\n{claims_table(outcomes)}\n"
     )
     click.echo(text)
