@@ -1,26 +1,27 @@
-"""Results of transforms that are kept, and batches beside a job of transforms: each against the same without.
+"""Kept results of transforms, and batches beside a transform job: each compared with the same without.
 
     python -m benchmarks.etl_cache            # writes the table beside this file
 
-One node, a process of its own, and an embedded store in this one; objects of 10 KiB and a transform that gives back
-what it is given, so that a kept result has the size of its object. A GET of a kept result stands beside a plain GET, a
-batch of 128 kept results beside a plain batch of the same names, each over the same connection. Then batches of 128
-plain objects are fetched one after another, alone and while the node passes another bucket through a Python function
-that takes 2 ms of a core for each object, by as many workers as there are cores. One round has every contestant once; a
-ratio is taken within a round. Of a latency the ratio is that of its inverses, so that larger is better everywhere.
+One node is a separate process, and an embedded store runs in this process. Objects have 10 KiB, and the transform
+returns its input, so that a kept result has the size of its object. A GET of a kept result is compared with a plain
+GET, and a batch of 128 kept results with a plain batch of the same names, each over the same connection. Then batches
+of 128 plain objects are fetched one after another: alone, and while the node passes another bucket through a Python
+function that takes 2 ms of a core for each object, with as many workers as there are cores. Each round runs every
+contestant once, and ratios are computed within a round. For a latency, the ratio is that of the inverses, so that
+larger is always better.
 
-Prediction, written before the first run: a GET of a kept result has the catalog's entry and a dictionary to look into
-where a plain one opens and reads a file: 1.0 to 1.2 of it by gRPC, where most of the time is gRPC's, and 0.8 embedded,
-where names of transforms are looked up in Python and a plain GET is some system calls. A batch has some 6 us of
-Python for each kept entry, where the native reader has 4 us for a plain one: 0.7. Beside a job, whose workers have a
-lower priority but whose node has one event loop, a batch has to wait for the turns of the job on that loop: 0.6 of the
-batches a second, and a P99 of twice as long.
+Prediction, written before the first run: A GET of a kept result looks into the catalog's entry and a dictionary, where
+a plain GET opens and reads a file: 1.0 to 1.2 times its rate by gRPC, where most of the time is gRPC's, and 0.8 in the
+embedded store, where names of transforms are looked up in Python and a plain GET is a few system calls. A batch needs
+some 6 us of Python for each kept entry, where the native reader needs 4 us for a plain one: 0.7. Beside a job, whose
+workers have a lower priority but whose node has one event loop, a batch has to wait for the job's turns on that loop:
+0.6 of the batches per second, and a P99 that is twice as long.
 
-Others kept the machine so busy that single rounds differ by more than what is claimed: the medians are what is to be
-read. A GET by gRPC is no faster than a plain one, which is answered on the event loop, too, and without names to be
-looked up: 0.8 where 1.0 was predicted. Batches are where they were thought to be, and lose less beside a job than was
-thought, but not at the 99th percentile. A first run had its stores on a memory file system, where plain GETs were four
-times slower than kept results: reads there cannot be tried without waiting. Those of this table are on a drive.
+Other processes kept the machine so busy that single rounds differ by more than what is claimed, so read the medians. A
+GET of a kept result by gRPC is no faster than a plain one, which is also answered on the event loop and needs no lookup
+of names: 0.8 where 1.0 was predicted. Batches are as predicted, and lose less beside a job than predicted, except at
+the 99th percentile. A first run had its stores on a memory file system, where plain GETs were four times slower than
+kept results, because a read there cannot be tried without waiting. The stores of this table are on a drive.
 """
 
 from __future__ import annotations

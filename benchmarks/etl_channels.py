@@ -1,26 +1,27 @@
-"""What it costs to pass an object through a transform that does nothing: by each channel, to each kind of server.
+"""The cost of passing an object through a transform that does nothing, by channel and by kind of server.
 
     python -m benchmarks.etl_channels            # writes the table and the picture beside this file
 
-The transform returns what it is given: all that is measured is the way to it and back. A stage of a node, as batches
-and jobs use it, passes objects of 10 KiB through, as many at once as it has connections; the server is one process
-beside it. Inputs lie in memory, and for fqn in files of their own. Each output is counted and summed by the node. One
-round has every contestant once; a ratio is taken within a round.
+The transform returns its input, so only the way to it and back is measured. A stage of a node, as batches and jobs use
+it, passes objects of 10 KiB through, as many at once as it has connections. The server is one separate process. Inputs
+are in memory and, for fqn, in a file each. The node counts the bytes of each output and computes its checksum. Each
+round runs every contestant once, and ratios are computed within a round.
 
-Prediction, written before the first run: hpush by FastAPI takes about 0.7 ms, of which uvicorn's and Starlette's HTTP
-in Python has two thirds and aiohttp's, whose parser is in C, the rest; by the standard library's server as much, since
-its parsing of headers is Python's e-mail parser; by Flask 1.2 times that. hpull adds a second request to it: 1.8 times
-as long. A WebSocket has no headers to parse: 2 times as many objects as hpush. gRPC has most of its work in C, but its
-asyncio side in Cython and its server's threads wake each other: as many as the WebSocket, give or take a fifth. fqn
-changes little at 10 KiB: what it saves to send, it costs to open. A Python function, in a worker at the other end of a
-socket pair, has neither HTTP nor frames of a WebSocket: 1.5 times as many as by the fastest server. A command is a
-process for each object: 300 a second.
+Prediction, written before the first run: hpush by FastAPI takes about 0.7 ms. Two thirds of that is HTTP in Python by
+uvicorn and Starlette, and the rest is aiohttp, whose parser is in C. The standard library's server takes as long,
+because it parses headers with Python's e-mail parser; Flask takes 1.2 times as long. hpull adds a second request: 1.8
+times as long. A WebSocket has no headers to parse: 2 times as many objects as hpush. gRPC does most of its work in C,
+but its asyncio side in Cython and its server's threads wake each other: as many objects as the WebSocket, give or take
+a fifth. fqn changes little at 10 KiB: opening the file costs what is saved by not sending it. A Python function, in a
+worker at the other end of a socket pair, needs neither HTTP nor WebSocket frames: 1.5 times as many objects as the
+fastest server. A command is a process for each object: 300 objects per second.
 
-It came out so, but for gRPC: 0.8 of the WebSocket while others used the machine, and 1.3 times it with only these two
-contestants and the cores to themselves. Its client has threads of its own that have to be woken, and waits for them
-where the cores are taken; to read ahead of the answer made it slower still (0.75 of the WebSocket). A first run had
-hpush by FastAPI at 180 objects a second: small packets were held back for 40 ms on connections of a listener that was
-made without naming TCP, which asyncio then does not set to send at once.
+The results are as predicted, except for gRPC: 0.8 of the WebSocket while other processes used the machine, and 1.3
+times the WebSocket when only these two contestants ran and had the cores to themselves. gRPC's client has threads of
+its own that must be woken, and waits for them when the cores are taken. Reading ahead of the answer made it even slower
+(0.75 of the WebSocket). In a first run, hpush by FastAPI reached 180 objects per second: small packets were held back
+for 40 ms on the connections of a listener that was created without naming TCP, because asyncio then does not configure
+them to send at once.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ def main(count: int, rounds: int, keep: bool) -> None:
         __doc__ or "",
         f"{rounds} rounds of {count:,} objects, {AT_ONCE} at once; node and server share the cores.",
         rates_table(rates, "objects/s"),
-        "A fast server's process and the node's are busy for as long as each other; the ratios are what counts.",
+        "The process of a fast server and that of the node are equally busy; the ratios are what counts.",
         claims_table(outcomes),
         f"![Rates and ratios]({PICTURE.name})",
     )

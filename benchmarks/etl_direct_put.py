@@ -1,30 +1,30 @@
-"""Results of a job put by a server to the nodes that will own them, and the same through the nodes of their sources.
+"""Results of a job that the server puts to their owners directly, compared with results through the sources' nodes.
 
     python -m benchmarks.etl_direct_put            # writes the table beside this file
 
-Three nodes, processes of their own, buckets with one copy; one server (the threads of the standard library, hpush)
-whose transform gives back what it is given. Two transforms name that same server, one with `direct_put`. The owners of
-a source and of its result are drawn apart from each other: two thirds of the results belong to another node than the
-one that reads the source. One round has every contestant once, into a bucket of its own; a ratio is taken within a
-round.
+Three nodes are separate processes, and buckets have one copy. One server (the standard library's threads, hpush) has a
+transform that returns its input. Two transforms name this server, one of them with `direct_put`. The owners of a source
+and of its result are drawn independently: two thirds of the results belong to a different node than the one that reads
+the source. Each round runs every contestant once, into its own bucket, and ratios are computed within a round.
 
-Where the kernel has network namespaces, the last rows are of nodes on machines of their own, each of which may send 20
-MB/s and receive what comes, with the server on another one that may send as much as it likes.
+Where the kernel has network namespaces, the last rows are for nodes on machines of their own. Each of these may send 20
+MB/s and receives without a limit. The server is on another machine, which sends without a limit.
 
-Prediction, written before the first run: large results save their way from the source's node to the owner, one of the
-four that their bytes go (source to server, server to node, node to owner, owner to drive), and all four are copies
-between processes of one machine, which is as good as no network: 1.1 times as many. Small ones save a place in a group
-of PutMany and pay for an HTTP request each to the owner, and for two signatures: 0.7 times as many. 1.3 times, which is
-wanted, needs a network that the bytes have to share.
+Prediction, written before the first run: Large results save the way from the source's node to the owner, one of the
+four ways that their bytes go (source to server, server to node, node to owner, owner to drive). All four are copies
+between processes of one machine, which costs almost as little as no network: 1.1 times as many. Small results save a
+place in a group of PutMany, and each pays for an HTTP request to the owner and for two signatures: 0.7 times as many.
+The wanted 1.3 times needs a network that the bytes have to share.
 
-A first run had small results at 0.28 and large ones at 0.91: each held a worker's turn while the other node stored it,
-and each small one was a commit of its own. Since then none holds a turn, and results that are expected to have less
-than 64 KiB ride to their owners together, whatever their server could do: the two rows of 10 KiB go the same way, and
-what they differ by is the machine's.
+In a first run, small results reached 0.28 and large ones 0.91: each result held a worker's turn while the other node
+stored it, and each small result was a separate commit. Since then, no result holds a turn, and results that are
+expected to have less than 64 KiB travel to their owners in groups, whatever their server is capable of. The two rows of
+10 KiB therefore take the same path, and the difference between them comes from the machine.
 
-Of machines with a network of their own, predicted before they were measured: through its node a result of 1 MiB costs
-that node two thirds of a MiB to send beside the input, so 1.6 times as many come directly. Found, while others used the
-machine: 1.4. With no network to share, large ones come to what they come to through the node.
+Prediction for machines with a network of their own, made before they were measured: Through its node, a result of 1 MiB
+costs that node two thirds of a MiB to send in addition to the input, so 1.6 times as many arrive directly. Found, while
+other processes used the machine: 1.4. With no network to share, large results reach the same rate directly as through
+the node.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""Batches through a transform that does nothing: what a transform inside GetBatch costs.
+"""Batches through a transform that does nothing: the cost of a transform inside GetBatch.
 
     python -m benchmarks.etl_inline            # writes the table beside this file
 
-One node that is a process of its own, objects of 10 KiB, a client that asks for batches of 128, one after another, of a
-Python function in as many workers as there are cores. "kept" asks for results that the node has kept; "plain" for the
-objects themselves. "job" passes the same objects through the same transform as an inspection, which writes nothing:
-what the node can do when no client waits for an order.
+One node is a separate process with objects of 10 KiB. A client requests batches of 128, one after another, of a Python
+function that runs in as many workers as there are cores. "kept" requests results that the node has kept, and "plain"
+requests the objects themselves. "job" passes the same objects through the same transform as an inspection, which writes
+nothing. It shows what the node can do when no client waits for results in order.
 
-Expected: inputs are read some 25 at a time, and go to a worker in bursts of 5 to 40, as those of a job do; but the end
-of a batch waits for the last worker, and the next batch is asked for when the client has the one before. So 0.7 of the
-job's rate. Before, each object was read by itself and sent by itself: 1,170 to 1,450 objects/s in three alternating
-runs, and 3,110 to 3,670 since, at 240 us of processor time in place of 580 to 750.
+Expected: Some 25 inputs are read at a time, and go to a worker in bursts of 5 to 40, like those of a job. But the end
+of a batch waits for the last worker, and the client requests the next batch when it has the previous one. So the rate
+is 0.7 of the job's. Before, each object was read and sent by itself: 1,170 to 1,450 objects/s in three alternating
+runs. Since then, 3,110 to 3,670, with 240 us of processor time instead of 580 to 750.
 
-Found: a quarter to 0.4 of the job's rate, by the load. Bursts have 10 objects on average and not 25, as each takes its
-share of what waits just then, and workers have nothing to do while a batch is delivered and the next one asked for.
+Found: A quarter to 0.4 of the job's rate, depending on the load. Bursts have 10 objects on average instead of 25,
+because each takes its share of what is waiting at that moment, and workers are idle while a batch is delivered and the
+next one is requested.
 """
 
 from __future__ import annotations

@@ -2,18 +2,19 @@
 
     python -m benchmarks.etl_offline            # writes the table beside this file
 
-Objects of 10 KiB, nodes that are processes of their own, buckets with one copy. The job passes them to Python workers,
-as many on each node as a client has processes. The clients are that many processes, each with its share of the names:
-one kind fetches 128 with each batch and stores them with `put_many`, the other fetches and stores one after another.
-Their processes are started before time is taken, as the workers are. One round has every contestant once, into a bucket
-of its own; a ratio is taken within a round.
+Objects have 10 KiB, nodes are separate processes, and buckets have one copy. The job passes the objects to Python
+workers, as many on each node as there are client processes. Each client process has its share of the names. One kind of
+client fetches 128 objects with each batch and stores them with `put_many`; the other fetches and stores one object at a
+time. The client processes are started before timing begins, like the workers. Each round runs every contestant once,
+into its own bucket, and ratios are computed within a round.
 
-Prediction, written before the first run: an object costs a job some 100 us on the node's event loop, 130 us for the way
-to the worker and back, of which the worker's side is 50 us, and 80 us to be stored: 0.3 ms of two cores, which is some
-5,000 objects a second. The clients' batches cost the node 15 us an object and a client 15 us; their puts 80 us to the
-node, and 40 us to a client: 0.15 ms of two cores. So a job of a transform that does nothing is not faster than clients
-that do nothing, on a machine where both have the same two cores: 0.8 times, where 1.5 are wanted; what it saves, the
-network between, is not here. Of single calls each costs 0.5 ms on either side: 5 times as many by the job.
+Prediction, written before the first run: An object costs a job some 100 us on the node's event loop, 130 us for the way
+to the worker and back, of which 50 us are on the worker's side, and 80 us to be stored: 0.3 ms of two cores, or some
+5,000 objects per second. The clients' batches cost the node 15 us per object and a client 15 us; their puts cost the
+node 80 us and a client 40 us: 0.15 ms of two cores. So a job with a transform that does nothing is not faster than
+clients that do nothing, on a machine where both have the same two cores: 0.8 times, where 1.5 is wanted. What a job
+saves, the network in between, does not exist here. A single call costs 0.5 ms on either side: the job handles 5 times
+as many objects.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ PROCESSES = 2
 TABLE = Path(__file__).with_name("etl_offline.md")
 BUDGET = """## Where the time goes
 
-Of the samples in which a thread of the node held the interpreter, by py-spy, during a job:
+The samples of py-spy during a job in which a thread of the node held the interpreter, by layer:
 
 | layer | share |
 |---|---:|
@@ -59,11 +60,11 @@ Of the samples in which a thread of the node held the interpreter, by py-spy, du
 | list, wake each other, the node's own work | 14 % |
 
 A worker takes some 10 us for an object. Objects pass to workers and back through memory that both have mapped, in
-bursts of up to 64; with a message of its own for each, the way to the workers and back was 70 us on the event loop, and
-an object of the job 350 us of all processes. Most of what is left is the store's, and clients' PutMany costs the node
-as much of it. A job takes a little less of the processors than clients that do nothing, but most of it in one process,
-whose interpreter is one core's, where the clients' work is in three. So 1.5 times as fast takes a store that is cheaper
-to put to, or a network between the clients and the node."""
+bursts of up to 64. With a separate message for each object, the way to the workers and back took 70 us on the event
+loop, and an object of the job took 350 us of all processes. Most of the remaining time is spent in the store, and the
+clients' PutMany costs the node as much there. A job takes a little less processor time than clients that do nothing,
+but most of it in one process, whose interpreter has one core, whereas the clients' work is in three processes. Being
+1.5 times as fast therefore requires a store with cheaper puts, or a network between the clients and the node."""
 CLAIMS = [Claim("job", "batches and put_many", 1.5), Claim("job", "single gets and puts", 5.0)]
 
 

@@ -1,22 +1,24 @@
-"""What part of the cores' own pace a job reaches: utterances to WAV on one node, by PyAV and by FFmpeg.
+"""How much of the cores' own pace a job reaches: utterances to WAV on one node, by PyAV and by FFmpeg.
 
     python -m benchmarks.etl_pace            # writes the table beside this file
 
 The repository's 100 recordings (8 kHz FLAC, 2.8 s each) are joined, four of a language at a time, into utterances as
 long as those of the post on transforms that etl_seed.md repeats: 11 s, 124 KB of FLAC, which become 2 MB of stereo WAV
-of 44.1 kHz. Each is stored under many names of one bucket of one node with one copy, and a job passes all of them: to a
-Python function that decodes by PyAV, or to the command `ffmpeg`, by as many workers as there are cores, started before
-time is taken. "Own pace" is as many processes of the same priority that do the same to the same utterances in their
-memory, and throw the results away: what the cores could do if reading, passing and writing cost nothing. "Inspected" is
-the job without its writing. One round has every contestant once; a ratio is taken within a round.
+of 44.1 kHz. Each is stored under many names in one bucket of one node, with one copy. A job passes all of them to a
+Python function that decodes with PyAV, or to the command `ffmpeg`, with as many workers as there are cores, started
+before timing begins. "Own pace" is the same number of processes with the same priority that do the same work on the
+same utterances in their memory and discard the results: what the cores could do if reading, passing and writing were
+free. "Inspected" is the job without writing. Each round runs every contestant once, and ratios are computed within a
+round.
 
-The second table says by whom the processor's time is taken, for each utterance: by the transform itself (what its own
-pace takes), by the workers beyond that, and by the node, which reads, passes, sums and stores. It does not depend on
-what else the machine does, as long as caches do not.
+The second table shows what takes the processor time of each utterance: the transform itself (the time at its own pace),
+the workers beyond that, and the node, which reads, passes, checksums and stores. This time does not depend on other
+load on the machine, except through the caches.
 
-Prediction, written before the first run: by PyAV an utterance costs 9 ms of a core. Its WAV is copied five times on its
-way (into the worker's file, out of it, into bytes of Python's, into a message for the coordinator, into the object's
-file) and summed twice, which is 3 ms for 2 MB: 0.75 of the own pace. FFmpeg takes 60 ms to start and decode: 0.93.
+Prediction, written before the first run: By PyAV, an utterance costs 9 ms of a core. Its WAV is copied five times on
+its way (into the worker's file, out of it, into Python's bytes, into a message for the coordinator, into the object's
+file) and checksummed twice, which takes 3 ms for 2 MB: 0.75 of the own pace. FFmpeg takes 60 ms to start and decode:
+0.93.
 """
 
 from __future__ import annotations

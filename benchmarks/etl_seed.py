@@ -1,30 +1,31 @@
-"""All clips as stereo WAV: by each kind of server, framework, channel and way to the result's owner, and by clients.
+"""All clips as stereo WAV: by kind of server, framework, channel and path to the result's owner, and by clients.
 
     python -m benchmarks.etl_seed            # writes the table and the picture beside this file
 
-The measurement of AIStore's post on transforms, at the size of the repository's recordings: 100 utterances of 8 kHz
-FLAC become stereo WAV of 44.1 kHz in another bucket (`examples/etl/flac_to_wav.py`: by PyAV, and by FFmpeg where it is
-the command). Three nodes on one machine, buckets with one copy, one server process of each framework. "fqn" is given a
-path in place of bytes, "direct" puts its result to the node that will own it. The client's way pulls by GetBatch,
-transforms in as many processes as there are cores, and puts back by PutMany; "own pace" is those processes alone, with
-all clips in memory and results thrown away. Each row's results are compared with those of the first, byte for byte by
-their checksums, and the command's with those of its first run: FFmpeg writes another header. "Nothing to do" is the
-same job with a transform that gives back what it is given.
+This repeats the measurement of AIStore's post on transforms at the size of the repository's recordings: 100 utterances
+of 8 kHz FLAC become stereo WAV of 44.1 kHz in another bucket (`examples/etl/flac_to_wav.py`: by PyAV, or by FFmpeg for
+the command). There are three nodes on one machine, buckets with one copy, and one server process for each framework.
+"fqn" is given a path instead of bytes, and "direct" puts its result to the node that will own it. The clients pull by
+GetBatch, transform in as many processes as there are cores, and put back by PutMany. "Own pace" is those processes
+alone, with all clips in memory and the results discarded. The results of each row are compared with those of the first,
+byte for byte by their checksums. The command's results are compared with those of its own first run, because FFmpeg
+writes a different header. "Nothing to do" is the same job with a transform that returns its input.
 
-A clip's cost is divided by what else is measured in the same round, each of it wall time by clip: "read" is a GetBatch
-of all clips; "channel" an inspection, which writes nothing, with nothing to do, less the read; "transform" an
-inspection less the one with nothing to do; "write" the job less its inspection. Together they are the job. A result
-that is put directly goes back to the node in an inspection: what it saves is in "write", which may be less than none.
-Of clients "transform" is their own pace, and "write" what is left.
+A clip's cost is divided by what else is measured in the same round, each part as wall time per clip. "read" is a
+GetBatch of all clips. "channel" is an inspection (which writes nothing) with nothing to do, minus the read. "transform"
+is an inspection minus the one with nothing to do. "write" is the job minus its inspection. Together they are the job.
+In an inspection, a result that is put directly goes back to the node: what direct put saves appears in "write", which
+may be negative. For clients, "transform" is their own pace, and "write" is the rest.
 
-Prediction, written before the first run: a clip costs some 15 ms of a core to transform, 1 ms to be read, passed and
-stored by a server, and the results of three nodes and a server that share two cores come at 0.7 to 0.9 of the cores'
-own pace, whatever the channel; Flask and the standard library within a tenth of FastAPI, ws the first by a little.
-Direct put changes nothing that can be seen on one machine. The function is the first of all, as its workers are as many
-processes, where a server is one and holds its interpreter between two calls of the decoder. The command starts a
-process for each clip: half of it.
+Prediction, written before the first run: A clip costs some 15 ms of a core to transform, and 1 ms to be read, passed
+and stored by a server. Three nodes and a server that share two cores deliver results at 0.7 to 0.9 of the cores' own
+pace, whatever the channel. Flask and the standard library are within a tenth of FastAPI, and ws is first by a small
+margin. Direct put makes no visible difference on one machine. The function is the fastest of all, because each of its
+workers is a process, whereas a server is a single process that holds its interpreter between two calls of the decoder.
+The command starts a process for each clip: half of that rate.
 
-Where FFmpeg is not installed the command is an interpreter that imports PyAV anew for each clip, and has eight of them.
+If FFmpeg is not installed, the command is an interpreter that imports PyAV anew for each clip, and it is given eight
+clips.
 """
 
 from __future__ import annotations
@@ -104,15 +105,15 @@ def _serve(given: tuple[str, str], ready: Connection) -> None:
         threading.Event().wait()
 
 
-OUTCOME = """The first table had 1.1 to 1.4 s in every row, and 0.54 with nothing to do: nodes looked for jobs, and
-for what others had done, four times a second, and so did whoever waited. Since then the beginning and the end of a
-job are seen when they happen. What is left with nothing to do is three nodes that agree on a map twice, and ask each
-other how far they are. A clip costs 2 ms of a core and not 15, so that 100 of them are too few to say what part of
-the cores' own pace a job reaches. A server of one process has one core for its clips. A
-function's six workers end after a minute without work, and import PyAV anew in each round of the whole table. The
-command is FFmpeg, of which 70 to 90 ms a clip are its start. The machine was busy with other work: rounds of one row
-differ by twice, and "write" of the command is less than none. What part of the cores' own pace a job reaches is in
-etl_pace.md, for longer utterances on one node. Jobs over 6,000 objects are in etl_offline.md."""
+OUTCOME = """The first table had 1.1 to 1.4 s in every row, and 0.54 with nothing to do: nodes looked for jobs, and for
+what others had done, four times per second, and so did everyone who waited. Since then, the beginning and the end of
+a job are noticed when they happen. With nothing to do, the remaining time is that of three nodes that agree on a map
+twice and ask each other about their progress. A clip costs 2 ms of a core and not 15, so 100 clips are too few to
+show how much of the cores' own pace a job reaches. A server of one process has one core for its clips. A function's
+six workers end after a minute without work, and import PyAV anew in each round of the whole table. The command is
+FFmpeg, whose start takes 70 to 90 ms per clip. The machine was busy with other work: rounds of one row differ by a
+factor of two, and "write" of the command is negative. For how much of the cores' own pace a job reaches, with longer
+utterances on one node, see etl_pace.md. For jobs over 6,000 objects, see etl_offline.md."""
 
 
 class Row(NamedTuple):
