@@ -1,8 +1,8 @@
-"""Tenant fairness: one greedy tenant with 16 sessions against three modest ones with one each, all on one node.
+"""Tenant fairness: one greedy tenant with 16 sessions and three modest tenants with one session each, on one node.
 
-Isolates what a tenant keeps of a node when another one asks for all it can get. Each modest tenant's rate beside the
-greedy one is compared with a quarter of what one of them gets alone. "all as one tenant" is the same crowd without
-names: what sessions get when nobody tells them apart.
+This isolates how much of a node a tenant keeps when another one requests all it can get. Each modest tenant's rate
+beside the greedy one is compared with a quarter of the rate that one of them reaches alone. "all as one tenant" is the
+same set of clients without tenant names: what sessions get when the node does not distinguish them.
 
     python -m benchmarks.fairness                     # writes the table beside this file
     python -m benchmarks.fairness --seconds 2 --rounds 1 --no-write
@@ -115,12 +115,12 @@ def main(size_bytes: int, rounds: int, seconds: float, folder: Path | None, writ
     without = judge(rates, [Claim(name, QUARTER, 0.0) for name in NAMELESS])
     text = (
         f"# Fairness\n\n{(__doc__ or '').strip().splitlines()[0]}\n\n"
-        f"Machine: {machine()}. {rounds} rounds of {seconds:g} s; objects of {label(size_bytes)}, {BATCH} a batch, "
-        f"{IN_FLIGHT} batches in flight on each session. Clients and node share the cores.\n\n"
+        f"Machine: {machine()}. {rounds} rounds of {seconds:g} s; objects of {label(size_bytes)}, {BATCH} per "
+        f"batch, {IN_FLIGHT} batches in flight on each session. Clients and node share the cores.\n\n"
         f"{rates_table(rates, 'objects/s', size_bytes)}\n\n{claims_table(outcomes)}\n\n"
-        "With all as one tenant a modest client gets "
+        "With all clients as one tenant, a modest client gets "
         f"{min(o.median for o in without):.2f} to {max(o.median for o in without):.2f} of that quarter. "
-        f"After this: {load()}.\n"
+        f"After the run: {load()}.\n"
     )
     click.echo(text)
     conclude(text, TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))

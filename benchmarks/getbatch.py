@@ -1,8 +1,8 @@
-"""GetBatch against plain files, single GETs and bare gRPC, with the page cache warm and checksums on.
+"""GetBatch compared with plain files, single GETs and bare gRPC, with a warm page cache and checksums on.
 
-Isolates what a request costs: the same objects, in a random order, by six ways. "file loop" is open/read/close in one
-Python process over the very files that hold the objects; "echo" is grpcio sending the same bytes and doing nothing
-else.
+This isolates the cost of a request: the same objects are read in a random order in six ways. "file loop" is
+open/read/close in one Python process over the same files that hold the objects. "echo" is grpcio sending the same bytes
+and doing nothing else.
 
     python -m benchmarks.getbatch                     # 10 KiB, 100 KiB, 1 MiB; writes the table beside this file
     python -m benchmarks.getbatch --sizes 10240 --rounds 3 --no-write

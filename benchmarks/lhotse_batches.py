@@ -1,11 +1,12 @@
-"""AISBatchLoader: the data of 32 cuts by one GetBatch, against single GETs, the bare GetBatch, and Lhotse over files.
+"""AISBatchLoader: data of 32 cuts by one GetBatch, compared with single GETs, bare GetBatch, and Lhotse over files.
 
     make .venv-front/.ais-loader-ready
     .venv-front/bin/python -m benchmarks.lhotse_batches      # writes the table and the plot beside this file
 
-32 of the recordings in tests/data/speech (FLAC), others each time; and 32 windows of 2 s of one WAV of 600 s. Loading
-is decoding too where it says so. Prediction, written before the first run:
-12 of single GETs, 0.8 of the bare batch, 0.95 of Lhotse over files where both decode, windows 8 of whole files.
+A batch is 32 of the recordings in tests/data/speech (FLAC), different ones each time, or 32 windows of 2 s of one WAV
+of 600 s. Loading includes decoding where the row says so. Prediction, written before the first run: 12 times the rate
+of single GETs, 0.8 of the bare batch, 0.95 of Lhotse over files where both decode, and windows at 8 times the rate of
+whole files.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def main(batches: int, rounds: int, folder: Path | None, write: bool) -> None:
         f"# AISBatchLoader\n\n{(__doc__ or '').strip()}\n\nMachine: {machine()}, Lhotse {lhotse.__version__}; "
         f"{load()}. {rounds} rounds of {batches} batches; {len(paths):,} recordings of {size_bytes / 1024:.0f} KiB. "
         f"Client and node share the cores. "
-        f"The windows have {window_bytes / 1024:,.0f} KiB of {len(long) / 1024:,.0f}.\n\n"
+        f"The windows contain {window_bytes / 1024:,.0f} of {len(long) / 1024:,.0f} KiB.\n\n"
         f"{rates_table(rates, 'batches/s')}\n\n{claims_table(outcomes)}\n\n{spent.table('a batch of 32')}\n\n"
         f"![Rates, and the ratios of the rounds]({PLOT.name})\n"
     )

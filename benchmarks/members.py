@@ -1,13 +1,15 @@
-"""GetBatch of members of archives against GetBatch of plain objects of their size, over gRPC.
+"""GetBatch of members of archives, compared with GetBatch of plain objects of the same size, over gRPC.
 
     python -m benchmarks.members            # writes the table beside this file
 
-Batches of 128 random entries of 10 KiB, one client with 3 batches in flight. Prediction, written before the first run:
-members of a tar 1.1 to 1.4 of plain objects, since their file is open already; those at the end of a shard of 1 GiB the
-same; those of a seekable tar.zst (frames of 256 KiB) 0.3 to 0.5, since each costs half a frame of unpacking.
+A batch has 128 random entries of 10 KiB; one client has 3 batches in flight. Prediction, written before the first run:
+Members of a tar reach 1.1 to 1.4 times the rate of plain objects, because their file is already open. Members at the
+end of a shard of 1 GiB reach the same. Members of a seekable tar.zst (frames of 256 KiB) reach 0.3 to 0.5, because each
+costs the decompression of half a frame.
 
-Plain objects were put one by one and have a file each. Those put by `put_many` share files of about 1 MiB. Prediction,
-written before they did: 1.0 of those with a file each, since each is still one open, one read and one close.
+Plain objects were put one by one and have a file each. Objects put by `put_many` share files of about 1 MiB.
+Prediction, written before they did: 1.0 times the rate of objects with a file each, because each is still one open, one
+read and one close.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Memory of a node and a client: while 10 GiB stream through them, and with 1,024 sessions open.
+"""Memory use of a node and a client: while 10 GiB stream through them, and with 1,024 sessions open.
 
-Isolates memory from speed: objects of 1 MiB are asked for again and again in one GetBatch, and peak growth is read from
-/proc. Then 1,024 sessions are opened on one node, 32 of them busy.
+This isolates memory from speed: one GetBatch requests objects of 1 MiB again and again, and the peak growth is read
+from /proc. Then 1,024 sessions are opened on one node, and 32 of them are busy.
 
     python -m benchmarks.memory              # writes the table beside this file
 """

@@ -1,4 +1,4 @@
-"""Other libraries beside ais-loader: the same random batches of samples from local storage, as bytes.
+"""Other libraries compared with ais-loader: the same random batches of samples from local storage, as bytes.
 
     python -m venv build/peers && build/peers/bin/pip install --editable '.[dev]' \\
         mosaicml-streaming litdata webdataset 'datasets>=3' 'huggingface-hub<1'
@@ -6,25 +6,26 @@
 
 A peer that isn't installed is skipped.
 
-Batches of 128 samples of random bytes; every sample once in a pass, in an order drawn anew for each round and the same
-for all. The page cache is warm, one process reads, without workers, and asks for a batch when it has the one before;
-nothing is decoded, collated or shuffled in between. Each peer has its own format, uncompressed, made from the same
-samples, on the local drive: nothing is downloaded. Before the rounds, and so outside of what is timed, the CRC-32 of
-each sample of each contestant is compared with that of the file's.
+A batch has 128 samples of random bytes. A pass reads every sample once, in an order that is drawn anew for each round
+and is the same for all. The page cache is warm. One process reads, without workers, and requests a batch when it has
+the previous one. Nothing is decoded, collated or shuffled in between. Each peer has its own format, uncompressed, made
+from the same samples, on the local drive; nothing is downloaded. Before the rounds, and therefore outside the timed
+part, the CRC-32 of each sample of each contestant is compared with that of the file.
 
-The peers do less than a store: none has objects that change, and none compares a sample with a checksum as it is read
-here. Their strength (streaming from an object store to a cache, which they shuffle well) isn't measured.
+The peers do less than a store: none has objects that change, and none compares a sample with a checksum when read in
+the way used here. Their strength (streaming from an object store to a cache, which they shuffle well) isn't measured.
 
-Prediction, written before the first run, of the file loop's rate, at 10 KiB and at 100 KiB: embedded 1.2 and 0.9; a
-node 0.7 and 0.8; tar with an index 2 and 1.3, as nothing is opened; mosaicml-streaming 0.5 and 0.9, since it opens the
-shard for each sample; litdata 0.4 and 0.8; datasets 1.5 and 1, copying twice out of mapped memory; WebDataset 0.25 and
-0.6, by tarfile's Python.
+Prediction, written before the first run, relative to the file loop's rate, at 10 KiB and at 100 KiB: embedded 1.2 and
+0.9; a node 0.7 and 0.8; tar with an index 2 and 1.3, because nothing is opened; mosaicml-streaming 0.5 and 0.9, because
+it opens the shard for each sample; litdata 0.4 and 0.8; datasets 1.5 and 1, because it copies twice out of mapped
+memory; WebDataset 0.25 and 0.6, because tarfile is Python.
 
-What came otherwise: datasets, which takes a batch out of mapped memory in C++ and checks nothing, has the highest
-median at both sizes, and litdata is far slower. By its profile with default settings, it decodes over 200 samples
-around each one that is asked for, which suits readers that go through chunks in order; `batch_decode=0`, set here, was
-no faster, and why isn't known: its row says little about other ways to use it. Its samples are copied to bytes, as
-views of mapped memory are what it returns; ours are views of the buffer into which their batch was read.
+The following differs from the prediction. datasets, which takes a batch out of mapped memory in C++ and checks nothing,
+has the highest median at both sizes, and litdata is far slower. According to its profile with default settings, litdata
+decodes over 200 samples around each requested one, which suits readers that go through chunks in order.
+`batch_decode=0`, set here, was no faster, and the reason isn't known, so the row says little about other ways to use
+litdata. Its samples are copied to bytes, because it returns views of mapped memory; ours are views of the buffer into
+which their batch was read.
 
 Measured with mosaicml-streaming 0.13.0, litdata 0.2.76, datasets 5.0.1 and webdataset 1.0.2.
 """

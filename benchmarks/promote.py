@@ -1,9 +1,9 @@
-"""Promotion against putting the same files by a client on the same machine.
+"""Promotion compared with a client that puts the same files on the same machine.
 
     python -m benchmarks.promote            # writes the table beside this file
 
-Files lie in memory and so do the drives. Each round promotes, and puts, all files of one size into buckets of their
-own; the client puts as `put -r` does: it reads the small files and sends them in groups, and streams the large ones.
+Files and drives are in memory. Each round promotes and puts all files of one size, into separate buckets. The client
+puts like `put -r`: it reads small files and sends them in groups, and streams large files.
 """
 
 from __future__ import annotations
