@@ -126,7 +126,7 @@ def main(sizes: str, rounds: int, write: bool) -> None:
         outcomes = judge(rates, claims or [Claim(DIRECT, ONE, 0.0), Claim(TARGET, ONE, 0.0)])
         missed += sum(not outcome.reached for outcome in outcomes)
         section = f"## {count:,} objects of {label(size_bytes)}\n\n{rates_table(rates, 'objects/s', size_bytes)}\n"
-        section += f"\n{claims_table(outcomes)}\n\n{latency}\n\n{grid}\n\nAfter this: {load()}.\n"
+        section += f"\n{claims_table(outcomes)}\n\n{latency}\n\n{grid}\n\nAfterwards: {load()}.\n"
         click.echo(section)
         parts.append(section)
     conclude("\n".join(parts), TABLE if write else None, reached=not missed)

@@ -1,4 +1,4 @@
-"""The lane beside gRPC: the same sessions over a socket and over gRPC, against bare gRPC and plain files.
+"""The lane beside gRPC: the same sessions over a socket and over gRPC, compared with bare gRPC and plain files.
 
 Isolates what carries the bytes: the same client, node, objects and order, once by a lane and once with lane="grpc".
 The page cache is warm, every byte is compared with its checksum, by the node or by the client, and client and node

@@ -1,19 +1,20 @@
-"""`tarfile.extractall` from an object, as a file and as a plain stream, against the same from a local file.
+"""`tarfile.extractall` from an object, as a file and as a plain stream, compared with the same from a local file.
 
     python -m benchmarks.object_file            # writes the table beside this file
 
 The grid is that of NVIDIA's post on ObjectFile ("Enhancing ObjectFile Performance with Zero-Copy Techniques", 2024),
-scaled to one machine. "stream echo" is a grpcio server that streams the file in messages of 1 MiB, or of the 4 MiB that
-a plain stream of ours comes in, and does nothing else, under the same tarfile. Prediction, written before the first
-run: over gRPC 0.6 to 0.8 of the local file, since extraction itself writes every byte to files; the reader level with
-the echo; an interruption every 64 MiB costs some milliseconds each (the proxy that cuts runs in the client's process,
-and costs more than the cuts).
+scaled to one machine. "stream echo" is a grpcio server that only streams the file, in messages of 1 MiB or of 4 MiB,
+the size that our plain stream uses, to the same tarfile. Prediction, written before the first run: over gRPC,
+extraction reaches 0.6 to 0.8 of the local file's rate, since extraction itself writes every byte to files; the reader
+is level with the echo; and each interruption, every 64 MiB, costs some milliseconds (the proxy that cuts runs in the
+client's process and costs more than the cuts).
 
-Where the time goes at 100 MB: of a GB the thread that extracts spends about 0.65 s of CPU time (0.42 of it in writing
-the files, 0.12 in grpcio, which copies a message three times before Python has it), gRPC's own threads 0.17 s, the node
-0.48 s, all on two cores; a local file takes 0.54 s on one. Seven runs on three machines gave 0.55 to 0.69. Without
-gain: taking frames in a thread of its own, which takes turns at the GIL with the 16 KiB reads of tarfile (+12% of CPU
-time); a unix socket in place of TCP (11 to 16% slower); messages of 1 to 3 MiB; other read chunks of gRPC.
+Where the time goes at 100 MB: for each GB, the thread that extracts spends about 0.65 s of CPU time (0.42 of it on
+writing the files, 0.12 in grpcio, which copies a message three times before Python has it), gRPC's own threads spend
+0.17 s, and the node 0.48 s, all on two cores. A local file takes 0.54 s on one core. Seven runs on three machines gave
+0.55 to 0.69. The following gained nothing: receiving frames in a thread of its own, which contends for the GIL with
+tarfile's 16 KiB reads (+12% of CPU time); a Unix socket instead of TCP (11 to 16% slower); messages of 1 to 3 MiB; and
+other read chunks of gRPC.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ def main(members: tuple[int, ...], total_mb: int, rounds: int, folder: Path | No
         click.echo(sections[-1] + "\n")
     text = (
         f"# ObjectFile and ObjectReader\n\n{(__doc__ or '').strip()}\n\nMachine: {machine()}. {rounds} rounds; client, "
-        "node and the files that are written share it.\n\n" + "\n\n".join(sections) + "\n"
+        "node, and the files that are written share it.\n\n" + "\n\n".join(sections) + "\n"
     )
     conclude(text, TABLE if write else None, reached=reached)
 

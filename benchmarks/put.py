@@ -1,35 +1,41 @@
-"""PUT and PutMany over object sizes: embedded, by a lane and over gRPC to one node, against files and a grpcio echo.
+"""PUT and PutMany by object size: embedded, over a lane, over gRPC to one node, against files and a grpcio echo.
 
     python -m benchmarks.put            # writes the table beside this file
 
-Equal durability on all sides. "process": what is acknowledged survives `kill -9` of the node; files are written and
-renamed. "power": it survives a power cut; files are also synced, and the folder after the rename, one after another.
-"echo" is a server that takes the bytes of one unary call and forgets them. The node's PUTs also make checksums, and
-entries in a catalog. One client, one PUT at a time; PutMany is one call of the whole round.
+Durability is the same on all sides. With "process", what is acknowledged survives `kill -9` of the node; files are
+written and renamed. With "power", it survives a power failure; files are also synced, and so is the directory after the
+rename, one after another. "echo" is a server that takes the bytes of one unary call and discards them. The node's PUTs
+also compute checksums and make entries in a catalog. There is one client, with one PUT at a time; PutMany is one call
+for the whole round.
 
-Prediction, written before the first run: PutMany of 10 KiB objects 5 to 8 times single PUTs at "process", since a
-single one costs about 0.8 ms, most of it grpcio's, and one in a group 0.1 ms, the store's; at "power" as many
-times as syncs are fewer: three for a single PUT, and little more than two for one in a group, unless a group syncs at
-the same time. From 1 MiB on bytes are what costs, and PutMany gains little. Files 2 to 4 times PutMany.
+Prediction, written before the first run: at "process", PutMany of 10 KiB objects is 5 to 8 times as fast as single
+PUTs, since a single PUT costs about 0.8 ms, most of it in grpcio, and an object of a group costs 0.1 ms, which the
+store takes. At "power", the factor is the ratio of syncs: three for a single PUT, and little more than two for an
+object of a group, unless a group syncs all at the same time. From 1 MiB on, the bytes dominate the cost, and PutMany
+gains little. Files are 2 to 4 times as fast as PutMany.
 
-With one file for each object it came out at 14.5 and at 3.8 for 10 KiB at "process", in two runs half an hour apart,
-and at 2.6 and 2.8 at "power": to make an empty file took the file system 0.08 ms in some runs and 0.8 ms in others on
-the same quiet machine, and no PutMany of one file each is faster than that. So small objects (128 KiB at most) of a
-group share one file now. Prediction for that, written before it was measured: 10 KiB at least 10 times at "process",
-and at least 15 at "power", where a group of a hundred needs three syncs and not two hundred.
+With one file for each object, the result for 10 KiB was 14.5 and 3.8 at "process", in two runs half an hour apart, and
+2.6 and 2.8 at "power". On the same quiet machine, the file system took 0.08 ms to create an empty file in some runs and
+0.8 ms in others, and no PutMany that creates a file for each object is faster than that. Small objects (at most 128
+KiB) of a group therefore share one file now. The prediction for that, written before it was measured: for 10 KiB, at
+least 10 times at "process", and at least 15 at "power", where a group of a hundred needs three syncs instead of two
+hundred.
 
-Prediction for a store in this process, and for a node by a lane, with one native call to write and check, written
-before they were measured: 1 MiB embedded 0.6 of files (a PUT costs some 0.4 ms beside its bytes, which cost 0.35 ms),
-PutMany of 100 KiB more than files; by a lane 1 MiB 0.45 of files and at least 1.5 times gRPC; PutMany of 100 KiB to a
-node 0.45 of files; PUT of 10 KiB by a lane at least 1.3 times gRPC, which is as many thread hops, and fewer wake-ups.
+Prediction for a store in this process, and for a node over a lane, with one native call to write and check, written
+before they were measured: an embedded PUT of 1 MiB reaches 0.6 of files (a PUT costs about 0.4 ms in addition to its
+bytes, which cost 0.35 ms), and PutMany of 100 KiB exceeds files. Over a lane, a PUT of 1 MiB reaches 0.45 of files and
+at least 1.5 times gRPC. PutMany of 100 KiB to a node reaches 0.45 of files. A PUT of 10 KiB over a lane reaches at
+least 1.3 times gRPC, since it has as many thread hops but fewer wake-ups.
 
-Prediction for folders that follow the generation, so that a young store makes one in 256 PUTs and not one or two in
-each, for one visit to a thread of the node for each PUT by a lane, whose thread takes the bytes from the socket a piece
-at a time, and for groups that take their numbers, and write their intent, once: 130 to 260 of the 750 µs of an embedded
-PUT of 1 MiB go; one by a lane takes half its time; PutMany of 10 KiB embedded 70 to 35 µs of processor time.
+Prediction for three changes: directories follow the generation, so that a young store creates one in 256 PUTs instead
+of one or two in each; a PUT over a lane visits a thread of the node only once, and that thread takes the bytes from the
+socket piece by piece; and groups take their numbers, and write their intent, once. Together, they should remove 130 to
+260 of the 750 µs of an embedded PUT of 1 MiB, halve the time of a PUT over a lane, and reduce the processor time of
+PutMany of 10 KiB embedded from 70 to 35 µs.
 
-PutMany goes by gRPC also where there is a lane: by a lane, which nodes take, client and node together spent 570 µs on
-an object of 100 KiB, and 545 µs by gRPC. Its groups are packed into messages either way, and that is what costs.
+PutMany uses gRPC even where there is a lane. Nodes do accept it over a lane, but client and node together then spent
+570 µs on an object of 100 KiB, compared with 545 µs over gRPC. Either way, its groups are packed into messages, and
+that is what costs time.
 """
 
 from __future__ import annotations
@@ -228,27 +234,27 @@ def layers_table(here: Path) -> str:
 
 # -- what came of it
 
-MISSED = """An embedded PUT makes some 290 calls of the interpreter, and goes through the catalog twice, for the
-intent and for the entry. Writing and checking 1 MiB takes 1.2 times what a bare write takes. What varies most is
-making an empty file: 16 µs where nothing has been deleted lately, and up to 1 ms beside a benchmark or a test. ext4
-gives no inode again within a minute or more of its deletion, and looks at each of those before it finds another one
-(`recently_deleted` in a profile of the kernel). It meets files and PUTs alike, but not evenly: each folder has its
-own inodes. To reserve a file's blocks before it is written saved nothing up to 1 MiB.
+MISSED = """An embedded PUT makes about 290 calls of the interpreter, and goes through the catalog twice: for the intent
+and for the entry. Writing and checking 1 MiB takes 1.2 times as long as a bare write. What varies most is the time to
+create an empty file: 16 µs where nothing has been deleted recently, and up to 1 ms beside a benchmark or a test. ext4
+does not reuse an inode for a minute or more after its deletion, and looks at each such inode before it finds another
+one (`recently_deleted` in a profile of the kernel). This affects files and PUTs alike, but not equally, since each
+directory has its own inodes. Reserving a file's blocks before writing it saved nothing up to 1 MiB.
 
-Ratios to files follow what making a file costs at that moment. With five rounds of 1 MiB alone, a quarter of an hour
-before this table, an embedded PUT came to 0.59 of files and one by a lane to 0.49; in shorter runs within the hour
-embedded to 0.28 – 0.67, by a lane to 0.54 – 0.78, and the tree before to 0.28 – 0.30 and 0.28 – 0.47 in the same
-minutes. By processor time, with files that take 0.28 ms, an embedded PUT of 1 MiB takes 0.52: 0.5 – 0.56 of files. To
-come to 0.6 it would have to do without the interpreter, or the catalog and half of it.
+Ratios to files depend on what creating a file costs at that moment. With five rounds of 1 MiB alone, a quarter of an
+hour before this table, an embedded PUT reached 0.59 of files and one over a lane 0.49. In shorter runs within the hour,
+embedded reached 0.28 – 0.67 and a lane 0.54 – 0.78, while the previous tree reached 0.28 – 0.30 and 0.28 – 0.47 in the
+same minutes. In processor time, with files that take 0.28 ms, an embedded PUT of 1 MiB takes 0.52 ms: 0.5 – 0.56 of
+files. To reach 0.6, it would have to do without the interpreter, or without the catalog and half of the interpreter.
 
-At "power" a single PUT waits for three syncs, its own, its folder's and the catalog's, and a file for two: more than
-two thirds of files are not to be had, and with what a PUT costs at "process" 0.6 is out of reach.
+At "power", a single PUT waits for three syncs (its own, its directory's, and the catalog's), and a file for two. A PUT
+therefore cannot reach more than two thirds of files, and with what a PUT costs at "process", 0.6 is out of reach.
 
-A PUT of 1 MiB by a lane took the node 1.4 ms of processor time (`perf record` of 300, load 12): the kernel 640 µs,
-the interpreter 590, libraries of C 55, checksums 47, the catalog 35. The embedded store takes 0.5 ms for the same
-object. What is left of the difference is taking the bytes from the socket, waking the event loop and a thread and
-going back, and an interpreter whose code 1 MiB has driven from the caches in between. Threads of the node changed 10
-times in one, and 23 times when header, bytes and end were three visits to a thread."""
+A PUT of 1 MiB over a lane took 1.4 ms of the node's processor time (`perf record` of 300, load 12): the kernel 640 µs,
+the interpreter 590, C libraries 55, checksums 47, and the catalog 35. The embedded store takes 0.5 ms for the same
+object. The rest of the difference comes from taking the bytes from the socket, from waking the event loop and a thread
+and going back, and from an interpreter whose code 1 MiB has evicted from the caches in between. The node switched
+threads 10 times per PUT, and 23 times when header, bytes, and end were three visits to a thread."""
 
 
 def measure(durability: Durability, size_bytes: int, total_bytes: int, most: int, rounds: int, here: Path) -> Rates:

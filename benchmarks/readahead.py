@@ -1,4 +1,4 @@
-"""Cold GetBatch with page-cache read-ahead against without, on one node and over gRPC.
+"""Cold GetBatch with page-cache read-ahead, compared with GetBatch without it, on one node and over gRPC.
 
 Two nodes serve the same files, one of them with `readahead_bytes=0`. Before each cold run the kernel is asked to forget
 the objects' pages (folders and inodes stay cached); the runs take turns, and ratios are taken within a round. Warm runs
@@ -35,14 +35,14 @@ COUNTS = {10 << 10: 4_000, 100 << 10: 2_000, 1 << 20: 640, 16 << 20: 40}
 WAYS = ("cold, one batch at a time", "cold, 3 in flight", "warm, 3 in flight")
 KINDS = ("with", "without")
 PREDICTION = """Prediction, written before the first run. The reader already announces 32 entries ahead within a frame
-of about 1 MiB, so with entries of 10 KiB a drive has a queue as it is: 1.0. With 1 MiB every entry is a frame of its
-own, and the drive has one at a time: 1.2 to 1.4 on a drive as quick as this one, more where a drive is slower to begin.
-100 KiB lies between: 1.05 to 1.15. Several batches in flight fill the queue by themselves: less of it all. Warm: 0.98
-to 1.02, which is noise."""
-FIRST_RUN = """The first run, on a machine that was very busy with other work, agreed but for 10 KiB: 0.82 to 0.95, for
-files that were opened twice. Frames of more than 32 entries have not been announced since. Of 16 MiB it
-made 0.83 to 0.87, where the kernel's own read-ahead does better: entries in several pieces are left to that since.
-Warm batches and those of 16 MiB announce nothing, so what their ratios are off from 1 is noise."""
+of about 1 MiB, so with entries of 10 KiB, a drive already has a queue: 1.0. With 1 MiB, every entry is a separate
+frame, and the drive has one at a time: 1.2 to 1.4 on a drive as fast as this one, and more on a drive that is slower to
+start. 100 KiB lies in between: 1.05 to 1.15. Several batches in flight fill the queue by themselves, so the effects are
+smaller. Warm: 0.98 to 1.02, which is noise."""
+FIRST_RUN = """The first run, on a machine that was very busy with other work, agreed except for 10 KiB: 0.82 to 0.95,
+because files were opened twice. Since then, frames of more than 32 entries are not announced. For 16 MiB, the result
+was 0.83 to 0.87, because the kernel's own read-ahead does better. Since then, entries in several pieces are left to the
+kernel. Warm batches and those of 16 MiB announce nothing, so any deviation of their ratios from 1 is noise."""
 
 
 def _serve(drive: str, readahead_bytes: int, pipe: Connection) -> None:
@@ -200,8 +200,8 @@ def main(sizes: str, rounds: int, folder: Path | None, write: bool) -> None:
         drive = drive_speed(Path(here))
     parts = [
         f"# Read-ahead\n\n{(__doc__ or '').strip().splitlines()[0]}\n\n{PREDICTION}\n\n{FIRST_RUN}\n\n"
-        f"Machine: {machine()}. {rounds} rounds; one client, {BATCH} entries a batch (8 of 16 MiB). Drive, one random "
-        f"read at a time: {drive}.\n"
+        f"Machine: {machine()}. {rounds} rounds; one client, {BATCH} entries per batch (8 of 16 MiB). Drive, one "
+        f"random read at a time: {drive}.\n"
     ]
     missed = 0
     for size_bytes in map(int, sizes.split(",")):
@@ -213,7 +213,7 @@ def main(sizes: str, rounds: int, folder: Path | None, write: bool) -> None:
         section = (
             f"## {count:,} objects of {label(size_bytes)}\n\n{rates_table(rates, 'objects/s', size_bytes)}\n\n"
             f"{claims_table(outcomes)}\n\n{counts} "
-            f"After this: {load()}.\n"
+            f"Afterwards: {load()}.\n"
         )
         click.echo(section)
         parts.append(section)
