@@ -1,12 +1,12 @@
 """Processor time of a batch from three nodes against one, and what bare sockets take for the same bytes.
 
-The same objects, on one node and spread over three; one client, three batches of 128 in flight. "direct" has the
-client merge the owners' answers, "target" has one node do it. All share this machine's cores, and what three nodes
-reach of the rate of one is bounded by what they take for an object together.
+The same objects, on one node and spread over three; one client, three batches of 128 in flight. With "direct", the
+client merges the owners' answers; with "target", one node does it. All share this machine's cores, so the rate that
+three nodes reach, relative to one, is bounded by the processor time that they take together for an object.
 
-The limits do as little as can be done: servers send blocks of a file by sendfile, in the order asked, and the client
-receives each into memory that is used again and sums it; one server alone, three with a third of the blocks each, and
-one that passes on what it gets from two others.
+The limits do as little as possible: servers send blocks of a file with sendfile, in the order requested, and the client
+receives each block into memory that is reused, and computes its checksum. The limits are one server alone, three
+servers with a third of the blocks each, and one server that passes on what it gets from two others.
 
     python -m benchmarks.cluster_budget            # 10 KiB, 100 KiB, 1 MiB; writes the tables beside this file
 """
@@ -250,14 +250,14 @@ def main(sizes: str, rounds: int, write: bool) -> None:
         )
         reached &= all(outcome.reached for outcome in outcomes)
         sections.append(
-            f"## {label(size_bytes)}\n\n{table(took)}\n\n{claims_table(outcomes)}\n\nAt rest one node takes "
-            f"{one_ms:.0f} ms of a second, {NODES} take {several_ms:.0f}.\n"
+            f"## {label(size_bytes)}\n\n{table(took)}\n\n{claims_table(outcomes)}\n\nAt rest, one node takes "
+            f"{one_ms:.0f} ms of each second, and {NODES} nodes take {several_ms:.0f}.\n"
         )
         click.echo(sections[-1])
     text = page(
         "Processor time of several nodes",
         __doc__ or "",
-        f"{rounds} rounds, medians; ratios are those of a round, of objects for a second of processor time.",
+        f"{rounds} rounds, medians; ratios are taken within a round, of objects per second of processor time.",
         *sections,
     )
     conclude(text, TABLE if write else None, reached=reached)
