@@ -1,14 +1,14 @@
-"""Ray Data reads of small objects: `read_ais` against `read_binary_files` through fsspec, of the same store.
+"""Ray Data reads of small objects: `read_ais` compared with `read_binary_files` through fsspec, from the same store.
 
     .venv-front/bin/python -m benchmarks.ray_data       # writes the table and the plot beside this file
 
-Objects of 10 KiB over gRPC; each contestant reads all of them once in a round, with the same two blocks on one Ray of
-two CPUs, and drops the rows. Its list of names is part of the time of both: both are given the URLs. Workers and
-connections are warm from a pass before the first round.
+The objects have 10 KiB and are read over gRPC. Each contestant reads all of them once in a round, with the same two
+blocks on one Ray with two CPUs, and drops the rows. Both are given the URLs, and the measured time of both includes
+making their list of names. Workers and connections are warm from a pass before the first round.
 
-Prediction, written before the first run: 5 times, since each file of `read_binary_files` is opened (a HEAD) and read by
-itself through pyarrow and fsspec, some 2 ms, and 128 of ours come in some ms together; Ray's own second or so for a
-dataset brings that down.
+Prediction, written before the first run: 5 times as fast, since `read_binary_files` opens (with a HEAD) and reads each
+file separately through pyarrow and fsspec, which takes about 2 ms, while 128 of our objects arrive together in a few
+ms. Ray's own second or so for a dataset reduces the factor.
 """
 
 from __future__ import annotations

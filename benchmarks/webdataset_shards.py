@@ -1,16 +1,16 @@
-"""WebDataset over shards in a store against the same shards as files, and ShardSamples against WebDataset's own pace.
+"""WebDataset over shards in a store against the same shards as files, and ShardSamples against WebDataset's own rate.
 
     .venv-front/bin/python -m benchmarks.webdataset_shards       # writes the table and the plot beside this file
 
-Each sample has 40 KB of random bytes and a class, in shards of 64 MB; nothing is decoded, in no worker, since what is
-compared is how bytes come. The page cache is warm. ShardSamples draws minibatches of 64 from all shards in random
-order, by `__getitems__` and, with the next three under way, by `batches`. Every contestant goes through all samples
-once in a round.
+Each sample has 40 KB of random bytes and a class, in shards of 64 MB. Nothing is decoded, and no workers are used,
+since the subject of the comparison is how bytes arrive. The page cache is warm. ShardSamples draws minibatches of 64
+from all shards in random order: with `__getitems__`, and, with the next three under way, with `batches`. Every
+contestant goes through all samples once in a round.
 
-Prediction, written before the first run: over our URLs embedded 1.0 of files, as tarfile's parsing in Python is the
-same and a thread reads beside it; over gRPC 0.95; ShardSamples shuffled 3 times WebDataset's pace over files, since
-members are found by their index and none of tarfile's Python runs. Of the row with three in flight, which came later
-and was predicted from the processor times of the others: 1.6 where two cores are free, 1 where they are not.
+Prediction, written before the first run: with our URLs, embedded reaches 1.0 of files, since tarfile's parsing in
+Python is the same and a thread reads beside it; gRPC reaches 0.95; and shuffled ShardSamples reach 3 times WebDataset's
+rate over files, since members are found by their index and none of tarfile's Python runs. The row with three in flight
+came later and was predicted from the processor times of the others: 1.6 where two cores are free, 1 where they are not.
 """
 
 from __future__ import annotations

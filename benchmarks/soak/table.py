@@ -11,10 +11,10 @@ from benchmarks.soak.outcome import Outcome
 
 TABLE = Path(__file__).parents[1] / "soak.md"
 _WHAT = {
-    "embedded": "an embedded store, its writers killed at any moment, readers in other processes beside them",
-    "node": "one node at four times what it can do",
-    "cluster": "storage nodes as processes, two copies or three",
-    "fuzz": "random and mutated messages to every method of a node, as clients, strangers and insiders",
+    "embedded": "an embedded store whose writers are killed at any moment, with readers in other processes",
+    "node": "one node with four times as many clients as places for batches",
+    "cluster": "storage nodes as processes, with two or three copies",
+    "fuzz": "random and mutated messages to every method of a node, as clients, strangers, and insiders",
 }
 
 
@@ -22,10 +22,11 @@ def table(outcomes: Sequence[Outcome]) -> str:
     lines = [
         "# Soak",
         "",
-        "Clients of every kind while processes and nodes are killed, frozen, cut off, filled up, added and removed.",
-        "What they asked and were told is judged by a checker that knows nothing of the product; the promises that it",
-        "holds them to stand in [docs/guarantees.md](../docs/guarantees.md). `python -m benchmarks.soak --write` makes",
-        "this page of what it runs, `python -m benchmarks.soak page` of the outcomes of several runs.",
+        "Clients of every kind run while processes and nodes are killed, frozen, cut off, filled up, added, and",
+        "removed. A checker that knows nothing about the product judges what they asked and what they were told. The",
+        "promises that it checks are in [docs/guarantees.md](../docs/guarantees.md).",
+        "`python -m benchmarks.soak --write` writes this page from its own run, and `python -m benchmarks.soak page`",
+        "writes it from the outcomes of several runs.",
         "",
         f"Machine: {machine()}; {load()}.",
         "",
