@@ -292,9 +292,9 @@ class Bucket(BucketComposing, BucketTransforming):
             move: Delete each source file once its object is stored.
             shared: For a cluster: whether all nodes see the same files at `path`, so that each of them promotes its
                 share. "auto" shares the work only if the nodes certainly see the same files.
-            overwrite: When to replace an object of the same name: "changed" if its bytes differ (a file that still has
-                the size and modification time of its last promotion counts as equal and is not read), "always" or
-                "never".
+            overwrite: When to replace an object of the same name: "changed" if its bytes differ (without `move`, a file
+                that still has the size and modification time of its last promotion counts as equal and is not read),
+                "always" or "never".
             include, exclude: Shell patterns. A pattern with a slash is matched against the path relative to `path`, any
                 other pattern against the file name alone.
             node: For a cluster: host:port or the uuid of the node whose files to promote.
@@ -482,7 +482,7 @@ class Bucket(BucketComposing, BucketTransforming):
         One request covers 1,000 names.
 
         Raises BucketNotFound; DriveFailed, NodeUnavailable, SilenceTimeout if the answer cannot be determined;
-        InvalidRequest for an invalid name.
+        InvalidRequest for a value that is not a str.
         """
         return head_many(self._transport, self.name, names)
 
@@ -531,7 +531,7 @@ class Bucket(BucketComposing, BucketTransforming):
             progress: Called with a `Progress` after each object, in the order of `names`, in this thread.
 
         Raises the errors of `delete`, and TypeError for a value that is not a name. If `names` or `progress` raises an
-        exception, a note on it says how many objects had been deleted.
+        exception, a note on it says how many objects certainly had been deleted.
         """
         return delete_many(self._transport, self.name, names, on_error=on_error, progress=progress)
 

@@ -54,8 +54,8 @@ class ClusterOptions:
     can be reached through one, which is faster; "grpc" never does.
     """
     hedge_budget: float = 0.05
-    """The share of requests that may also be sent to a second node when the first is unusually slow. 0 disables this.
-    Requests to a single node are never hedged.
+    """The share of entries that may also be requested from a second node when the first is unusually slow. 0 disables
+    this. Requests to a single node are never hedged.
     """
 
     def __post_init__(self) -> None:

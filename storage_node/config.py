@@ -62,7 +62,7 @@ class ServerConfig:
     """A file with one line that every node of the cluster and every operator must know; callers that claim to be one of
     them must send it. If empty, the node trusts every caller that reaches the address."""
     metrics_port: int | None = None
-    """The port for Prometheus metrics, on the same address; 0 picks a free port, and None disables metrics."""
+    """The port on `host` for Prometheus metrics; 0 picks a free port, and None disables metrics."""
     durability: Literal["process", "power"] = "process"
     """What an acknowledged write survives: the end of the process ("process"), or also a power failure ("power")."""
     promote_roots: tuple[str, ...] = ()

@@ -67,8 +67,8 @@ class BucketComposing(ABC):
         """Copy an object, then delete the version that was copied. Arguments and errors are those of `copy`.
 
         If the call is interrupted in between, the object has both names, and renaming it again completes the operation
-        (the copy that is already there does not count as existing for `if_absent`). If the source is replaced
-        meanwhile, the call raises VersionConflict: the copy is kept, and the newer version keeps the old name.
+        (the copy that is already there does not count as existing for `if_absent`). If the source is replaced after it
+        was copied, the call raises VersionConflict: the copy is kept, and the newer version keeps the old name.
         """
         return copying.rename_object(self._transport, self.name, name, to_bucket or self.name, to, if_absent=if_absent)
 
@@ -133,8 +133,8 @@ class BucketComposing(ABC):
         """Yield the ObjectInfo of each copy, in the order of names: `copy_prefix` step by step.
 
         Nothing is yielded for an object that is already there. The generator is lazy: nothing is copied until you
-        iterate. Up to 7 objects are copied ahead, and closing the generator waits for them. With on_error="yield", the
-        error of an object that failed is yielded in its place. Otherwise like `copy_prefix`.
+        iterate. Up to 7 objects are copied ahead, and closing the generator waits for those whose copy has begun. With
+        on_error="yield", the error of an object that failed is yielded in its place. Otherwise like `copy_prefix`.
         """
         check_on_error(on_error, "raise", "yield")
         return copying.iter_copy_prefix(
@@ -169,7 +169,7 @@ class BucketComposing(ABC):
         Args:
             timeout_s: How long to retry while others write the same object, in seconds.
 
-        Raises VersionConflict when that time is over, and otherwise the errors of `put`. After NodeUnavailable or
+        Raises VersionConflict when that time is over, and otherwise the errors of `put`. After OutcomeUnknown or
         SilenceTimeout, the bytes may have been appended, but at most once.
         """
         return append(self._transport, self.name, name, data, timeout_s)

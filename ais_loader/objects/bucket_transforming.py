@@ -102,8 +102,8 @@ class BucketTransforming(ABC):
             to_prefix: Put this before the names of results.
             strip_prefix: Remove this from the names before that.
             dry_run: Change nothing, and return what would be made from what, as a list of `PlannedResult`.
-            inspect: Transform every object, but store nothing. Afterwards, `job.failures()` has every object that
-                fails.
+            inspect: Transform every object, but store nothing. Afterwards, `job.failures()` has up to 10,000 of those
+                that failed.
             continue_on_error: Continue after an object fails. Otherwise, the first failure ends the job.
             concurrency: The number of objects that each node transforms at once. 0 means as many as it can.
             synchronize: Delete results that such a job has made from objects that no longer exist.
@@ -114,7 +114,8 @@ class BucketTransforming(ABC):
 
         Raises BucketNotFound, TransformNotFound, TransformExists if a job of this name is running, InvalidRequest for
         invalid names or if results would become sources again, StoreReadOnly, NodeUnavailable; and, with `wait`,
-        TransformIncomplete if some objects failed. The results of the others are stored.
+        TransformIncomplete if some objects failed (unless the job only inspects), or if the job was stopped or failed
+        as a whole. The results that it made are stored.
         """
         job = job_message(
             self.name,
