@@ -70,6 +70,11 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         super().__init__(url, Members(view, options), options.retry_s)
         self._verify_payload = options.verify_payload
 
+    @property
+    def _has_others(self) -> bool:
+        """Whether there is another node to ask while one does not answer."""
+        return len(self.members.view.nodes) > 1
+
     # -- buckets: whichever node answers sees to them
 
     def create_bucket(
@@ -84,10 +89,10 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         return made
 
     def bucket(self, name: str) -> BucketInfo:
-        return self._any(self._heard_of(name, lambda node: node.bucket(name)))
+        return self._any(self._heard_of(name, lambda node: node.bucket(name, has_others=self._has_others)))
 
     def buckets(self) -> list[BucketInfo]:
-        return self._any(lambda node: node.buckets())
+        return self._any(lambda node: node.buckets(has_others=self._has_others))
 
     def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
         changed = self._any(lambda node: node.set_bucket(name, change))
@@ -364,7 +369,9 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
             return known()
 
         def page(map_: ListedMap, at: int, after: str) -> ListedPage:
-            found = members.transport(map_.nodes[at]).list_page(bucket, prefix, after, page_size)
+            found = members.transport(map_.nodes[at]).list_page(
+                bucket, prefix, after, page_size, has_others=self._has_others
+            )
             return ListedPage(
                 [object_info(message) for message in found.object],
                 found.next if found.more else None,
@@ -406,7 +413,10 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         return results
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
-        return self._any(self._heard_of(bucket, lambda node: node.summary(bucket, prefix=prefix, depth=depth)))
+        def summarized(node: GrpcTransport) -> BucketSummary:
+            return node.summary(bucket, prefix=prefix, depth=depth, has_others=self._has_others)
+
+        return self._any(self._heard_of(bucket, summarized))
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         """As GrpcTransport's, each page of the first holder that answers."""

@@ -10,6 +10,7 @@ from ais_loader import errors
 from ais_loader.transport.base import BucketChange, BucketInfo
 from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
+from ais_loader.transport.grpc.waiting import answered
 from ais_loader.transport.validation import require_bucket, require_text
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
@@ -35,14 +36,17 @@ class BucketCalls(ABC):
         )
         return _bucket_info(self._call(lambda here: here.buckets.CreateBucket(request, timeout=CALL_TIMEOUT_S)))
 
-    def bucket(self, name: str) -> BucketInfo:
+    def bucket(self, name: str, *, has_others: bool = False) -> BucketInfo:
+        """`has_others`: whether another node can be asked, should this one not answer."""
         require_bucket(name)
         request = pb.GetBucketRequest(name=name)
-        return _bucket_info(self._call(lambda here: here.buckets.GetBucket(request, timeout=CALL_TIMEOUT_S)))
+        return _bucket_info(
+            self._call(lambda here: answered(here, here.buckets.GetBucket, request, has_others=has_others))
+        )
 
-    def buckets(self) -> list[BucketInfo]:
+    def buckets(self, *, has_others: bool = False) -> list[BucketInfo]:
         request = pb.ListBucketsRequest()
-        answer = self._call(lambda here: here.buckets.ListBuckets(request, timeout=CALL_TIMEOUT_S))
+        answer = self._call(lambda here: answered(here, here.buckets.ListBuckets, request, has_others=has_others))
         return [_bucket_info(bucket) for bucket in answer.bucket]
 
     def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:

@@ -25,6 +25,7 @@ from ais_loader.transport.session.single_get import SingleGet
 from ais_loader.transport.session.stream_pool import StreamPool
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS, for_patience
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_compose_pb2_grpc as compose_rpc
 from ais_loader.wire.generated import ais_contents_pb2_grpc as contents_rpc
@@ -36,6 +37,7 @@ from ais_loader.wire.reserved import ERROR_KIND_KEY
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
 _OPEN_LANE = "/ais_loader.v1.GetBatch/OpenLane"
+_ALIVE_TIMEOUT_S = 4.0
 _NO_CONNECTION = "failed to connect"
 _NO_ADDRESS = ("errors resolving", "DNS resolution failed")
 """How gRPC's core begins what it says of a call that never left."""
@@ -160,6 +162,14 @@ class Connection:
             if self.closed:
                 raise self.given_up() from error
             raise
+
+    def is_alive(self) -> bool:
+        """Whether the node answers a call that asks nothing of it."""
+        try:
+            self.cluster.GetMap(cluster_pb.GetMapRequest(known_version=2**63), timeout=_ALIVE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+        return True
 
     def translate(self, error: Exception) -> errors.LoaderError:
         """Our error for what gRPC says; the node's own errors carry their kind."""

@@ -12,7 +12,7 @@ from ais_loader.summary import BucketSummary, PrefixSummary
 from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.put_stream import object_info
-from ais_loader.transport.grpc.watchdog import Watchdog
+from ais_loader.transport.grpc.waiting import watched
 from ais_loader.transport.validation import require_bucket
 from ais_loader.transport.write_tries import WriteTries, of_a_repeat
 from ais_loader.wire.generated import ais_contents_pb2 as pb
@@ -43,8 +43,9 @@ class ContentsCalls(ABC):
             found[failure.position] = errors.from_node(failure.error.kind, failure.error.message)
         return found
 
-    def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
-        return self._call(lambda here: summarized(here, bucket, prefix, depth))
+    def summary(self, bucket: str, *, prefix: str, depth: int, has_others: bool = False) -> BucketSummary:
+        """`has_others`: whether another node can be asked, should this one not answer."""
+        return self._call(lambda here: summarized(here, bucket, prefix, depth, has_others=has_others))
 
 
 def delete_names(
@@ -61,22 +62,14 @@ def delete_names(
     return results
 
 
-def summarized(here: Connection, bucket: str, prefix: str, depth: int) -> BucketSummary:
-    """One call: it may take as long as names are counted. Raises SilenceTimeout, and gRPC's errors."""
-    watchdog = Watchdog(CALL_TIMEOUT_S)
+def summarized(here: Connection, bucket: str, prefix: str, depth: int, *, has_others: bool) -> BucketSummary:
+    """One call: it may take as long as names are counted. Raises SilenceTimeout, NodeUnavailable, gRPC's errors."""
     call = here.contents.Summarize(pb.SummarizeRequest(bucket=bucket, prefix=prefix, depth=depth))
-    with watchdog.guard(call.cancel):
-        try:
-            for answer in call:
-                watchdog.seen()
-                if answer.HasField("summary"):
-                    return _summary(bucket, prefix, answer.summary)
-        except Exception as error:
-            if watchdog.fired:
-                raise errors.SilenceTimeout(f"{here.endpoint}: nothing was counted for {CALL_TIMEOUT_S:g} s") from error
-            raise
-        finally:
-            call.cancel()
+    with watched(here, call, has_others=has_others) as watchdog:
+        for answer in call:
+            watchdog.seen()
+            if answer.HasField("summary"):
+                return _summary(bucket, prefix, answer.summary)
     raise errors.NodeUnavailable(f"{here.endpoint}: the answer ended before the summary")
 
 

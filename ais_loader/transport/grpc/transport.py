@@ -38,6 +38,7 @@ from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S, PutAnswers, put_
 from ais_loader.transport.grpc.put_messages import put_by_lane, put_header, put_messages
 from ais_loader.transport.grpc.put_stream import LARGE_BYTES, AnswerStream, object_info, put_many
 from ais_loader.transport.grpc.snapshot_calls import call_snapshots
+from ais_loader.transport.grpc.waiting import answered
 from ais_loader.transport.retry import NO_RETRY_S
 from ais_loader.transport.session.batch_stream import GrpcStream, SharedAnswers, StreamPolicy
 from ais_loader.transport.session.call_lane import PUT
@@ -370,13 +371,20 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
                 return
             after = page.next
 
-    def list_page(self, bucket: str, prefix: str, start_after: str, page_size: int) -> pb.ListResponse:
-        """One page of what the node has, which may end before `page_size` objects."""
+    def list_page(
+        self, bucket: str, prefix: str, start_after: str, page_size: int, *, has_others: bool = False
+    ) -> pb.ListResponse:
+        """One page of what the node has, which may end before `page_size` objects.
+
+        `has_others`: whether other nodes are asked as well, and none is waited for that does not answer.
+        """
         request = pb.ListRequest(
             bucket=bucket, prefix=prefix, start_after=start_after, page_size=min(page_size, 2**32 - 1)
         )
-        answer: pb.ListResponse = self._call(lambda here: here.objects.List(request, timeout=CALL_TIMEOUT_S))
-        return answer
+        page: pb.ListResponse = self._call(
+            lambda here: answered(here, here.objects.List, request, has_others=has_others)
+        )
+        return page
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         return listed_members(self.member_page, bucket, name, prefix, page_size)

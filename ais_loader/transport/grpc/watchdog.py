@@ -7,13 +7,23 @@ import threading
 import time
 from collections.abc import Callable
 
+LOOK_S = 2.0
+"""Between two looks whether a node that says nothing is there."""
+
 
 class Watchdog:
-    """Cancels a call after `timeout_s` without a sign of life, until it is stopped. A context manager."""
+    """Cancels a call after `timeout_s` without a sign of life, until it is stopped. A context manager.
 
-    def __init__(self, timeout_s: float) -> None:
+    Args:
+        is_alive: asked every `LOOK_S` of silence, in the watchdog's thread; a node that is not is waited for no longer.
+    """
+
+    def __init__(self, timeout_s: float, is_alive: Callable[[], bool] | None = None) -> None:
         self.timeout_s = timeout_s
         self.fired = False
+        self.silent_s = 0.0
+        """For how long nothing had moved when it fired."""
+        self._is_alive = is_alive
         self._seen_at = time.monotonic()
         self._stopped = threading.Event()
 
@@ -31,11 +41,21 @@ class Watchdog:
         self._seen_at = math.inf
 
     def _watch(self, cancel: Callable[[], object]) -> None:
+        step_s = self.timeout_s if self._is_alive is None else min(LOOK_S, self.timeout_s)
         while (left_s := self._seen_at + self.timeout_s - time.monotonic()) > 0:
-            if self._stopped.wait(min(left_s, self.timeout_s)):
+            if self._stopped.wait(min(left_s, step_s)):
                 return
+            if self._is_gone(step_s):
+                break
+        self.silent_s = time.monotonic() - self._seen_at
         self.fired = True
         cancel()
+
+    def _is_gone(self, step_s: float) -> bool:
+        def silent() -> bool:
+            return time.monotonic() - self._seen_at >= step_s and not self._stopped.is_set()
+
+        return self._is_alive is not None and silent() and not self._is_alive() and silent()
 
     def stop(self) -> None:
         self._stopped.set()
