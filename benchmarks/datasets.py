@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 import ais_loader
 from ais_loader import Entry
 from benchmarks.clients import BUCKET, object_names
-from benchmarks.getbatch import fill, object_files
+from benchmarks.getbatch import fill, plain_files
 from benchmarks.harness import Claim, claims_table, conclude, judge, machine, rates_table, run_rounds
 
 BATCH = 128
@@ -65,7 +65,7 @@ def main(objects: int, size_bytes: int, rounds: int, write: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         fill(store, objects, size_bytes)
-        paths = object_files(store)
+        paths = plain_files(Path(folder) / "files", objects, size_bytes)
         random.Random(1).shuffle(paths)
         client = ais_loader.connect(store, mode="r")
         entries = [Entry(BUCKET, name) for name in object_names(objects)]

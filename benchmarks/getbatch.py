@@ -1,8 +1,8 @@
 """GetBatch compared with plain files, single GETs and bare gRPC, with a warm page cache and checksums on.
 
 This isolates the cost of a request: the same objects are read in a random order in six ways. "file loop" is
-open/read/close in one Python process over the same files that hold the objects. "echo" is grpcio sending the same bytes
-and doing nothing else.
+open/read/close in one Python process over as many plain files. "echo" is grpcio sending the same bytes and doing
+nothing else.
 
     python -m benchmarks.getbatch                     # 10 KiB, 100 KiB, 1 MiB; writes the table beside this file
     python -m benchmarks.getbatch --sizes 10240 --rounds 3 --no-write
@@ -50,8 +50,13 @@ def fill(path: Path, count: int, size_bytes: int) -> None:
         bucket.put_many((name, pool[at : at + size_bytes]) for at, name in enumerate(object_names(count)))
 
 
-def object_files(store: Path) -> list[str]:
-    return [os.path.join(folder, name) for folder, _, names in os.walk(store / "objects") for name in names]
+def plain_files(folder: Path, count: int, size_bytes: int) -> list[str]:
+    """As many files of their own: small objects of a store share some."""
+    folder.mkdir()
+    pool = random.Random(0).randbytes(size_bytes + count)
+    for at in range(count):
+        (folder / str(at)).write_bytes(pool[at : at + size_bytes])
+    return [str(folder / str(at)) for at in range(count)]
 
 
 def read_files(paths: Sequence[str]) -> int:
@@ -74,7 +79,7 @@ def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str,
     fill(store, count, size_bytes)
     names = object_names(count)
     shares = [names[part::CLIENTS] for part in range(CLIENTS)]
-    paths = object_files(store)
+    paths = plain_files(folder / f"files-{size_bytes}", count, size_bytes)
     random.Random(1).shuffle(paths)
     gets = [share[: max(250, min(1000, len(share) // 4))] for share in shares]
     echoes = max(100, min(1000, (512 << 20) // size_bytes // CLIENTS))

@@ -106,7 +106,7 @@ def page(title: str, story: str, setting: str, *parts: str) -> str:
         setting: what was measured how often, as sentences behind the machine.
     """
     what, _, rest = story.partition("\n\n")
-    return "\n\n".join([f"# {title}", what, rest.strip(), f"Machine: {machine()}; {load()}. {setting}", *parts])
+    return "\n\n".join([f"# {title}", what, rest.strip("\n"), f"Machine: {machine()}; {load()}. {setting}", *parts])
 
 
 def conclude(text: str, table: Path | None, *, reached: bool) -> NoReturn:

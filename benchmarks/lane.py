@@ -22,7 +22,7 @@ from ais_loader.options import LaneChoice
 from ais_loader.testing import NodeProcess
 from benchmarks import echo
 from benchmarks.clients import Clients, object_names
-from benchmarks.getbatch import BATCH, CLIENTS, IN_FLIGHT, fill, label, rate, read_files
+from benchmarks.getbatch import BATCH, CLIENTS, IN_FLIGHT, fill, label, plain_files, rate, read_files
 from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
 
 TABLE = Path(__file__).with_name("lane.md")
@@ -56,15 +56,6 @@ CLAIMS = {
     ],
 }
 """The wanted ratios, as they were written before anything was measured on this code."""
-
-
-def plain_files(folder: Path, count: int, size_bytes: int) -> list[str]:
-    """As many files of their own: small objects of a store share some."""
-    folder.mkdir()
-    pool = random.Random(0).randbytes(size_bytes + count)
-    for at in range(count):
-        (folder / str(at)).write_bytes(pool[at : at + size_bytes])
-    return [str(folder / str(at)) for at in range(count)]
 
 
 def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str, list[float]]:

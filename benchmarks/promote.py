@@ -94,7 +94,7 @@ def main(rounds: int, total_mib: int, folder: str, table: bool) -> None:
         "\n\n".join(
             [
                 "# Promotion against PUT",
-                (__doc__ or "").partition("\n\n")[2].strip(),
+                (__doc__ or "").partition("\n\n")[2].strip("\n"),
                 f"Machine: {machine()}; {load()}. {rounds} rounds; files: {told}. Client and nodes share the cores.",
                 rates_table(rates, "files/s"),
                 claims_table(outcomes),

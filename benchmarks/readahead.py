@@ -26,7 +26,7 @@ import click
 
 import ais_loader
 from benchmarks.clients import get_batches, object_names
-from benchmarks.getbatch import fill, label, object_files
+from benchmarks.getbatch import fill, label
 from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table
 
 BATCH = 128
@@ -85,6 +85,10 @@ class Node:
         self._pipe.send(None)
         self._process.join(10)
         self._process.terminate()
+
+
+def object_files(store: Path) -> list[str]:
+    return [os.path.join(folder, name) for folder, _, names in os.walk(store / "objects") for name in names]
 
 
 def chill(paths: Sequence[str]) -> None:

@@ -13,9 +13,8 @@ from ais_loader.testing.cluster import ClusterProcesses
 from benchmarks import echo
 from benchmarks.clients import Clients, object_names
 from benchmarks.cluster import put_all
-from benchmarks.getbatch import label, rate, read_files
+from benchmarks.getbatch import label, plain_files, rate, read_files
 from benchmarks.harness import Claim, run_rounds
-from benchmarks.lane import plain_files
 from benchmarks.report.limits import memcpy, through_socket
 
 CLIENTS = 4
