@@ -140,9 +140,9 @@ def sessions_table(hosts_of: Sequence[int]) -> str:
 def placement_tables(found: PlacementFindings, hosts: int, names: int) -> str:
     high, low, worst = found.uniformity
     parts = [
-        f"Hashes of {names:,} real names against uniform ones, in standard deviations: {high:+.1f} (chi-square over "
-        f"4,096 cells of the high bits), {low:+.1f} (of the low bits), {worst:.1f} (the worst of 64 bits; about 2.6 "
-        "is to be expected of so many).\n"
+        f"Hashes of {names:,} real names compared with uniform ones, in standard deviations: {high:+.1f} (chi-square "
+        f"over 4,096 cells of the high bits), {low:+.1f} (of the low bits), {worst:.1f} (the worst of 64 bits; about "
+        "2.6 is expected of so many).\n"
     ]
     rows = [
         (
