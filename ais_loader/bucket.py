@@ -109,7 +109,7 @@ class Bucket(BucketComposing, BucketTransforming):
                 retries, and recognizes what it stored itself. For the guarantees of a cluster, see docs/cluster.md.
 
         Raises InvalidName, InvalidRequest, BucketNotFound, ContentMismatch, VersionConflict, DriveFull, StoreReadOnly,
-        NodeUnavailable when it was not stored, OutcomeUnknown when it may have been, TypeError.
+        NodeUnavailable when it was not stored, OutcomeUnknown and SilenceTimeout when it may have been, TypeError.
         """
         source = Source(data)
         spec = put_spec(
@@ -512,7 +512,8 @@ class Bucket(BucketComposing, BucketTransforming):
         If a node of a cluster that may have the object is away, deleting an object that does not exist succeeds too.
         The node learns of the deletion when it comes back.
 
-        Raises ObjectNotFound, BucketNotFound, StoreReadOnly, VersionConflict, NodeUnavailable, OutcomeUnknown.
+        Raises ObjectNotFound, BucketNotFound, StoreReadOnly, VersionConflict, NodeUnavailable, OutcomeUnknown,
+        SilenceTimeout.
         """
         if if_version is not None:
             check_version(if_version)

@@ -88,8 +88,8 @@ class BucketTransforming(ABC):
         """Run every object of this bucket, or of one of its snapshots, through a transform, and store the results in a
         bucket.
 
-        The store's nodes run this as a job. It continues even if this process, a worker or a node dies. Each version of
-        a source becomes one object, whose metadata name that version and the transform's version. Results that are
+        The store's nodes run this as a job. It continues even if this process, a worker or a node dies. Each source
+        becomes one object, whose metadata name the versions of the source and of the transform. Results that are
         already there are skipped, so calling this again transforms only what has changed since. See docs/etl.md.
 
         Args:
