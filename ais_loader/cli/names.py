@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -51,6 +51,17 @@ def one_level(bucket: Bucket, target: Target, begun: str = "") -> Iterator[Liste
         return
     for one in names_of_level(bucket, top + begun):
         yield one if isinstance(one, ObjectInfo) else Folder(bucket.name, one, counted.get(one))
+
+
+def no_pattern(name: str, options: Collection[str]) -> str | None:
+    """What to say of a name that is not there and looks like a shell pattern, to who runs a command with `options`."""
+    if not any(char in name for char in "*?["):
+        return None
+    if "--include" in options:
+        return "a name is not a pattern: use -r with --include"
+    if "--prefix" in options:
+        return "a name is not a pattern: use -r with --prefix for all names that begin alike"
+    return "a name is not a pattern"
 
 
 def nearest_name(bucket: Bucket, name: str) -> str | None:

@@ -10,6 +10,7 @@ import click
 
 from ais_loader.cli.show import count_text, note
 from ais_loader.errors import BucketExists, BucketNotFound, LoaderError
+from ais_loader.snapshots import SNAPSHOT_MARK
 
 if TYPE_CHECKING:
     from ais_loader.bucket import Bucket
@@ -50,6 +51,8 @@ def bucket_to_fill(client: Client, name: str, *, create: bool, copies: int | Non
 def _bucket(client: Client, name: str, *, create: bool, copies: int | None) -> tuple[Bucket, bool]:
     """The bucket, and whether it was made here."""
     bucket = client.bucket(name)
+    if SNAPSHOT_MARK in name:
+        raise click.ClickException(f"{name!r} is a snapshot, which never changes; write to the bucket itself")
     if create:
         try:
             client.create_bucket(name, copies=copies or 1)

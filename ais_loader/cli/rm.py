@@ -9,12 +9,13 @@ from typing import IO
 import click
 
 from ais_loader.cli.batch_list import parse_list
+from ais_loader.cli.names import no_pattern
 from ais_loader.cli.show import confirmed, count_text, fail, note, printable, progress, size_text
-from ais_loader.cli.stores import StoreChoice, takes_store
+from ais_loader.cli.stores import StoreChoice, options_of_command, takes_store
 from ais_loader.cli.targets import Target, named_by, parse_target
 from ais_loader.client import Client
 from ais_loader.entry import ObjectInfo
-from ais_loader.errors import LoaderError
+from ais_loader.errors import LoaderError, ObjectNotFound
 
 _EXAMPLES = 3
 
@@ -126,7 +127,8 @@ def _delete(client: Client, names: Sequence[Target]) -> int:
                     if result.retryable:
                         raise result  # nobody answers: the next one would fare no better
                     failed += 1
-                    fail(f"{printable(f'{bucket}/{name}')}: {result}")
+                    hint = no_pattern(name, options_of_command()) if isinstance(result, ObjectNotFound) else None
+                    fail(f"{printable(f'{bucket}/{name}')}: {result}{f'; {hint}' if hint else ''}")
                 bar.update()
     note(f"deleted {count_text(len(names) - failed, 'object')}")
     if failed:

@@ -57,22 +57,27 @@ class StoreChoice:
         try:
             yield
         except ObjectNotFound as error:
-            if (near := self._nearest(client, str(error))) is None:
+            if (hint := self._hint(client, str(error))) is None:
                 raise
-            raise type(error)(f"{error}; did you mean {near}?") from error
+            raise type(error)(f"{error}; {hint}") from error
 
-    def _nearest(self, client: Client, reason: str) -> str | None:
+    def _hint(self, client: Client, reason: str) -> str | None:
         """Of what the command is about and `reason` says is not there."""
-        from ais_loader.cli.names import nearest_name
+        from ais_loader.cli.names import nearest_name, no_pattern
 
         with contextlib.suppress(LoaderError):
             for target in self.named:
                 if target.name and repr(target.name) in reason:
+                    if (hint := no_pattern(target.name, options_of_command())) is not None:
+                        return hint
                     bucket = client.bucket(target.bucket)
-                    if _has_recursive() and next(bucket.objects(target.folder, page_size=1), None) is not None:
-                        return printable(f"the folder {target.bucket}/{target.folder}, with -r")
+                    if (
+                        "-r" in options_of_command()
+                        and next(bucket.objects(target.folder, page_size=1), None) is not None
+                    ):
+                        return printable(f"did you mean the folder {target.bucket}/{target.folder}, with -r?")
                     near = nearest_name(bucket, target.name)
-                    return None if near is None else printable(f"{target.bucket}/{near}")
+                    return None if near is None else printable(f"did you mean {target.bucket}/{near}?")
         return None
 
     def _connect(self, mode: Literal["a", "r"]) -> Client:
@@ -102,9 +107,9 @@ class StoreChoice:
             raise _wrong_store(error) from error
 
 
-def _has_recursive() -> bool:
-    """Whether the command that runs takes folders by -r."""
-    return any("-r" in option.opts for option in click.get_current_context().command.params)
+def options_of_command() -> set[str]:
+    """Those that the command that runs takes, such as "-r"."""
+    return {name for option in click.get_current_context().command.params for name in option.opts}
 
 
 def _wrong_store(error: InvalidRequest) -> click.BadParameter:

@@ -329,8 +329,8 @@ def fuzz(root: Path, seed: int, duration_s: float, say: Callable[[str], None]) -
     for who, fuzzer in zip(("client", "stranger", "insider"), (*outside, *insiders), strict=True):
         for where, said in sorted(fuzzer.untyped.items()):
             outcome.violations.append(Violation("untyped status", f"{who}: {where.split()[0]}", said))
-        outcome.counts[f"call of a {who} ok"] = fuzzer.statuses.pop("OK", 0)
-        outcome.counts[f"call of a {who} failed"] = fuzzer.statuses.total()
+        outcome.counts[f"call by {who} ok"] = fuzzer.statuses.pop("OK", 0)
+        outcome.counts[f"call by {who} failed"] = fuzzer.statuses.total()
         outcome.errors += Counter(
             {f"{who}: {name.lower().replace('_', '-')}": n for name, n in fuzzer.statuses.items()}
         )

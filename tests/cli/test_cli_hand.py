@@ -90,6 +90,13 @@ def test_nodes_are_not_made_inside_a_store(store: str) -> None:
         (["get", "speech/en/ana.wav"], "no object 'en/ana.wav' in bucket 'speech'; did you mean speech/en/anna.wav?"),
         (["get", "--head", "speech/topp"], "did you mean speech/top?"),
         (["set-metadata", "speech/en/bop.wav", "a=b"], "did you mean speech/en/bob.wav?"),
+        (
+            ["get", "speech/en/*.wav"],
+            "no object 'en/*.wav' in bucket 'speech'; a name is not a pattern: use -r with --inc",
+        ),
+        (["rm", "speech/en/b?b.wav"], "a name is not a pattern: use -r with --prefix"),
+        (["put", __file__, "speech@today/x"], "'speech@today' is a snapshot, which never changes; write to the bucket"),
+        (["put", __file__, "speech@today/x", "--create-bucket"], "'speech@today' is a snapshot, which never changes"),
     ],
 )
 def test_what_is_near_to_a_wrong_name_is_told(store: str, line: list[str], hint: str) -> None:
