@@ -58,4 +58,4 @@ def test_a_node_stands_messages_of_every_kind() -> None:
     with throwaway_folder() as folder:
         outcome = fuzz(folder, seed=1, duration_s=8, say=print)
         assert_clean(outcome)
-        assert outcome.counts["call of a client failed"] > 20 and outcome.errors["stranger: unauthenticated"] > 5
+        assert outcome.counts["call by client failed"] > 20 and outcome.errors["stranger: unauthenticated"] > 5
