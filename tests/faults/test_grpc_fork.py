@@ -316,6 +316,31 @@ def test_a_call_that_takes_too_long_is_ended_by_a_fork_and_made_again(filled: st
 
 
 @ON_A_NODE
+def test_a_fork_ends_a_listing_and_the_look_whether_its_node_is_alive(filled: str) -> None:
+    program = """
+        from ais_loader.testing import FaultyLink, eventually
+        from ais_loader.transport import fork_safety
+        from ais_loader.transport.grpc import watchdog
+        from ais_loader.transport.grpc.transport import GrpcTransport
+        fork_safety.WAIT_S, watchdog.LOOK_S = 0.2, 0.05
+        found = []
+        with FaultyLink(sys.argv[1]) as link, contextlib.closing(GrpcTransport(link.url, retry_s=20.0)) as far:
+            def names():
+                return len(far.list_page("b", "", "", 1000, has_others=True).object)
+            before = names()
+            link.stall()
+            asking = threading.Thread(target=lambda: found.append(names()))
+            asking.start()
+            eventually(lambda: len(fork_safety.GATE._inside) == 2)
+            codes = [in_child(lambda: read_all(NAMES[:20]) == EXPECTED[:20]) for _ in range(2)]
+            link.flow()
+            asking.join(20)
+            print(codes, before >= 200, found == [before])
+    """
+    assert run(filled, program) == "[0, 0] True True"
+
+
+@ON_A_NODE
 def test_where_something_else_uses_grpc_a_fork_warns_once_and_does_not_wait_for_ever(filled: str) -> None:
     program = """
         import grpc

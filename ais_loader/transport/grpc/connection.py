@@ -13,7 +13,7 @@ import grpc
 
 from ais_loader import errors
 from ais_loader.options import LaneChoice
-from ais_loader.transport.fork_safety import grpc_begins
+from ais_loader.transport.fork_safety import GATE, grpc_begins
 from ais_loader.transport.grpc.session_call import GrpcCall
 from ais_loader.transport.grpc.tenant import metadata_of, naming
 from ais_loader.transport.session.call_lane import CallLanes
@@ -164,11 +164,14 @@ class Connection:
             raise
 
     def is_alive(self) -> bool:
-        """Whether the node answers a call that asks nothing of it."""
+        """Whether the node answers a call that asks nothing of it; True also when this connection has been closed."""
         try:
-            self.cluster.GetMap(cluster_pb.GetMapRequest(known_version=2**63), timeout=_ALIVE_TIMEOUT_S)
+            with GATE.call(), self.in_use():
+                self.cluster.GetMap(cluster_pb.GetMapRequest(known_version=2**63), timeout=_ALIVE_TIMEOUT_S)
         except grpc.RpcError as error:
             return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+        except errors.LoaderError:  # whoever waits hears of it by itself
+            return True
         return True
 
     def translate(self, error: Exception) -> errors.LoaderError:
