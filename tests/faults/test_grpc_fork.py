@@ -11,8 +11,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +26,10 @@ pytestmark = pytest.mark.slow  # a process for each case, and more; datasets for
 
 FORKS = """
 import atexit, contextlib, faulthandler, gc, multiprocessing, os, signal, sys, threading, warnings
-faulthandler.register(signal.SIGUSR1)  # see `run`
+def tell_stacks():  # see `run`; a file for each process, or two would write at once into one
+    faulthandler.register(signal.SIGUSR1, file=open(f"{sys.argv[2]}/{os.getpid()}", "w"))
+tell_stacks()
+os.register_at_fork(after_in_child=tell_stacks)
 warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what this is about
 LEFT = []
 def look():
@@ -86,19 +91,21 @@ def run(url: str, program: str, *, prologue: str = PROLOGUE, timeout_s: float = 
 
     What hangs says where, and is killed.
     """
-    command = [sys.executable, "-c", prologue + textwrap.dedent(program), url]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            printed, complaints = process.communicate(timeout=timeout_s)  # which waits for whoever may write there
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGUSR1)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=1)  # every process of it prints its stacks
-            os.killpg(process.pid, signal.SIGKILL)
-            printed, complaints = process.communicate()
-            pytest.fail(f"it hangs after {timeout_s:g} s\n{printed}\n{complaints}")
+    with tempfile.TemporaryDirectory() as stacks:
+        command = [sys.executable, "-c", prologue + textwrap.dedent(program), url, stacks]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            try:
+                printed, complaints = process.communicate(timeout=timeout_s)  # which waits for whoever may write there
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGUSR1)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=1)  # every process of it writes its stacks
+                os.killpg(process.pid, signal.SIGKILL)
+                printed, complaints = process.communicate()
+                said = "\n".join(path.read_text() for path in sorted(Path(stacks).iterdir()))
+                pytest.fail(f"it hangs after {timeout_s:g} s\n{printed}\n{complaints}\n{said}")
     assert (process.returncode, complaints) == (0, ""), printed
     return printed.strip()
 
