@@ -1,4 +1,7 @@
-"""Workers: what they make, and every way in which a transform can fail without more than its object being lost."""
+"""Workers: what they make, and every way in which a transform can fail without more than its object being lost.
+
+Long because each way needs a transform that fails so, written out beside its test.
+"""
 
 from __future__ import annotations
 

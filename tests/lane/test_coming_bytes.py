@@ -17,7 +17,6 @@ from storage_node.lane.coming import ComingBytes
 from storage_node.server import NodeServer
 from tests.lane.lane_kit import open_lane
 from tests.lane.test_lane_calls import PUT, end_of, frame, header_of, stored
-from tests.node.node_kit import serving
 
 DATA_OF_FIVE_PIECES = seeded_bytes(5 * (256 << 10) + 1234, seed=5)
 
@@ -100,14 +99,6 @@ def test_a_client_that_sends_a_byte_now_and_then_does_not_keep_the_thread(
 
 
 # -- at a node
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeServer]:
-    with serving(tmp_path_factory.mktemp("node"), stall_timeout_s=2.0) as node:
-        with connect(node.url) as client:
-            client.create_bucket("b")
-        yield node
 
 
 @pytest.fixture

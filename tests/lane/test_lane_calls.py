@@ -26,14 +26,6 @@ DATA_OF_TWO = seeded_bytes(CHUNK_BYTES + 77, seed=4)
 AUTO = ClusterOptions(lane="auto")
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeServer]:
-    with serving(tmp_path_factory.mktemp("node"), stall_timeout_s=2.0) as node:
-        with connect(node.url) as client:
-            client.create_bucket("b")
-        yield node
-
-
 @pytest.fixture
 def client(node: NodeServer) -> Iterator[Client]:
     with connect(node.url, options=AUTO) as client:
