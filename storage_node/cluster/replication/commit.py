@@ -124,7 +124,7 @@ class CommitProtocol:
         self._running: set[asyncio.Future[Any]] = set()
 
     async def settle(self) -> None:
-        """Wait for commits that have begun; each has a deadline."""
+        """Wait for commits that have begun, for a limited time: one on a drive has no deadline."""
         if self._running:
             await asyncio.wait(self._running, timeout=STEP_TIMEOUT_S)
 

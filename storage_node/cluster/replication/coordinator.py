@@ -88,7 +88,7 @@ class WriteCoordinator:
         return self._commits.barrier
 
     async def settle(self) -> None:
-        """Wait until commits and deletions that have begun are done; each has a deadline."""
+        """Wait until commits and deletions that have begun are done, for a limited time; see `commit`."""
         await self._commits.settle()
 
     async def close(self) -> None:
