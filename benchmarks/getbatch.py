@@ -1,8 +1,8 @@
 """GetBatch compared with plain files, single GETs and bare gRPC, with a warm page cache and checksums on.
 
 This isolates the cost of a request: the same objects are read in a random order in six ways. "file loop" is
-open/read/close in one Python process over as many plain files. "echo" is grpcio sending the same bytes and doing
-nothing else.
+open/read/close in one Python process over as many plain files. A node is read as clients do by default, through lanes.
+"echo" is grpcio sending the same bytes and doing nothing else.
 
     python -m benchmarks.getbatch                     # 10 KiB, 100 KiB, 1 MiB; writes the table beside this file
     python -m benchmarks.getbatch --sizes 10240 --rounds 3 --no-write
@@ -33,10 +33,10 @@ TABLE = Path(__file__).with_name("getbatch.md")
 
 FILES = "file loop, 1 process"
 EMBEDDED = f"embedded GetBatch ×{BATCH}, 1 thread"
-BATCH_4 = f"gRPC GetBatch ×{BATCH}, {CLIENTS} clients, {IN_FLIGHT} in flight"
+BATCH_4 = f"node, GetBatch ×{BATCH}, {CLIENTS} clients, {IN_FLIGHT} in flight"
 BATCH_4_PYTHON = "the same, Python reader"
-BATCH_1 = f"gRPC GetBatch ×{BATCH}, 1 client, {IN_FLIGHT} in flight"
-GETS = f"gRPC single GET, {CLIENTS} clients"
+BATCH_1 = f"node, GetBatch ×{BATCH}, 1 client, {IN_FLIGHT} in flight"
+GETS = f"node, single GET, {CLIENTS} clients"
 ECHO_UNARY = f"gRPC unary echo, {CLIENTS} clients, thread-pool server"
 ECHO_ASYNCIO = f"gRPC unary echo, {CLIENTS} clients, asyncio server"
 ECHO_STREAM = f"gRPC stream echo, 1 client, {IN_FLIGHT} in flight"
