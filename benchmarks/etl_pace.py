@@ -26,7 +26,6 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -67,8 +66,7 @@ def by_pyav(data: bytes) -> bytes:
 
 
 def by_ffmpeg(data: bytes) -> bytes:
-    command = flac_to_wav.FFMPEG.replace("{args.channels:2}", "2").replace("{args.rate:44100}", "44100").split()
-    return subprocess.run(command, input=data, capture_output=True, check=True).stdout
+    return flac_to_wav.flac_to_wav(bytes(data), 2, 44100)
 
 
 _WAYS = {PYAV: by_pyav, FFMPEG: by_ffmpeg}
