@@ -61,6 +61,7 @@ class MessageChannel:
                 self._idle.append(stream)
             else:
                 stream.close()
+                self._forget_idle()
 
     async def _free(self) -> Stream:
         while self._idle:
@@ -70,10 +71,17 @@ class MessageChannel:
             stream.close()
         return await self._connect()
 
-    async def close(self) -> None:
-        for stream in (*self._idle, *self._busy):
+    def _forget_idle(self) -> None:
+        """Close what stands idle: where one broke, a server or a proxy may have let go of all, and an object would find
+        one after another broken until it has no tries left."""
+        for stream in self._idle:
             stream.close()
         self._idle.clear()
+
+    async def close(self) -> None:
+        for stream in self._busy:
+            stream.close()
+        self._forget_idle()
         await self._release()
 
 

@@ -24,7 +24,11 @@ class WebSocketStream:
 
     @property
     def closed(self) -> bool:
-        return self._socket.closed
+        """Also where the server has let go of it: nobody reads an idle one, nor answers the server's pings."""
+        response = self._socket._response
+        connection = response.connection if response is not None else None
+        transport = connection.transport if connection is not None else None
+        return self._socket.closed or transport is None or transport.is_closing()
 
     async def send(self, message: pb.ServerInput) -> None:
         import aiohttp

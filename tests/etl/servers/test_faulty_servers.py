@@ -244,6 +244,48 @@ def test_a_websocket_that_is_wrong_once_is_made_anew_and_one_that_stays_so_fails
     run(main())
 
 
+@pytest.mark.parametrize("abrupt", [False, True])
+def test_connections_that_a_server_let_go_of_while_they_were_idle_cost_no_object(abrupt: bool) -> None:
+    """As uvicorn does with those that have answered none of its pings for 40 s."""
+
+    async def main() -> None:
+        there: set[websockets.asyncio.server.ServerConnection] = set()
+
+        async def peer(socket: websockets.asyncio.server.ServerConnection) -> None:
+            there.add(socket)
+            with contextlib.suppress(websockets.exceptions.ConnectionClosed):
+                async for message in socket:
+                    assert isinstance(message, bytes)
+                    await asyncio.sleep(0.05)
+                    data = pb.ServerInput.FromString(message).data
+                    await socket.send(pb.ServerOutput(data=data.upper(), last=True).SerializeToString())
+
+        async with websockets.asyncio.server.serve(peer, "127.0.0.1", 0, close_timeout=20) as server:
+            address = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+            async with open_stage(address, WS, connections=8) as (stage, _):
+
+                async def eight() -> None:
+                    outputs = await asyncio.gather(*(stage.run(ORIGIN, Content.of(b"input"), "") for _ in range(8)))
+                    assert list(map(bytes_of, outputs)) == [b"INPUT"] * 8
+
+                await eight()
+                assert len(there) == 8
+                closing = []
+                for socket in there:
+                    if abrupt:
+                        socket.transport.abort()
+                    else:  # it waits for an answer that nobody gives who does not read
+                        closing.append(asyncio.ensure_future(socket.close(1011)))
+                await asyncio.sleep(0)
+                for _ in range(3):
+                    assert bytes_of(await stage.run(ORIGIN, Content.of(b"input"), "")) == b"INPUT"
+                await eight()
+                for task in closing:
+                    task.cancel()
+
+    run(main())
+
+
 class FaultyStream(rpc.TransformStreamServicer):
     """Answers half, and then ends or aborts the stream, so many times."""
 
