@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ais_loader.wire.generated import ais_etl_server_pb2 as pb
 from storage_node.etl.http_side import read
-from storage_node.etl.servers.channel import PutFailed, ServerFailed
+from storage_node.etl.servers.channel import PutFailed, ServerFailed, Unanswered
 from storage_node.etl.servers.receiver import Receiver
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.webserver.protocol import CHUNK_BYTES, Request
@@ -55,13 +55,15 @@ class MessageChannel:
         except (ServerFailed, PutFailed):
             between_two = True
             raise
+        except Unanswered:
+            self._forget_idle()
+            raise
         finally:
             self._busy.discard(stream)
             if between_two:
                 self._idle.append(stream)
             else:
                 stream.close()
-                self._forget_idle()
 
     async def _free(self) -> Stream:
         while self._idle:
