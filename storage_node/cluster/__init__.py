@@ -1,4 +1,5 @@
-"""Cluster, several nodes as one store. In reading order: `map/` (who takes part, and what they agree on), `consensus/`
-(how the map changes), `replication/` (writes of several copies), `repair/` (copies made equal again), `snapshots/`,
-`drives/` (of one node).
+"""Cluster: several nodes as one store.
+
+In reading order: `map/` (the members and what they agree on), `consensus/` (how the map changes), `replication/`
+(writes to several replicas), `repair/` (makes replicas equal again), `snapshots/`, and `drives/` (of one node).
 """

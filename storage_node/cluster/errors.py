@@ -1,4 +1,4 @@
-"""Errors of a cluster's nodes that every room of the cluster raises."""
+"""Errors of a cluster's nodes that several of its components raise."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from ais_loader.errors import LoaderError, NodeUnavailable, OutcomeUnknown, Stal
 
 
 class TooFewCopies(NodeUnavailable):
-    """Fewer nodes than the bucket's `min_copies` could take a write; it may be tried again."""
+    """Fewer nodes than the bucket's `min_copies` could take a write; it may be retried."""
 
 
 class Unfinished(TooFewCopies):
-    """Fewer nodes than that have committed a write, of which some may have."""
+    """Fewer nodes than `min_copies` have committed a write; some of them may have."""
 
 
 def of_one_of_many(error: LoaderError) -> LoaderError:
-    """What a client is told of an object among many, which it does not send again as it does a write of its own."""
+    """Convert an error for one object among many, which the client does not retry as it does a single write."""
     return OutcomeUnknown(str(error)) if isinstance(error, Unfinished) else error
 
 
 class NotAMember(StaleMap):
-    """A node that is in the cluster no more, or not yet, asks others as one of it: it learns their map first."""
+    """A node that is not in the cluster, or not yet, called others as a member; it first fetches their map."""

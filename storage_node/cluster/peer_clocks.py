@@ -1,8 +1,8 @@
-"""Peer clocks: by how much the wall clocks of other nodes differ from this node's, and whose is wrong.
+"""Peer clocks: the offsets between the wall clocks of other nodes and this one's, and which clock is wrong.
 
-A node says what its wall clock shows with every answer to a write and to a comparison of copies. Versions are ordered
-by these clocks where nodes cannot hear of each other, and one that is far ahead would draw all others after it: so a
-node whose clock the others contradict coordinates no writes.
+A node reports its wall clock with every answer to a write and to a comparison of replicas. Versions are ordered by
+these clocks where nodes cannot communicate, and a clock far ahead would pull all others along. A node whose clock the
+others contradict therefore coordinates no writes.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import NamedTuple
 from storage_node.store.wall_clock import LAST_MS, advice, shown
 
 FORGOTTEN_S = 600.0
-"""What a node has said longer ago counts for nothing."""
+"""Reports older than this are ignored."""
 
 
 class Verdict(NamedTuple):
     here: bool
-    """Most nodes contradict this one's clock."""
+    """Most nodes contradict this node's clock."""
     others: frozenset[bytes]
-    """Uuids of the nodes whose clocks differ too much: from that of most nodes, or from this one's where there is no
+    """Uuids of the nodes whose clocks differ too much: from the majority's, or from this node's if there is no
     majority."""
     is_sure: bool
 
 
 def judge(offsets_ms: Mapping[bytes, int], most_ms: int) -> Verdict:
-    """Whose clock is wrong; pure.
+    """Decide whose clock is wrong; pure.
 
     Args:
-        offsets_ms: of other nodes, by uuid, ahead of this one.
-        most_ms: by which clocks may differ.
+        offsets_ms: how far other nodes are ahead of this one, by uuid.
+        most_ms: the largest tolerated difference.
     """
     if all(abs(offset) <= most_ms for offset in offsets_ms.values()):
         return Verdict(False, frozenset(), True)
     every = [0, *offsets_ms.values()]
-    # Of several that as many agree with the lowest: the same one for whoever judges. With one of its own for each, two
-    # nodes at the two ends of what overlaps would both go on.
+    # Several clocks may have the same number of agreeing ones. Taking the lowest gives the same answer on every node.
+    # Otherwise, two nodes at both ends of an overlap would both go on.
     agreeing, lowest = max((sum(abs(one - other) <= most_ms for one in every), -other) for other in every)
     middle = -lowest
     is_sure = 2 * agreeing > len(every)
@@ -47,21 +47,21 @@ def judge(offsets_ms: Mapping[bytes, int], most_ms: int) -> Verdict:
 
 
 class PeerClocks:
-    """What other nodes' wall clocks showed last. Written by the node's event loop, read from any thread."""
+    """The last reported wall clocks of other nodes. Written by the node's event loop, read from any thread."""
 
     def __init__(self, wall_ms: Callable[[], int], since_s: Callable[[], float] | None = None) -> None:
-        """`since_s`: a clock that nobody sets, and that goes on while the machine sleeps."""
+        """`since_s` is a monotonic clock that continues while the machine is suspended."""
         self._wall_ms = wall_ms
         self._since_s = since_s or (lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
         self._said: dict[bytes, tuple[int, float]] = {}
 
     def note(self, uuid: bytes, wall_ms: int) -> None:
-        """`wall_ms`: 0 of a node that does not say."""
+        """Record a report. `wall_ms` is 0 if the node reports no clock."""
         if wall_ms:
             self._said[uuid] = min(wall_ms, LAST_MS), self._since_s()
 
     def offsets_ms(self, members: Container[bytes]) -> dict[bytes, int]:
-        """Of those of these nodes that have said it lately."""
+        """Return the offsets of these nodes, if they reported lately."""
         now_s, here_ms = self._since_s(), self._wall_ms()
         return {
             uuid: said_ms + round((now_s - at_s) * 1000) - here_ms
@@ -71,11 +71,11 @@ class PeerClocks:
 
     @property
     def widest_ms(self) -> int:
-        """The offset that is furthest from 0, of any node that has said it lately; 0 of none."""
+        """The largest offset by magnitude of any recent report; 0 if there is none."""
         return max(self.offsets_ms(self._said).values(), key=abs, default=0)
 
     def describe(self, endpoint: str, offset_ms: int, most_ms: int) -> str:
-        """What is to be said and done about a node with a clock so far ahead."""
+        """Describe a clock that is too far ahead, and what to do about it."""
         here_ms = self._wall_ms()
         there = shown(here_ms + offset_ms)
         return f"the clock of {endpoint} shows {there}, this node's {shown(here_ms)}; {advice(most_ms)}"

@@ -1,9 +1,9 @@
 """Paxos acceptor for the map: what a node has promised and accepted, and what it may answer. Pure functions.
 
-Version n + 1 of the map is decided by the nodes of version n, as one instance of Paxos each (Lamport, "Paxos Made
-Simple", 2001), with the compare-and-set of CASPaxos (Rystsov, 2018) in the proposer's hands. One promise covers all
-versions. A node votes for version n + 1 only when it knows n to be committed, so that whoever is told of an undecided
-map can learn the one before it; a node that belongs to no cluster yet may accept any.
+Version n + 1 of the map is decided by the nodes of version n, as one Paxos instance (Lamport, "Paxos Made Simple",
+2001). The proposer applies the compare-and-set of CASPaxos (Rystsov, 2018). One promise covers all versions. A node
+votes for version n + 1 only if it knows that n is committed, so that whoever hears of an undecided map can fetch the
+one before it. A node that belongs to no cluster yet may accept any map.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def ballot_order(ballot: pb.Ballot | None) -> BallotOrder:
 
 
 def prepare(state: AcceptorState, request: pb.PrepareRequest) -> tuple[AcceptorState, pb.PrepareResponse]:
-    """Raises Refused."""
+    """Answer a prepare request. Raises Refused."""
     _require_cluster(state.committed, request.cluster_uuid)
     if state.committed is None and request.cluster_uuid:
         _require_cluster(state.accepted, request.cluster_uuid)
@@ -51,11 +51,11 @@ def prepare(state: AcceptorState, request: pb.PrepareRequest) -> tuple[AcceptorS
 
 
 def accept(state: AcceptorState, request: pb.AcceptRequest) -> tuple[AcceptorState, pb.AcceptResponse]:
-    """Raises Refused."""
+    """Answer an accept request. Raises Refused."""
     map_ = request.map
     _require_cluster(state.committed, map_.cluster_uuid)
     if state.accepted is not None and not map_.version == state.accepted.version == 1:
-        # Of two clusters that are being made, the one with the higher ballot gets its way.
+        # If two clusters are being created, the one with the higher ballot wins.
         _require_cluster(state.accepted, map_.cluster_uuid)
     require_map(map_)
     if state.committed is None and map_.version > MAX_FIRST_VERSION:
@@ -68,7 +68,7 @@ def accept(state: AcceptorState, request: pb.AcceptRequest) -> tuple[AcceptorSta
 
 
 def learn(state: AcceptorState, map_: pb.ClusterMap) -> AcceptorState:
-    """Take a committed map; an older one than the node knows changes nothing. Raises Refused."""
+    """Record a committed map; one that is older than the known map changes nothing. Raises Refused."""
     _require_cluster(state.committed, map_.cluster_uuid)
     if state.committed is not None and map_.version <= state.committed.version:
         return state
@@ -80,7 +80,7 @@ def learn(state: AcceptorState, map_: pb.ClusterMap) -> AcceptorState:
 
 
 def merged(states: list[AcceptorState]) -> AcceptorState:
-    """What a node is bound to that finds these states on its drives: the highest of each."""
+    """Merge the states found on a node's drives: the node is bound to the highest of each part."""
     promises = [state.promise for state in states if state.promise is not None]
     committed = [state.committed for state in states if state.committed is not None]
     newest = max(committed, key=lambda map_: map_.version, default=None)

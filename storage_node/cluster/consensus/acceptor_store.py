@@ -1,9 +1,9 @@
-"""Stable storage of the acceptor: `cluster.json` on every drive, written and synced before an answer goes out.
+"""Stable storage of the acceptor: `cluster.json` on every drive, written and synced before an answer is sent.
 
-A change counts when more than half of the drives have it. So the highest state on as many drives as leave no majority
-without one is all that was ever answered; a node that finds fewer at its start serves the map that it knows, and does
-not vote. While a drive is on its way out, more than half of those that stay must have it as well; before a drive comes
-or goes, all have. See FORMAT.md.
+A change takes effect once more than half of the drives have it. The highest state on all but a minority of the drives
+therefore covers everything that was ever answered. A node that reads fewer drives at its start serves the map that it
+knows and does not vote. While a drive is being removed, more than half of the remaining ones must have the change as
+well; before a drive is added or removed, all have it. See FORMAT.md.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ T = TypeVar("T")
 
 
 class AcceptorStore:
-    """The acceptor of one node. Thread-safe; every method returns when its effect would survive a power cut."""
+    """The acceptor of one node. Thread-safe; when a method returns, its effect survives a power failure."""
 
     def __init__(self, store_uuid: str, roots: list[Path | None]) -> None:
-        """`roots`: the store's drives, None for one that is missing.
+        """`roots`: the store's drives, None for a missing one.
 
-        Raises StoreFormatError when what was kept is damaged on every drive that could be read.
+        Raises StoreFormatError if the record is damaged on every drive that could be read.
         """
         self._store_uuid = store_uuid
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class AcceptorStore:
                 "are up, take this one out of the cluster; then empty its drives, and add it again as a new node"
             )
         self.state = acceptor.merged(states)
-        """Replaced, never changed."""
+        """Replaced, never modified."""
         self._heard = set(found)
         self.may_vote = self._knows_all()
         if states:
@@ -74,15 +74,15 @@ class AcceptorStore:
         self._all_staying = len(roots) - len(self._roots) + len(self._staying)
 
     def _knows_all(self) -> bool:
-        """Whether as many drives were read as leave no majority without one of them. Where nothing stands on any, one
-        that is missing may be the only one that had something."""
+        """Return whether so many drives were read that the others form no majority. If none has a record, a missing
+        drive may be the only one that did."""
         known = len(self._heard.intersection(self._roots)) >= self._all - self._all // 2
         return known and (self.state != AcceptorState() or len(self._roots) == self._all)
 
     def follow(self, roots: Sequence[Path | None], leaving: Collection[Path] = ()) -> None:
-        """The store has these drives now, of which some are to leave it; one that comes back is heard first.
+        """Use these drives from now on, of which `leaving` will be removed; a drive that comes back is read first.
 
-        Returns when all that can be written have what this node has agreed to.
+        Returns once every writable drive has the state.
         """
         with self._lock:
             self._use(roots, leaving)
@@ -95,10 +95,9 @@ class AcceptorStore:
             self._spread(self._roots)
 
     def change_drives(self, change: Callable[[], T], after: Callable[[], Sequence[Path | None]]) -> T:
-        """Run a change of which drives the store has; `after` tells them. No vote is given meanwhile.
+        """Run a change of the store's drives; `after` returns the new ones. The node casts no vote meanwhile.
 
-        Raises DriveFailed, and changes nothing, when it would let this node forget what it has agreed to; what `change`
-        raises.
+        Raises DriveFailed, with nothing changed, if the node could forget its state. Raises what `change` raises.
         """
         with self._lock:
             if not self.may_vote and self.state != AcceptorState():
@@ -115,25 +114,26 @@ class AcceptorStore:
             return result
 
     def _spread(self, roots: Sequence[Path]) -> LoaderError | None:
-        """Write the state to these drives, as far as possible; the last problem."""
+        """Write the state to these drives, as far as possible; return the last error."""
         problem: LoaderError | None = None
         for root in roots if self.state != AcceptorState() else ():
             try:
                 self._write(root, self.state)
-            except LoaderError as error:  # a full drive must open to be emptied; every answer needs a majority anyway
+            except LoaderError as error:  # a full drive must open to be emptied; answers need a majority
                 problem = error
         return problem
 
     def prepare(self, request: pb.PrepareRequest) -> pb.PrepareResponse:
-        """Raises Refused, LoaderError."""
+        """Answer a prepare request durably. Raises Refused, LoaderError."""
         return self._answer(lambda state: acceptor.prepare(state, request), request.node_uuid)
 
     def accept(self, request: pb.AcceptRequest) -> pb.AcceptResponse:
-        """Raises Refused, LoaderError."""
+        """Answer an accept request durably. Raises Refused, LoaderError."""
         return self._answer(lambda state: acceptor.accept(state, request), request.node_uuid)
 
     def learn(self, map_: pb.ClusterMap) -> None:
-        """One drive is enough: a committed map that was forgotten is learned again. Raises Refused, LoaderError."""
+        """Record a committed map. One drive suffices, since a forgotten committed map is fetched again. Raises Refused,
+        LoaderError."""
         with self._lock:
             self._keep(acceptor.learn(self.state, map_), everywhere=False)
 
@@ -173,7 +173,7 @@ class AcceptorStore:
 
 
 def roots_of(store: Store) -> list[Path | None]:
-    """None for drives that are missing."""
+    """Return the root of each drive; None for a missing one."""
     return [drive.root if drive is not None else None for drive in store.drives]
 
 
@@ -191,7 +191,7 @@ def encode(store_uuid: str, state: AcceptorState) -> bytes:
 
 
 def decode(data: bytes, source: Path, store_uuid: str) -> AcceptorState:
-    """Raises StoreFormatError on anything that `encode` did not write for this store."""
+    """Decode a record. Raises StoreFormatError on anything that `encode` did not write for this store."""
     try:
         fields = decode_checked("cluster", FORMAT_VERSION, data, source)
         if fields["store_uuid"] != store_uuid:

@@ -1,6 +1,6 @@
 """Drivers of the proposer, threaded and asyncio: `change_map` changes the map from anywhere that reaches its nodes.
 
-There is no leader: whoever wants a change is its proposer, and ballots keep proposers apart; see `proposer`.
+There is no leader. Whoever wants a change is its proposer, and ballots separate proposers; see `proposer`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from storage_node.cluster.consensus.proposer import Proposer
 
 CALL_TIMEOUT_S = 5.0
 LEARN_TIMEOUT_S = 30.0
-"""Learning deletes a bucket's objects."""
+"""Learning a map may delete a bucket's objects."""
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
-    # Connections of its own: one that other code has found broken would wait before it is tried again.
+    # Separate connections: one that other code found broken would wait before it reconnects.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -37,27 +37,26 @@ _OPTIONS = (
 def change_map(
     endpoints: Sequence[str], edit: Edit, *, timeout_s: float = 20.0, caller: Caller = OPERATOR
 ) -> pb.ClusterMap:
-    """Replace the map by what `edit` makes of it, and return when all nodes that answer know it.
+    """Replace the map by the result of `edit`, and return once all nodes that answer know it.
 
-    `edit` gets a copy of the committed map, which it may change, or None when the nodes belong to no cluster; it may be
-    called several times, each time with a newer map. What it raises ends the change. When it returns the map as it was
-    nothing is changed. See `map.mutations`.
+    `edit` receives a copy of the committed map, which it may modify, or None if the nodes belong to no cluster. It may
+    be called several times, each time with a newer map. An exception that it raises ends the change. If it returns the
+    map unmodified, nothing changes. See `map.mutations`.
 
     Args:
-        endpoints: host:port of at least one node of the cluster that is up, as clients or as peers reach it; to make a
-            cluster, of all its nodes.
-        timeout_s: for the whole change. A call that is under way when it ends may take 5 s longer.
-        caller: as whom the nodes are called.
+        endpoints: host:port of at least one running node, as clients or as peers reach it; to create a cluster, of all
+            its nodes.
+        timeout_s: time limit of the whole change. A call in progress when it ends may take 5 s longer.
+        caller: the identity under which the nodes are called.
 
-    Returns the map with the change; newer, when another one has followed. `version` and `change` are kept by this
-    function.
+    Returns the map that contains the change, or a newer one. This function maintains `version` and `change`.
 
     Raises:
-        NoMajority: too few nodes answer; it says which ones did not.
-        Contended: other changes came first until the end of the time.
-        OutcomeUnknown: the answers that would say whether the change was made are lost.
+        NoMajority: too few nodes answer; the error names the silent ones.
+        Contended: other changes came first until the time limit.
+        OutcomeUnknown: the answers that would tell whether the change was made are lost.
         OtherCluster: a node belongs to another cluster.
-        ValueError: the edit has made a map that cannot be.
+        ValueError: the edit has produced an invalid map.
     """
     proposer = Proposer(endpoints, edit, time.monotonic)
     with Channels(caller) as channels:
@@ -67,13 +66,13 @@ def change_map(
 async def change_map_async(
     endpoints: Sequence[str], edit: Edit, *, timeout_s: float = 20.0, caller: Caller
 ) -> pb.ClusterMap:
-    """As `change_map`, on an event loop. Cancelled, the change may have been made."""
+    """Change the map as `change_map` does, on an event loop. If cancelled, the change may have been made."""
     async with AsyncChannels(caller) as channels:
         return await channels.change_map(endpoints, edit, timeout_s=timeout_s)
 
 
 def drive(steps: Steps, channels: Channels) -> pb.ClusterMap:
-    """Do what a proposer says until it is done."""
+    """Execute the steps of a proposer until it is done."""
     try:
         step = next(steps)
         while True:
@@ -95,7 +94,7 @@ class Channels:
         self._channels: dict[str, Any] = {}
 
     def ask(self, ask: Ask) -> Answers:
-        """Send all requests at once and gather the answers; those not needed any more are not waited for."""
+        """Send all requests at once and gather the answers; stops waiting when `enough` is satisfied."""
         answered: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         answers: dict[str, Response | Failure] = {}
         for endpoint, request in ask.requests.items():
@@ -135,7 +134,7 @@ class AsyncChannels:
         self._channels: dict[str, Any] = {}
 
     async def change_map(self, endpoints: Sequence[str], edit: Edit, *, timeout_s: float) -> pb.ClusterMap:
-        """As `change_map_async`, over these connections."""
+        """Change the map as `change_map_async` does, over these connections."""
         steps = Proposer(endpoints, edit, time.monotonic).run(timeout_s)
         try:
             step = next(steps)
@@ -150,7 +149,7 @@ class AsyncChannels:
             return made
 
     async def ask(self, ask: Ask) -> Answers:
-        """As `Channels.ask`."""
+        """Send all requests at once and gather the answers, as `Channels.ask` does."""
         answers: dict[str, Response | Failure] = {}
         calls = {
             asyncio.ensure_future(self.call(endpoint, request)): endpoint for endpoint, request in ask.requests.items()
@@ -166,7 +165,7 @@ class AsyncChannels:
         return answers
 
     def to(self, endpoint: str) -> Any:
-        """Connects when it is used; stays open until `close`."""
+        """Return a channel that connects on first use and stays open until `close`."""
         if endpoint not in self._channels:
             self._channels[endpoint] = self._caller.through(grpc.aio.insecure_channel(endpoint, options=_OPTIONS))
         return self._channels[endpoint]

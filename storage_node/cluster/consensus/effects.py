@@ -1,4 +1,4 @@
-"""Effects of a proposer (requests, pauses) and their outcomes: the seam between the protocol and the network."""
+"""Effects of a proposer, requests and pauses, and their outcomes: the seam between protocol and network."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 Request: TypeAlias = pb.GetMapRequest | pb.LearnRequest | pb.PrepareRequest | pb.AcceptRequest
 Response: TypeAlias = pb.GetMapResponse | pb.LearnResponse | pb.PrepareResponse | pb.AcceptResponse
 Edit: TypeAlias = Callable[[pb.ClusterMap | None], pb.ClusterMap]
-"""Makes the next map of a copy of the committed one; of None for nodes that belong to no cluster."""
+"""Makes the next map from a copy of the committed one; from None for nodes that belong to no cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """No answer from an endpoint, or one that is none. Whether the request took effect is unknown."""
+    """No answer from an endpoint, or an invalid one. Whether the request took effect is unknown."""
 
     reason: str
 
 
 Answers: TypeAlias = Mapping[str, Response | Failure]
-"""By endpoint."""
+"""Answers by endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send these requests, by endpoint, all at once; wait for all answers, or until `enough` says of those so far."""
+    """Send these requests, by endpoint, at once; wait for all answers, or until `enough` is true of those so far."""
 
     requests: Mapping[str, Request]
     enough: Callable[[Answers], bool] = lambda answers: False

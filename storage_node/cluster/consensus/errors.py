@@ -1,6 +1,6 @@
-"""Errors of a change of the map. A ValueError of an edit comes out as it is.
+"""Errors of a change of the map. A ValueError of an edit is raised unchanged.
 
-Each is of the class that clients of the node receive for it, too.
+Each error belongs to the class that clients of the node receive for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ais_loader.errors import InvalidRequest, LoaderError, NodeUnavailable, Sile
 
 
 class ChangeFailed(LoaderError):
-    """Root of these. Nothing was changed unless the class says otherwise."""
+    """Root of these errors. Nothing was changed unless the class says otherwise."""
 
 
 class NoMajority(ChangeFailed, NodeUnavailable):
@@ -23,16 +23,16 @@ class NoMajority(ChangeFailed, NodeUnavailable):
 
 
 class Contended(ChangeFailed, SilenceTimeout):
-    """Other changes came first until the time was over."""
+    """Other changes came first until the time limit."""
 
 
 class OutcomeUnknown(ChangeFailed, SilenceTimeout):
-    """The change may have been made, or may yet be by whoever changes the map next: look at the map."""
+    """The change may have been made, or may still be made by the next proposer: read the map."""
 
 
 class NodesSilent(ChangeFailed, NodeUnavailable):
-    """Nodes that have to be asked before the change do not answer."""
+    """Nodes that must be asked before the change do not answer."""
 
 
 class OtherCluster(ChangeFailed, InvalidRequest):
-    """A node belongs to another cluster than was meant."""
+    """A node belongs to a different cluster than intended."""

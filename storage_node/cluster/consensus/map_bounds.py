@@ -1,9 +1,9 @@
-"""Bounds of what an acceptor takes in: ballots not far above what it knows, and maps that a cluster can have.
+"""Bounds of what an acceptor accepts: ballots close to those it knows, and maps that a cluster can have.
 
-A ballot grows by one with each attempt, and a node that was away is told the newest map, with its ballot, before it is
-asked to vote. So a ballot far ahead is nobody's; one promise of the highest there is would keep out every change for
-ever. A single step of the bound is far more than a cluster makes attempts in its life, and the highest number is more
-such steps away than anybody makes.
+A ballot grows by one with each attempt, and a returning node is sent the newest map, with its ballot, before it is
+asked to vote. No honest proposer has a ballot far ahead; a promise of the highest possible one would block every later
+change. The bound allows far more attempts than a cluster makes in its lifetime, and the highest number is more such
+steps away than anyone makes.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 
 MAX_BALLOT_LEAD = 1 << 40
 MAX_FIRST_VERSION = 1 << 40
-"""Of a map that a node takes in which knows none."""
+"""Highest version that a node accepts while it knows no map."""
 MAX_NODES = 1 << 16
 MAX_BUCKETS = 1 << 17
 MAX_SNAPSHOTS = 1 << 12
-"""Of one bucket."""
+"""Most snapshots of one bucket."""
 MAX_CHANGES = 1 << 10
 MAX_COPIES = 1 << 16
 MAX_TEXT = 1024
-"""Characters of a host's name or an endpoint."""
+"""Most characters of a host name or an endpoint."""
 _UUID_BYTES = 16
 
 
 class Refused(ValueError):
-    """A request that this node must not answer, whatever its ballot: for another node or cluster, or impossible."""
+    """A request that this node must not answer, whatever its ballot: it is meant for another node or cluster, or
+    invalid."""
 
 
 def require_ballot(known: pb.Ballot | None, ballot: pb.Ballot) -> None:
-    """Raises Refused."""
+    """Check that a ballot is not too far ahead. Raises Refused."""
     number = known.number if known is not None else 0
     if ballot.number > number + MAX_BALLOT_LEAD:
         raise Refused(f"ballot {ballot.number} is too far above {number}, the highest that this node knows")
@@ -38,7 +39,7 @@ def require_ballot(known: pb.Ballot | None, ballot: pb.Ballot) -> None:
 
 
 def require_map(map_: pb.ClusterMap) -> None:
-    """Raises Refused for one that no cluster has, whatever it had before."""
+    """Check that a cluster can have this map, whatever the map before it. Raises Refused."""
     buckets = [(repr(bucket.name[:64]), bucket) for bucket in map_.bucket]
     counts = (
         ("nodes", len(map_.node), MAX_NODES),

@@ -1,21 +1,21 @@
 """Paxos proposer: a change of the map is a compare-and-set over a majority of the nodes.
 
-No I/O: `Proposer.run` is a generator that yields what to send (`Ask`) and when to wait (`Pause`), and is sent the
-answers, so that the same code runs over threads, on an event loop, and in a simulated network. One attempt:
+No I/O: `Proposer.run` is a generator that yields requests (`Ask`) and pauses (`Pause`), and receives the answers. The
+same code runs on threads, on an event loop, and in a simulated network. One attempt:
 
-    survey     GetMap from the endpoints given and those of the newest map found, the base. Nodes say where they listen
-               for peers; all that follows goes there. Who lags is told the base.
-    prepare    a fresh ballot, promised by a majority of the base's nodes. If one of them has accepted a next version,
-               that one may have been committed: it is proposed again as it is, and the attempt begins anew on it.
-    edit       the caller's function makes the next version of the base.
-    accept     by a majority of the base's nodes and a majority of the new map's: committed. Nodes that come are asked
-               first where it takes their votes, so that nothing is begun that ends with one of them.
-    learn      everyone who answers is told.
+    survey     GetMap from the given endpoints and those of the newest map found, the base. Nodes report where they
+               listen for peers; all later requests go there. Nodes that lag are sent the base.
+    prepare    a fresh ballot, promised by a majority of the base's nodes. If one of them has accepted a next
+               version, that version may be committed: it is proposed again unmodified, and the attempt restarts.
+    edit       the caller's function makes the next version from the base.
+    accept     by a majority of the base's nodes and a majority of the new map's: committed. If votes of added nodes
+               are needed, those nodes are asked first, so that the change cannot hang on one of them.
+    learn      every node that answers is told.
 
-Without a base a cluster is made: all the nodes given have to promise and to accept.
+Without a base, a cluster is created: all given nodes have to promise and to accept.
 
-A map carries the ids of its latest changes. A proposer whose attempt broke looks there first, so that a change is made
-once, even when another proposer finished it.
+A map carries the ids of its latest changes. A proposer whose attempt was interrupted looks there first, so that a
+change is made once even if another proposer finished it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from storage_node.cluster.consensus.map_bounds import MAX_BALLOT_LEAD
 __all__ = ["Edit", "Proposer"]
 
 CHANGES_KEPT = 64
-"""Ids of changes that a map carries."""
+"""Number of change ids that a map carries."""
 BACKOFF = Backoff(0.05, 1.0, jitter=0.8)
 
 
 class _Again(Exception):
-    """The attempt was overtaken, or what it began with is out of date."""
+    """The attempt was overtaken, or its base is out of date."""
 
 
 @dataclass
 class _Node:
-    """One that has said who it is."""
+    """A node that has identified itself."""
 
     endpoint: str
     version: int = 0
@@ -58,8 +58,7 @@ class Proposer:
     """One change; run it once.
 
     Args:
-        endpoints: host:port of some nodes of the cluster, or of all nodes of one to be made; where they listen for
-            clients will do.
+        endpoints: host:port of some nodes of the cluster, or of all nodes of a new one. Client endpoints work too.
         edit: see `change_map`.
         clock: monotonic seconds.
     """
@@ -70,7 +69,7 @@ class Proposer:
     draw: Callable[[], bytes] = field(default=lambda: os.urandom(16))
     jitter: random.Random = field(default_factory=random.Random)
     maybe_made: bool = False
-    """Whether a proposal was sent whose fate is not known."""
+    """Whether a proposal was sent whose outcome is unknown."""
 
     def __post_init__(self) -> None:
         self.endpoints = list(dict.fromkeys(self.endpoints))
@@ -81,11 +80,11 @@ class Proposer:
         self._highest_ballot = 0
         self._nodes: dict[bytes, _Node] = {}
         self._met: dict[str, bytes] = {}
-        """Who answered at an endpoint."""
+        """The node that answered at each endpoint."""
         self._silent: dict[str, str] = {}
 
     def run(self, timeout_s: float) -> Steps:
-        """Returns the map that holds the change. Raises what `change_map` raises."""
+        """Run the change; return the map that contains it. Raises what `change_map` raises."""
         deadline = self.clock() + timeout_s
         failures = 0
         while True:
@@ -117,12 +116,12 @@ class Proposer:
                 break
             base = made
             concerned |= {node.uuid for node in base.node}
-        # Also those that are no longer part of it.
+        # Nodes that are no longer part of the map are told too.
         yield from self._teach(base, concerned | {node.uuid for node in base.node})
         return base
 
     def _is_in(self, base: pb.ClusterMap) -> bool:
-        """Whether this committed map holds the change. Raises OutcomeUnknown."""
+        """Return whether this committed map contains the change. Raises OutcomeUnknown."""
         if self._change_id in base.change:
             return True
         if self._unsure_version and base.version >= self._unsure_version:
@@ -132,7 +131,7 @@ class Proposer:
         return False
 
     def _survey(self) -> Generator[Ask | Pause, Answers, pb.ClusterMap | None]:
-        """Ask everyone for the newest map, those named in it too."""
+        """Ask all endpoints, and those in the maps found, for the newest map."""
         self._nodes, self._silent = {}, {}
         newest: pb.ClusterMap | None = None
         asked: set[str] = set()
@@ -150,12 +149,12 @@ class Proposer:
                     newest = map_
             unmet = [node for node in newest.node if node.uuid not in self._nodes] if newest is not None else []
             todo = {node.peer_endpoint for node in unmet} - asked
-            if not todo:  # where they listen for peers may have changed since, and can be asked for elsewhere
+            if not todo:  # their peer endpoints may have changed
                 todo = {node.endpoint for node in unmet} - asked
         return newest
 
     def _meet(self, endpoints: Iterable[str]) -> Generator[Ask | Pause, Answers, dict[str, pb.ClusterMap]]:
-        """Find out who is at these endpoints; the maps that they know."""
+        """Identify the nodes at these endpoints; return the maps that they know."""
         maps: dict[str, pb.ClusterMap] = {}
         answers = yield Ask({endpoint: pb.GetMapRequest() for endpoint in sorted(endpoints)})
         for endpoint, answer in answers.items():
@@ -170,7 +169,8 @@ class Proposer:
         return maps
 
     def _advance(self, base: pb.ClusterMap) -> Generator[Ask | Pause, Answers, pb.ClusterMap | None]:
-        """Commit the version after `base`: one that somebody else has begun, or the edit's. None for no change."""
+        """Commit the version after `base`: one that another proposer has begun, or the edit's. Returns None if nothing
+        changes."""
         old = {node.uuid for node in base.node}
         yield from self._teach(base, old)
         ballot = self._fresh_ballot(base)
@@ -207,7 +207,7 @@ class Proposer:
     # -- a new cluster
 
     def _make(self) -> Steps:
-        """Commit the first version, with the promises and votes of all nodes given."""
+        """Commit the first version, with the promises and votes of all given nodes."""
         if self._silent:
             raise NoMajority(
                 "a cluster is made of nodes that all answer, and these do not: "
@@ -250,7 +250,8 @@ class Proposer:
     def _prepare_each(
         self, cluster_uuid: bytes, ballot: pb.Ballot, voters: set[bytes], enough: Callable[[set[bytes]], bool]
     ) -> Generator[Ask | Pause, Answers, tuple[set[bytes], dict[bytes, pb.ClusterMap]]]:
-        """Who has promised, and what those have accepted. Raises _Again when outbid before `enough` did."""
+        """Return the nodes that promised, and what they have accepted. Raises _Again if outbid before `enough` is
+        satisfied."""
         at = {self._nodes[uuid].endpoint: uuid for uuid in sorted(voters)}
 
         def promises(answers: Answers) -> set[bytes]:
@@ -278,7 +279,7 @@ class Proposer:
     def _invite(
         self, added: Sequence[pb.MapNode], base: pb.ClusterMap, ballot: pb.Ballot, *, required: bool
     ) -> Generator[Ask | Pause, Answers, set[bytes]]:
-        """Those of a map's new nodes that can take part in it. Raises NoMajority when one `required` cannot."""
+        """Return the added nodes that can take part. Raises NoMajority if a `required` one cannot."""
         strangers = {node.peer_endpoint for node in added if node.uuid not in self._nodes}
         if strangers:
             for endpoint, map_ in (yield from self._meet(strangers)).items():
@@ -289,7 +290,7 @@ class Proposer:
                         f"{endpoint} was a node of this cluster by its map {map_.version}; empty its drives"
                     )
         here = {node.uuid for node in added} & set(self._nodes)
-        # One that was part of the cluster before has to know what has happened since, or it cannot accept.
+        # A node that was part of the cluster before must know what happened since, or it cannot accept.
         yield from self._teach(base, {uuid for uuid in here if self._nodes[uuid].version > 0})
         promised: set[bytes] = set()
         if here:
@@ -306,12 +307,12 @@ class Proposer:
     def _accept_added(
         self, new: pb.ClusterMap, added: set[bytes], others: set[bytes]
     ) -> Generator[Ask | Pause, Answers, None]:
-        """Where a map takes votes of nodes that it adds: have those accept it before any other node does.
+        """If a map needs votes of nodes that it adds, make those accept it before any other node does.
 
-        What nodes of the map before have accepted has to be finished before all else. With a node that is lost in this
-        moment it never would be, and one node that had just become one of two could never change its map again. What
-        those have accepted that are asked here counts for nobody before they are in a map. Raises NoMajority, _Again;
-        nothing has been done then.
+        Whatever nodes of the previous map have accepted must be finished before anything else. If an added node were
+        lost at this moment, that could never happen: a single node extended to two could never change its map again.
+        What the added nodes have accepted counts for nobody before they are in a map. Raises NoMajority and _Again,
+        with nothing done.
         """
         nodes = {node.uuid for node in new.node}
         wanted = len(nodes) // 2 + 1 - len(others & nodes)
@@ -333,7 +334,7 @@ class Proposer:
     def _accept(
         self, new: pb.ClusterMap, voters: set[bytes], maps: Sequence[pb.ClusterMap], *, everyone: bool = False
     ) -> Generator[Ask | Pause, Answers, None]:
-        """Returns when `new` is committed: accepted by a majority of each of these maps' nodes. Raises _Again."""
+        """Return once `new` is committed: accepted by a majority of each of these maps' nodes. Raises _Again."""
         at = {self._nodes[uuid].endpoint: uuid for uuid in sorted(voters)}
 
         def committed(answers: Answers) -> bool:
@@ -356,7 +357,7 @@ class Proposer:
             raise self._no_majority(maps[-1], "accepted the change")
 
     def _teach(self, map_: pb.ClusterMap, uuids: set[bytes]) -> Generator[Ask | Pause, Answers, None]:
-        """Tell these nodes, where they have answered so far, of a committed map that they do not know."""
+        """Send a committed map to those of these nodes that have answered so far and do not know it."""
         behind = {
             self._nodes[uuid].endpoint: self._nodes[uuid]
             for uuid in sorted(uuids)
@@ -371,7 +372,7 @@ class Proposer:
                     self._silent[endpoint] = answer.reason
 
     def _note(self, answers: Answers, ballot: BallotOrder, *, decided: bool) -> None:
-        """Remember ballots and silence. Raises _Again when another proposer was faster."""
+        """Record ballots and silent nodes. Raises _Again if another proposer was faster."""
         outbid = False
         for endpoint, answer in answers.items():
             if isinstance(answer, pb.PrepareResponse | pb.AcceptResponse):
@@ -404,10 +405,11 @@ class Proposer:
 
 
 def half_made(begun_by: Mapping[bytes, pb.ClusterMap], given: set[bytes]) -> pb.ClusterMap | None:
-    """The cluster that somebody else has begun to make of these nodes and may have finished. Raises OtherCluster.
+    """Return the cluster that another proposer has begun to create from these nodes and may have finished. Raises
+    OtherCluster.
 
-    It takes all its nodes. Where one of those that were asked has accepted no such thing, having promised a higher
-    ballot by now, it never will have been made.
+    Creating a cluster requires all its nodes. If one of the nodes asked has not accepted it, and has now promised a
+    higher ballot, it can no longer be created.
     """
     for begun in begun_by.values():
         members = {node.uuid for node in begun.node}
@@ -433,7 +435,7 @@ def _same_but_ballot(one: pb.ClusterMap | None, other: pb.ClusterMap) -> bool:
 
 
 def check_map(new: pb.ClusterMap, base: pb.ClusterMap | None) -> None:
-    """Raises ValueError for what no edit may make of a map."""
+    """Raise ValueError if an edit has produced a map that no edit may produce."""
     ClusterView(new)
     if len(new.cluster_uuid) != 16 or (base is not None and new.cluster_uuid != base.cluster_uuid):
         raise ValueError("a cluster keeps the uuid of 16 bytes that it was made with")

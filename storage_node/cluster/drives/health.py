@@ -11,17 +11,17 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 
 STUCK_S = 15.0
-"""After so long RocksDB has long looked for room again; it does so every five seconds."""
+"""RocksDB looks for free space every five seconds; after this time it has long done so."""
 ROOM_BYTES = 64 << 20
-"""More than a catalog needs to open, and to write what it has in memory."""
+"""More than a catalog needs to open and to write its memtables."""
 
 
 class ErrorWindow:
-    """I/O errors of one drive: how many of them are recent.
+    """Recent I/O errors of one drive.
 
     Args:
-        limit: so many within the window are too many.
-        window_s: how long one counts.
+        limit: number of errors within the window that is too many.
+        window_s: how long an error counts.
     """
 
     def __init__(self, limit: int, window_s: float, *, total: int = 0) -> None:
@@ -31,7 +31,7 @@ class ErrorWindow:
         self._recent: deque[tuple[float, int]] = deque()
 
     def note(self, now_s: float, total: int) -> bool:
-        """Take in the drive's count, which only grows; whether it has failed too often."""
+        """Update with the drive's total, which only grows; return whether it has failed too often."""
         if total > self._total:
             self._recent.append((now_s, total - self._total))
             self._total = total
@@ -45,16 +45,17 @@ class ErrorWindow:
 
 @dataclass(slots=True)
 class RoomWatch:
-    """Whether a catalog goes on refusing what comes for lack of room, though there is some.
+    """Detects a catalog that still refuses writes for lack of space although there is some.
 
-    RocksDB looks again after seconds, by the wall clock: where that was set back meanwhile, after hours.
+    RocksDB checks again after seconds of wall-clock time; if the clock was set back, that can take hours.
     """
 
     since_s: float | None = None
-    """When there was room again."""
+    """Since when there is space again."""
 
     def is_stuck(self, refused_s: float | None, *, has_room: bool) -> bool:
-        """`refused_s`: when it last refused something, and has taken nothing since; None when it takes what comes."""
+        """Return whether the catalog is stuck. `refused_s` is when it last refused a write with none accepted since;
+        None if it accepts writes."""
         if refused_s is None or not has_room:
             self.since_s = None
             return False
@@ -64,7 +65,7 @@ class RoomWatch:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """What another node of the map said of itself; None where it did not answer."""
+    """The reports of another node of the map; None for those it did not answer."""
 
     endpoint: str
     drives: pb.ListDrivesResponse | None
@@ -75,12 +76,12 @@ _USED = (pb.DriveCondition.ACTIVE, pb.DriveCondition.RETIRING, pb.DriveCondition
 
 
 def why_kept(view: ClusterView | None, neighbours: Sequence[Neighbour], own_buckets: Collection[str]) -> str:
-    """Why a drive of this node is not to be given up, though it does not work; empty when it may be.
+    """Return why a broken drive of this node must not be given up; empty if it may be.
 
-    It may be when another copy of whatever can have been on it is known to be on a node that works.
+    It may be if another replica of everything that can have been on it is known to be on a working node.
 
     Args:
-        view: the map; None when the node is in none.
+        view: the map; None if the node is in none.
         neighbours: all other nodes of the map.
         own_buckets: buckets that the node has outside the map, and so nowhere else.
     """

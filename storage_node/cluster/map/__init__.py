@@ -1,3 +1,5 @@
-"""Cluster map as one node has it. In reading order: `membership` (the map in force), `open` (at start), `sync` (kept up
-to date), `mutations` and `snapshot_mutations` (edits of it), `buckets` (calls that edit it), `lease` (version pins).
+"""Cluster map as one node knows it.
+
+In reading order: `membership` (the map in force), `open` (at start), `sync` (keeps it up to date), `mutations` and
+`snapshot_mutations` (edits), `buckets` (calls that edit it), `lease` (version pins).
 """

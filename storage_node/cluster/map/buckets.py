@@ -1,7 +1,7 @@
-"""Bucket operations of a cluster, coordinated by any of its nodes: made in the map, and so on every node.
+"""Bucket operations of a cluster: any node coordinates them by changing the map, which reaches every node.
 
-When a call returns, all nodes that answer know. A bucket is looked through and deleted in two steps: an object that is
-put between them goes with its bucket. Belongs to the node's event loop.
+When a call returns, all nodes that answer know the change. Deletion has two steps: the bucket is scanned, then removed.
+An object put between them is deleted with its bucket. Belongs to the node's event loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PAGE_SIZE = 10_000
 
 
 class ClusterBuckets:
-    """`caller`: as whom other nodes are asked."""
+    """`caller` is the identity under which other nodes are called."""
 
     def __init__(self, membership: Membership | None, caller: Caller) -> None:
         self._membership = membership
@@ -45,18 +45,18 @@ class ClusterBuckets:
 
     @property
     def view(self) -> ClusterView | None:
-        """None while the node belongs to no cluster and has its buckets to itself."""
+        """The map; None while the node belongs to no cluster and has its own buckets."""
         return self._membership.view if self._membership is not None else None
 
     def get(self, view: ClusterView, name: str) -> pb.Bucket:
-        """Raises BucketNotFound."""
+        """Return a bucket or snapshot. Raises BucketNotFound."""
         found = view.to_read(name)
         if found is None:
             raise _not_found(name, view)
         return described(found)
 
     async def create(self, view: ClusterView, request: pb.CreateBucketRequest) -> pb.Bucket:
-        """Raises InvalidName, InvalidRequest, BucketExists, ChangeFailed."""
+        """Create a bucket. Raises InvalidName, InvalidRequest, BucketExists, ChangeFailed."""
         name, exist_ok = request.name, request.exist_ok
         check_bucket_name(name)
         if exist_ok and name in view.buckets:
@@ -76,7 +76,7 @@ class ClusterBuckets:
         return described(found)
 
     async def set(self, view: ClusterView, request: pb.SetBucketRequest) -> pb.Bucket:
-        """Raises BucketNotFound, InvalidRequest, ChangeFailed."""
+        """Change properties of a bucket. Raises BucketNotFound, InvalidRequest, ChangeFailed."""
         name = request.name
         meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
         if meant is None:
@@ -95,7 +95,7 @@ class ClusterBuckets:
         return described(found)
 
     async def delete(self, view: ClusterView, name: str, *, force: bool) -> int:
-        """How many objects went with it.
+        """Delete a bucket; return how many objects were deleted with it.
 
         Raises BucketNotFound, BucketNotEmpty, NodesSilent, ChangeFailed.
         """
@@ -110,7 +110,7 @@ class ClusterBuckets:
                 raise _not_found(name)
             return remove(map_)
 
-        async with AsyncChannels(self._caller) as channels:  # to connect costs a node as much as to answer
+        async with AsyncChannels(self._caller) as channels:  # connecting costs a node as much as answering
             listing = _Listing(view, name, channels)
             if not force:
                 await listing.require_empty()
@@ -127,13 +127,13 @@ class ClusterBuckets:
                 return await channels.change_map(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S)
             return await change_map_async(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S, caller=self._caller)
         except LoaderError:
-            raise  # many are a ValueError, too
+            raise  # many of them are ValueErrors as well
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
 
 
 class _Listing:
-    """One bucket, on each node for itself."""
+    """The listing of one bucket on every node separately."""
 
     def __init__(self, view: ClusterView, name: str, channels: AsyncChannels) -> None:
         self._name = name
@@ -141,7 +141,7 @@ class _Listing:
         self._endpoints = [node.peer_endpoint for node in view.nodes]
 
     async def _page(self, endpoint: str, start_after: str, page_size: int) -> pb.ListResponse | str:
-        """Or why there is none. A page with nothing on it is the last one."""
+        """Return a page, or the reason for its absence. An empty page is the last one."""
         while True:
             page = await self._next_page(endpoint, start_after, page_size)
             if isinstance(page, str) or page.object or not page.more:
@@ -157,11 +157,11 @@ class _Listing:
             return page
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.NOT_FOUND:
-                return pb.ListResponse()  # it has not learned of the bucket yet
+                return pb.ListResponse()  # it does not know the bucket yet
             return f"{endpoint} ({error.code().name.lower().replace('_', ' ')}: {error.details()})"
 
     async def require_empty(self) -> None:
-        """Raises BucketNotEmpty, NodesSilent."""
+        """Check that no node has objects of the bucket. Raises BucketNotEmpty, NodesSilent."""
         pages = await asyncio.gather(*(self._page(endpoint, "", 1) for endpoint in self._endpoints))
         if any(isinstance(page, pb.ListResponse) and page.object for page in pages):
             raise BucketNotEmpty(f"bucket {self._name!r} holds objects; pass force=True to delete them with it")
@@ -172,14 +172,14 @@ class _Listing:
             )
 
     async def count(self) -> int:
-        """Different names on all nodes that answer."""
+        """Count distinct names on all nodes that answer."""
         start_after, total = "", 0
         while True:
             pages = await asyncio.gather(
                 *(self._page(endpoint, start_after, _PAGE_SIZE) for endpoint in self._endpoints)
             )
             listed = [page for page in pages if isinstance(page, pb.ListResponse)]
-            # Up to the first end of a page that has a next one, all nodes have said everything.
+            # All nodes have listed everything up to the lowest end of a page that has a next one.
             ends = [page.next.encode() for page in listed if page.more]
             names = {found.name.encode() for page in listed for found in page.object}
             total += sum(1 for name in names if not ends or name <= min(ends))
@@ -218,7 +218,7 @@ def described(bucket: cluster_pb.MapBucket) -> pb.Bucket:
 
 
 def asked_for(request: pb.SetBucketRequest) -> tuple[int | None, int | None, bool | None]:
-    """Copies, min_copies, reframe; None for what is to stay."""
+    """Return copies, min_copies and reframe; None for values that stay."""
     return (
         request.copies if request.HasField("copies") else None,
         request.min_copies if request.HasField("min_copies") else None,

@@ -1,11 +1,11 @@
-"""Confirmation of a map that takes something away: by a majority of the nodes of the map that this node knows.
+"""Confirmation of a map that removes something: by a majority of the nodes of the map that this node knows.
 
-That a map is committed is said by whoever tells it. For most maps that is enough: a wrong one is put right by the next.
-A map without a bucket, a snapshot or a node of the last one has this node delete objects, let go of what it retains, or
-stop to listen to a node, and is believed only when as many nodes have accepted that very map as it takes to commit it.
-A node that is only behind asks the same of those that have gone on, which have the map as their newest.
+Whoever sends a map claims that it is committed. For most maps that is enough, since the next map corrects a wrong one.
+But a map that lacks a bucket, a snapshot or a node makes this node delete objects, drop retained versions, or stop
+listening to a node. Such a map is used only if as many nodes have accepted that very map as its commit requires. A node
+that is merely behind asks the nodes that are ahead, for which it is the newest map.
 
-So is one whose version is far ahead of the one that is known, as it would keep out all later maps.
+A map whose version is far ahead is confirmed too, as it would block all later maps.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from storage_node.cluster.consensus.map_bounds import MAX_FIRST_VERSION, Refused
 from storage_node.cluster.map.membership import Membership
 
 VERSIONS_AHEAD = 1 << 16
-"""A map further ahead is believed only when it is confirmed."""
+"""A map further ahead than this needs confirmation."""
 CONFIRM_TIMEOUT_S = 3.0
 
 
 class NotConfirmed(NodeUnavailable):
-    """Too few nodes say that they have accepted a map; it may be told again."""
+    """Too few nodes report that they have accepted a map; it may be sent again."""
 
 
 def digest(map_: pb.ClusterMap) -> bytes:
-    """Of a map's content, without the ballot: a proposer that finishes another's proposes the same with its own."""
+    """Hash a map's content without its ballot: a proposer that finishes another's change proposes the same content with
+    a ballot of its own."""
     bare = pb.ClusterMap()
     bare.CopyFrom(map_)
     bare.ClearField("ballot")
@@ -44,13 +45,13 @@ def digest(map_: pb.ClusterMap) -> bytes:
 
 
 def witnessed(state: AcceptorState, version: int, of: bytes) -> bool:
-    """Whether a node in this state has accepted, or knows as committed, the map of this version with this digest."""
+    """Return whether this node has accepted or committed the map with this version and digest."""
     known = (state.accepted, state.committed)
     return any(map_ is not None and map_.version == version and digest(map_) == of for map_ in known)
 
 
 def taken_away(known: pb.ClusterMap, new: pb.ClusterMap) -> str:
-    """What of a map a later one has no more, for people; empty for nothing."""
+    """Describe what a later map lacks, for people; empty if nothing."""
     buckets = {bucket.uuid: bucket for bucket in new.bucket}
     nodes = {node.uuid for node in new.node}
     for bucket in known.bucket:
@@ -68,7 +69,7 @@ def taken_away(known: pb.ClusterMap, new: pb.ClusterMap) -> str:
 
 
 class MapConfirmation:
-    """Belongs to the node's event loop."""
+    """Confirms maps with the other nodes. Belongs to the node's event loop."""
 
     def __init__(self, membership: Membership, acceptor_store: AcceptorStore, channels: Channels) -> None:
         self._membership = membership
@@ -76,7 +77,7 @@ class MapConfirmation:
         self._channels = channels
 
     async def require(self, map_: pb.ClusterMap) -> None:
-        """Raises Refused for a map that cannot be, NotConfirmed for one that takes away what others have kept."""
+        """Raise Refused for an invalid map, and NotConfirmed for one that removes what others have kept."""
         require_map(map_)
         view = self._membership.view
         require_ballot(self._acceptor_store.state.promise, map_.ballot)
@@ -87,7 +88,7 @@ class MapConfirmation:
                 raise Refused("a map without this node, which belongs to no cluster")
             return
         if map_.version <= view.version or map_.cluster_uuid != view.map.cluster_uuid:
-            return  # it is not used
+            return  # the map will not be used
         lost = taken_away(view.map, map_)
         if map_.version > view.version + VERSIONS_AHEAD:
             lost = lost or f"versions {view.version} to {map_.version:,}"

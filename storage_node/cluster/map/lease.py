@@ -1,20 +1,21 @@
-"""Map version pins (leases): the version that a node reports is the oldest by which it still has work under way.
+"""Map version pins (leases): a node reports the oldest map version under which it still has operations running.
 
-What a node began by an older map may still be under way when it knows a newer one: copies that it takes away because
-others own them, writes that it is about to commit to those who owned the objects. For as long as that lasts, others are
-told the old version. Two things rest on it.
+Operations that began under an older map may still run when a node knows a newer one: the removal of replicas that
+others own, and writes about to be committed to the former owners. Until they end, other nodes are told the old version.
+Two properties depend on it.
 
-**No copy is taken away on the word of a node that may lose its own.** A node takes away a copy that it does not own
-once all owners have said that they have it. Under two maps two nodes could each rely on the other's copy so, and both
-take theirs away. Therefore an answer about copies comes with this version, noted before the node looks, and counts only
-if it is the version by which the removal is decided. That is enough: say that X takes a copy away by map v, relying on
-Y, which owns it by map v. Y answered by v, so it takes nothing away by an older map any more, and by v itself it keeps
-what it owns. It can lose its copy only by a later map w, when all owners by w have answered by w. If X is one of them
-it answered after its removal by v was over, and so not for what it took away. Hence after every removal the owners by
-its map have the object, until a later removal of which the same is true.
+**No replica is removed on the word of a node that may lose its own.** A node removes a replica that it does not own
+once all owners have reported that they have the object. Under two maps, two nodes could each rely on the other's
+replica and both remove theirs. Therefore an answer about replicas carries this version, noted before the node looks,
+and counts only if it equals the version under which the removal is decided. This is sufficient. Say that X removes a
+replica under map v and relies on Y, an owner under v. Y answered under v, so it no longer removes anything under an
+older map, and under v it keeps what it owns. It can lose its replica only under a later map w, after all owners under w
+have answered under w. If X is one of them, it answered after its removal under v had ended, and so without the replica
+that it removed. Hence after every removal, the owners under its map have the object, until a later removal for which
+the same holds.
 
-**No change of the map is finished before all is where it belongs.** A pass counts as clean only if all nodes acted by
-the map when it began: what comes to a node that is about to leave comes before that, and is found.
+**No change of the map finishes before every object is in its place.** A repair pass counts as clean only if all nodes
+acted under the map when it began. Whatever reaches a leaving node arrives before that, and is found.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ if TYPE_CHECKING:
 
 
 def version_told(known: int, under_way: Iterable[int]) -> int:
-    """What others are told by a node that knows map `known` and has something under way by those of `under_way`."""
+    """Return the version to report for a node that knows map `known` and has operations running under `under_way`."""
     return min([known, *under_way])
 
 
 class MapLease:
-    """Thread-safe. The map may change at any moment; `begin` and `version` see it as one moment each."""
+    """Pins of map versions. Thread-safe: the map may change at any moment, and `begin` and `version` each see one state
+    of it."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
@@ -50,7 +52,7 @@ class MapLease:
             return version_told(view.version if view is not None else 0, self._under_way)
 
     def begin(self, view: ClusterView) -> bool:
-        """Hold this map, if it is the newest one; `end` must follow then."""
+        """Pin this map if it is the newest one; return whether it is pinned. Call `end` if it is."""
         with self._lock:
             if self._membership.view is not view:
                 return False
@@ -58,7 +60,8 @@ class MapLease:
             return True
 
     def hold(self, version: int) -> None:
-        """Hold a map, older or not, before looking whether what was begun by it is to go on; `end` must follow."""
+        """Pin a map version, older or not, before checking whether an operation of that map may go on. Call `end`
+        afterwards."""
         with self._lock:
             self._under_way[version] += 1
 

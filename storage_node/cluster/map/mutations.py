@@ -1,7 +1,7 @@
 """Mutations of the map: one pure function for each change, to be passed to `change_map`.
 
-Each takes its arguments and returns an edit, which takes the committed map. An edit raises ValueError, with what to do
-about it, where the change makes no sense for that map; done already, it returns the map as it is.
+Each returns an edit, a function of the committed map. An edit raises ValueError, with a remedy, if the change makes no
+sense for that map. If the change was already made, it returns the map unchanged.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = [
 ]
 
 REMOVED_KEPT = 4096
-"""Uuids of nodes taken out that a map remembers, 64 KiB at most. A node that was taken out longer ago still says so
-itself, by the map that it has kept: see the proposer."""
+"""Number of uuids of removed nodes that a map remembers, at most 64 KiB. A node removed earlier still refuses to join
+by the map that it has kept; see the proposer."""
 _FIRST_NUMBERS = 1 << 16
-"""Below it are the numbers of the nodes that a cluster was made of, above it those of later ones."""
+"""Numbers below it belong to the nodes that formed the cluster, those above it to later ones."""
 
 
 def create_cluster(nodes: Sequence[pb.MapNode]) -> Edit:
-    """A cluster of these nodes; they need uuid, host and both endpoints. A weight of 0 becomes 1."""
+    """Create a cluster of these nodes, which need uuid, host and both endpoints. A weight of 0 becomes 1."""
     copies = [_copy(node) for node in nodes]
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
@@ -60,7 +60,7 @@ def create_cluster(nodes: Sequence[pb.MapNode]) -> Edit:
 
 
 def add_node(node: pb.MapNode) -> Edit:
-    """Let a node join; it needs uuid, host and both endpoints. It owns objects at once, has them after finish_join."""
+    """Add a node with uuid, host and both endpoints. It owns objects at once and has them after `finish_join`."""
     copy = _copy(node)
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
@@ -76,7 +76,7 @@ def add_node(node: pb.MapNode) -> Edit:
                 f"node {copy.uuid.hex()} is {_state(known)} in the cluster, at {known.endpoint}; "
                 + ("let it finish leaving first" if known.state == pb.MapNode.LEAVING else "set its endpoint instead")
             )
-        # Versions do not repeat, and so numbers do not, not even those of nodes that are gone.
+        # Map versions never repeat, so numbers derived from them do not either, even those of removed nodes.
         _add(map_, copy, pb.MapNode.JOINING, _FIRST_NUMBERS + map_.version)
         return map_
 
@@ -84,7 +84,7 @@ def add_node(node: pb.MapNode) -> Edit:
 
 
 def finish_join(node_uuid: bytes) -> Edit:
-    """A node that joins has all its objects."""
+    """Mark a joining node as active: it has all its objects."""
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         node = _require_node(map_ := _require(map_), node_uuid)
@@ -97,7 +97,7 @@ def finish_join(node_uuid: bytes) -> Edit:
 
 
 def begin_leave(node_uuid: bytes) -> Edit:
-    """A node hands over its objects: it owns none from now on. One that was only joining leaves too."""
+    """Make a node hand over its objects; from now on it owns none. A node that is still joining can leave too."""
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         node = _require_node(map_ := _require(map_), node_uuid)
@@ -109,7 +109,7 @@ def begin_leave(node_uuid: bytes) -> Edit:
 
 
 def finish_leave(node_uuid: bytes) -> Edit:
-    """A node that leaves has handed over all its objects, and goes."""
+    """Remove a leaving node that has handed over all its objects."""
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         map_ = _require(map_)
@@ -127,7 +127,7 @@ def finish_leave(node_uuid: bytes) -> Edit:
 
 
 def remove_node(node_uuid: bytes) -> Edit:
-    """Take out a node that is lost, with the copies that it has."""
+    """Remove a lost node together with its replicas."""
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         map_ = _require(map_)
@@ -142,14 +142,14 @@ def remove_node(node_uuid: bytes) -> Edit:
 
 
 def take_out(map_: pb.ClusterMap, node: pb.MapNode) -> None:
-    """In place."""
+    """Remove a node from a map in place."""
     map_.removed.append(node.uuid)
     del map_.removed[:-REMOVED_KEPT]
     map_.node.remove(node)
 
 
 def taken_out(node_uuid: bytes) -> str:
-    """Why a node cannot join, for people."""
+    """Explain, for people, why a removed node cannot join."""
     return (
         f"node {node_uuid.hex()} was taken out of this cluster: what was deleted since would come back with it. "
         "Empty its drives, and it joins as a new node (`cluster add --wipe NODE` does both)"
@@ -157,9 +157,9 @@ def taken_out(node_uuid: bytes) -> str:
 
 
 def set_endpoints(node_uuid: bytes, endpoint: str, peer_endpoint: str, features: Sequence[str] | None = None) -> Edit:
-    """A node came back elsewhere. Another node that had this endpoint keeps it in the map until it says where it is.
+    """Record the new endpoints of a node. Another node that had them keeps them in the map until it reports its own.
 
-    `features`: what it can do now; None: nobody has asked it.
+    `features`: what the node supports now; None if unknown.
     """
     _require_endpoint(endpoint)
     _require_endpoint(peer_endpoint)
@@ -175,7 +175,7 @@ def set_endpoints(node_uuid: bytes, endpoint: str, peer_endpoint: str, features:
 
 
 def create_bucket(name: str, copies: int = 1, min_copies: int = 1, *, reframe: bool = False) -> Edit:
-    """A new bucket. Raises InvalidName at once."""
+    """Create a bucket. Raises InvalidName at once."""
     check_bucket_name(name)
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
@@ -190,10 +190,11 @@ def create_bucket(name: str, copies: int = 1, min_copies: int = 1, *, reframe: b
 
 
 def set_bucket(name: str, copies: int | None, min_copies: int | None, reframe: bool | None) -> Edit:
-    """Change what is not None. Another number of copies is there when `finish_changes` says so, see docs/cluster.md.
+    """Change the properties that are not None. A new number of copies is reached when `finish_changes` reports it; see
+    docs/cluster.md.
 
-    It raises TooFewCopies, to be tried again, while a snapshot of the bucket is being made: its owners are looking
-    through what it sees.
+    The edit raises TooFewCopies, to be retried, while a snapshot of the bucket is being created: its owners are
+    scanning what the snapshot sees.
     """
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
@@ -218,7 +219,7 @@ def set_bucket(name: str, copies: int | None, min_copies: int | None, reframe: b
 
 
 def delete_bucket(name: str) -> Edit:
-    """A bucket goes, with all its objects."""
+    """Delete a bucket with all its objects."""
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         map_ = _require(map_)
@@ -235,7 +236,7 @@ def delete_bucket(name: str) -> Edit:
 
 
 def require_copies(map_: pb.ClusterMap, copies: int, min_copies: int) -> None:
-    """Raises ValueError for a bucket that this cluster cannot have."""
+    """Raise ValueError for a number of copies that this cluster cannot store."""
     hosts = owning_hosts(map_)
     if not 1 <= copies <= hosts:
         raise ValueError(
@@ -247,7 +248,7 @@ def require_copies(map_: pb.ClusterMap, copies: int, min_copies: int) -> None:
 
 
 def owning_hosts(map_: pb.ClusterMap) -> int:
-    """How many hosts take objects."""
+    """Return the number of hosts that accept objects."""
     return len({node.host for node in map_.node if node.state != pb.MapNode.LEAVING})
 
 
@@ -280,7 +281,7 @@ def _add(map_: pb.ClusterMap, node: pb.MapNode, state: pb.MapNode.State, number:
 
 
 def unchanged(map_: pb.ClusterMap | None) -> pb.ClusterMap:
-    """An edit that tells the newest map, and sees to it that it counts."""
+    """Edit nothing; used to fetch the newest map and make sure that it is committed."""
     if map_ is None:
         raise ValueError("the nodes of this node's cluster belong to none")
     return map_

@@ -1,4 +1,4 @@
-"""Start of a node's membership: the map kept on its drives, and the map's buckets and snapshots made on its store."""
+"""Start of a node's membership: the map kept on its drives, and that map's buckets and snapshots in its store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def open_membership(store: Store) -> tuple[Membership, AcceptorStore]:
-    """The map under which the node served last, and its vote on the next one. Raises StoreFormatError."""
+    """Load the last map under which the node served, and its vote on the next one. Raises StoreFormatError."""
     acceptor_store = AcceptorStore.of_store(store)
     kept = acceptor_store.state.committed
     membership = Membership(bytes.fromhex(store.store_uuid), ClusterView(kept) if kept is not None else None)
@@ -27,18 +27,18 @@ def open_membership(store: Store) -> tuple[Membership, AcceptorStore]:
             restore_buckets(store, membership.view)
         except LoaderError as error:
             log.warning("the buckets of the cluster's map cannot all be made for now: %s", error)
-    # The map is kept last: until then, what has to be done for it is done again after a crash.
+    # The map is stored last: until then, a crash makes the steps above run again.
     membership.on_change(lambda view: sync_buckets(store, view, membership.view))
     membership.on_change(lambda view: acceptor_store.learn(view.map))
     return membership, acceptor_store
 
 
 def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) -> None:
-    """Make the map's buckets, under the map's uuids; delete those that an earlier map had and this one has not.
+    """Create the map's buckets under its uuids; delete those that an earlier map had and this one does not.
 
-    Safe to repeat: `before` is the last map for which this has succeeded, also over a restart. A bucket that no map
-    ever had is left alone: it may have been made before the node joined. If it has objects, and the name of one of the
-    map's, the map is refused with BucketNotEmpty. Raises LoaderError.
+    May be repeated: `before` is the last map for which this succeeded, also before a restart. A bucket that no map ever
+    had is left alone, since it may have been created before the node joined. If it contains objects and has the name of
+    one of the map's buckets, the map is refused with BucketNotEmpty. Raises LoaderError.
     """
     here = store.buckets()
     known = set(before.buckets) if before is not None else set()
@@ -46,17 +46,18 @@ def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) ->
         store.delete_bucket(name, force=True, of_cluster=True)
     for name, bucket in view.buckets.items():
         if name in here and here[name].uuid_bytes != bucket.uuid:
-            # Deleted and made again while this node was away; or, half-way through a map that was never used, empty.
+            # The bucket was deleted and created again while this node was down; or it is empty, left by a map that was
+            # never used.
             store.delete_bucket(name, force=name in known, of_cluster=True)
         store.create_bucket(name, copies=bucket.copies, exist_ok=True, bucket_uuid=bucket.uuid.hex())
     sync_snapshots(store, view)
 
 
 def sync_snapshots(store: Store, view: ClusterView) -> None:
-    """Retain what the map's snapshots see, and no more than that. Raises LoaderError.
+    """Retain exactly what the map's snapshots see. Raises LoaderError.
 
-    Those that are being made are kept under names that no snapshot can have. A node that comes back may not know yet
-    that one has been made since: it says so to readers, who ask others or again.
+    Snapshots being created are kept under names that no snapshot can have. A returning node may not know yet that one
+    was completed; it reports that to readers, who ask other nodes or retry.
     """
     store.snapshots.follow(
         {
@@ -72,7 +73,7 @@ def sync_snapshots(store: Store, view: ClusterView) -> None:
 
 
 def restore_buckets(store: Store, view: ClusterView) -> None:
-    """Make the buckets and snapshots that a store lacks although the map that it served under has them.
+    """Create the buckets and snapshots that the store lacks although its last map has them.
 
     Raises LoaderError.
     """

@@ -1,7 +1,7 @@
-"""Mutations of the map for snapshots: edits, as those in `mutations`. Pure.
+"""Mutations of the map for snapshots: edits like those of `mutations`. Pure.
 
-The map alone says which snapshots there are. One that is being made is in it as well, so that every node keeps what it
-sees, and so that whoever finds it abandoned can take it out again.
+The map alone defines which snapshots exist. One being created is in it as well, so that every node retains what it
+sees, and so that any node can remove it if it is abandoned.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from storage_node.cluster.errors import TooFewCopies
 
 
 class MapChanged(TooFewCopies):
-    """Nodes may have come that do not hold."""
+    """Nodes may have joined that do not hold the bucket's writes."""
 
 
 def begin_snapshot(bucket_uuid: bytes, snapshot: pb.MapSnapshot, base_version: int) -> Edit:
-    """`base_version`: of the map all of whose nodes hold the bucket. Raises MapChanged when there is a newer one."""
+    """Add a snapshot that is being created. `base_version` is the map all of whose nodes hold the bucket. The edit
+    raises MapChanged if there is a newer one."""
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         map_, bucket = _bucket(map_, bucket_uuid)
@@ -34,7 +35,7 @@ def begin_snapshot(bucket_uuid: bytes, snapshot: pb.MapSnapshot, base_version: i
 
 
 def finish_snapshot(bucket_uuid: bytes, made: pb.MapSnapshot, nodes: frozenset[bytes]) -> Edit:
-    """It is made. `nodes`: uuids of those that have it; others cannot have come meanwhile."""
+    """Complete a snapshot. `nodes` are the uuids of the nodes that have it; the map must not have gained others."""
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         map_, bucket = _bucket(map_, bucket_uuid)
@@ -62,7 +63,7 @@ def delete_snapshot(bucket_uuid: bytes, name: str) -> Edit:
 
 
 def abandon_snapshot(bucket_uuid: bytes, making: pb.MapSnapshot) -> Edit:
-    """Take out one that is not made, if it is still there."""
+    """Remove a snapshot that is being created, if it is still there."""
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         if map_ is None:
@@ -80,14 +81,14 @@ def find_snapshot(bucket: pb.MapBucket, name: str) -> pb.MapSnapshot | None:
 
 
 def require_new(bucket: pb.MapBucket, name: str) -> None:
-    """Raises SnapshotExists."""
+    """Raise SnapshotExists if the bucket has a snapshot of this name."""
     if (found := find_snapshot(bucket, name)) is not None:
         how = "is making a snapshot" if found.maker else "has a snapshot"
         raise SnapshotExists(f"bucket {bucket.name!r} {how} {name!r} already")
 
 
 def require_settled(map_: pb.ClusterMap, bucket: pb.MapBucket) -> None:
-    """Raises Unsupported."""
+    """Raise Unsupported while nodes or the number of copies are changing."""
     if _is_changing(map_):
         raise Unsupported("nodes are joining or leaving; make the snapshot when that is over")
     if bucket.former_copies:

@@ -1,8 +1,8 @@
-"""Map synchronisation: a node polls its peers for a newer map, finishes changes left half-done, says who it is.
+"""Map synchronization: a node polls its peers for a newer map, finishes interrupted changes, and publishes its address.
 
-A node that missed a Learn, because it was down or cut off, finds the map within seconds of its return. A change whose
-proposer died half-way is finished. A node that came back at another address, or can do other things than before, says
-so in the map.
+A node that missed a Learn call, because it was down or cut off, gets the map within seconds of its return. A change
+whose proposer died is finished. A node that returns at another address, or with other features, records that in the
+map.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from storage_node.cluster.map.mutations import set_endpoints
 
 BACKOFF = Backoff(2.5, 18.75, jitter=0.4)
 PEERS_ASKED = 3
-"""Each time; news spread from node to node. All of them at the start."""
+"""Peers asked per round; news spreads from node to node. All of them are asked at the start."""
 CHANGE_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
 
 
 async def newer_map(channel: Any, known_version: int, timeout_s: float) -> pb.ClusterMap | None:
-    """The map that the node at the other end has, if it is newer and the node answers."""
+    """Return the map of the node at the other end, if it is newer and the node answers."""
     stub = ais_cluster_pb2_grpc.ClusterStub(channel)
     try:
         answer: pb.GetMapResponse = await stub.GetMap(pb.GetMapRequest(known_version=known_version), timeout=timeout_s)
@@ -45,7 +45,7 @@ async def newer_map(channel: Any, known_version: int, timeout_s: float) -> pb.Cl
 
 
 class MapSync:
-    """Belongs to the node's event loop."""
+    """Keeps the map of one node up to date. Belongs to the node's event loop."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class MapSync:
         self._undecided: pb.ClusterMap | None = None
         self._said = ""
         self._moved = self._has_moved()
-        """By the map that it had at its start: what it is taught later says where it is."""
+        """Decided by the map it had at its start; a map that it learns later already shows where it is."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         asked = 0
         in_vain = 0
         async with AsyncChannels(self._caller) as channels:
@@ -91,7 +91,7 @@ class MapSync:
                 await asyncio.sleep(BACKOFF.pause_s(in_vain))
 
     def _peers(self) -> list[str]:
-        """Of a node that belongs to no cluster: those with which it was to make or join one."""
+        """Return the other nodes; for a node in no cluster, those with which it was to form or join one."""
         map_ = self._map()
         nodes: Iterable[pb.MapNode] = map_.node if map_ is not None else ()
         return [node.peer_endpoint for node in nodes if node.uuid != self._membership.node_uuid]
@@ -101,7 +101,7 @@ class MapSync:
         return view.map if view is not None else self._acceptor_store.state.accepted
 
     async def _ask(self, channels: AsyncChannels, peers: list[str]) -> bool:
-        """Learn the newest map that these peers have; whether one has answered."""
+        """Fetch the newest map of these peers; return whether one has answered."""
         view = self._membership.view
         request = pb.GetMapRequest(known_version=view.version if view is not None else 0)
         answers = await asyncio.gather(*(channels.call(peer, request) for peer in peers))
@@ -111,7 +111,7 @@ class MapSync:
             try:
                 await self._learn(map_)
                 break
-            except (LoaderError, ValueError) as error:  # what one node says must not hide what others do
+            except (LoaderError, ValueError) as error:  # one node's bad map must not hide those of others
                 self._say(f"a newer map of the cluster cannot be used: {error}")
         return bool(found)
 
@@ -122,7 +122,7 @@ class MapSync:
         return any(node.uuid == self._membership.node_uuid for node in map_.node)
 
     def _has_moved(self) -> bool:
-        """To another address, or to another version, which can do more or less."""
+        """Return whether the node has another address than the map says, or other features."""
         view, position = self._membership.view, self._membership.position
         if view is None or position is None or not self._endpoint or not self._peer_endpoint:
             return False
@@ -131,7 +131,7 @@ class MapSync:
         return said != (self._endpoint, self._peer_endpoint, set(FEATURES))
 
     async def _publish(self) -> bool:
-        """Have the map say where this node is; whether it does."""
+        """Record this node's address in the map; return whether the map has it."""
         if not self._has_moved():
             return True
         try:
@@ -147,11 +147,11 @@ class MapSync:
         return True
 
     async def _finish(self) -> None:
-        """See to it that a change which was accepted here, and still is not decided, comes to an end."""
+        """Finish a change that was accepted here and is still undecided."""
         accepted, before = self._acceptor_store.state.accepted, self._undecided
         self._undecided = accepted
         if accepted is None or accepted is not before or not self._peer_endpoint:
-            return  # its proposer may yet be at work
+            return  # its proposer may still be working
         try:
             endpoints = [self._peer_endpoint, *self._peers()]
             await change_map_async(endpoints, _unchanged, timeout_s=CHANGE_TIMEOUT_S, caller=self._caller)
@@ -159,7 +159,7 @@ class MapSync:
             self._say(f"a change of the cluster's map that was begun is not decided: {error}")
 
     def _say(self, problem: str) -> None:
-        """Once."""
+        """Log a problem, but not twice in a row."""
         if problem != self._said:
             log.warning("%s", problem)
         self._said = problem

@@ -1,3 +1,5 @@
-"""Anti-entropy: copies made equal. In reading order: `repair` (passes over what a node has) with `plan`, `transfers`,
-`peers` and `finish_change`; `reconcile` (a node that returns); `source_reader` (reads with failover); `usage`.
+"""Anti-entropy: makes replicas equal.
+
+In reading order: `repair` (passes over a node's objects) with `plan`, `transfers`, `peers` and `finish_change`;
+`reconcile` (a returning node); `source_reader` (reads with failover); `usage`.
 """

@@ -1,8 +1,8 @@
-"""Mending of copy shortages: objects with too few copies get the missing ones at once, on stand-ins where need be.
+"""Repair of copy shortages: creates missing replicas at once, on stand-ins if necessary.
 
-Mended are objects that a write left with too few copies, and those of which a pass of repair finds that an owner is
-there and cannot take its copy. Nobody waits for the next pass; what cannot be mended is tried again. Belongs to the
-node's event loop.
+It covers objects that a write left with too few replicas, and objects for which a repair pass finds an owner that
+answers but cannot store its replica. They do not wait for the next pass. What cannot be repaired is retried. Belongs to
+the node's event loop.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CopyShortage:
         self.short = ShortObjects()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         in_vain = 0
         while True:
             left = sum(map(len, self.short.urgent().values()))
@@ -62,10 +62,10 @@ class CopyShortage:
             except LoaderError as error:
                 log.warning("objects with too few copies cannot be copied for now: %s", error)
             in_vain = 0 if sum(map(len, self.short.urgent().values())) < left else in_vain + 1
-            await asyncio.sleep(AGAIN.first_s / 2)  # what is written meanwhile is mended together
+            await asyncio.sleep(AGAIN.first_s / 2)  # later writes are repaired together
 
     async def _mend_all(self) -> None:
-        """Raises LoaderError."""
+        """Repair all objects known to be short. Raises LoaderError."""
         view = self._membership.view
         if view is None or self._membership.position is None:
             return
@@ -94,11 +94,11 @@ class CopyShortage:
     async def look_after(
         self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str], *, urgent: bool = False
     ) -> None:
-        """Note which of these have too few copies, once their owners have been sent what they lack, and have other
-        hosts stand in for owners that cannot take theirs. Raises LoaderError.
+        """Check which of these objects still have too few replicas after their owners were sent what they lack; make
+        other hosts stand in for owners that cannot store theirs. Raises LoaderError.
 
         Args:
-            urgent: in place of silent owners as well.
+            urgent: replace silent owners too.
         """
         here = view.position[self._membership.node_uuid]
         page, answers = await self._compare(view, bucket, await self._held(bucket.name, names))
@@ -113,7 +113,7 @@ class CopyShortage:
     async def _stand_in(
         self, view: ClusterView, bucket: pb.MapBucket, page: Page, missing: Mapping[str, int]
     ) -> set[str]:
-        """Those that too few hosts have after all."""
+        """Copy objects to stand-ins; return those that still have too few replicas."""
         if not missing:
             return set()
         mine = dict(zip(page.names, page.states, strict=True))

@@ -1,8 +1,8 @@
-"""Mending of damaged copies, and the scrub that finds those that nobody reads.
+"""Repair of damaged replicas, and the scrub that finds damage in data that nobody reads.
 
-A copy that was found bad is asked of another holder, which reads it with its checksums compared, and is written over
-the damaged one under the same version. The drives are gone through once in a period, slowly. A node of its own, which
-has nobody to ask, finds and counts. Belongs to the node's event loop.
+A damaged replica is requested from another holder, which reads it with its checksums verified, and overwrites the
+damaged one under the same version. The drives are read completely once per period, at a low rate. A standalone node has
+no other holder; it only finds and counts damage. Belongs to the node's event loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from storage_node.store.scrub import DriveScrub, is_whole
 
 AGAIN = Backoff(0.5, 60.0)
 STEP_BYTES, STEP_S = 8 << 20, 0.25
-"""Of one step of the scrub, which reads no more than may be read in this time."""
+"""Limits of one scrub step. It reads no more than the scrub rate allows in `STEP_S`."""
 IDLE_S = 1.0
 _AT_ONCE = 64
 log = logging.getLogger(__name__)
@@ -44,20 +44,20 @@ class DamageRepair:
         self._peers = peers
         self._found = asyncio.Event()
         self._said: dict[tuple[bytes, str], Version] = {}
-        """What the log has of those that are still damaged: it may take a long time until there is a whole copy."""
+        """Damaged versions that were logged already. It may take a long time until an intact replica is found."""
         self._throttle = Throttle(node.config.scrub_bytes_per_s)
         self.scrubs: dict[Drive, DriveScrub] = {}
         self.scrubbed_bytes = 0
-        """Since the node began."""
+        """Bytes read since the node started."""
 
     # -- mending
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         loop = asyncio.get_running_loop()
 
         def found() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(self._found.set)
 
         self._damaged.on_found = found
@@ -79,7 +79,7 @@ class DamageRepair:
             in_vain = 0 if self._damaged.mended > before else in_vain + 1
 
     async def _mend(self, bucket_uuid: bytes, names: Mapping[str, Version]) -> None:
-        """Raises LoaderError."""
+        """Repair these names from other holders. Raises LoaderError."""
         left = await self._node.read(self._still_damaged, bucket_uuid, names)
         view = self._membership.view
         bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
@@ -102,7 +102,7 @@ class DamageRepair:
                     having.append(name)
                 elif state.version > names[name]:
                     newer[name] = state.version
-            if newer:  # it is fetched as what was missed
+            if newer:  # fetched like a missed write
                 self._store.replicas.stale.mark_names(bucket_uuid, newer)
             if having:
                 await self._fetch(view, bucket, node, having)
@@ -116,7 +116,8 @@ class DamageRepair:
             log.info("%d damaged copies cannot be had from %s for now: %s", len(names), endpoint, lost)
 
     def _still_damaged(self, bucket_uuid: bytes, names: Mapping[str, Version]) -> list[str]:
-        """Those that are; what was replaced, deleted or mended, or was whole all the time, is let go of."""
+        """Return the names that are still damaged; drop those that were replaced, deleted or repaired, or that read
+        intact."""
         left: list[str] = []
         for name, version in names.items():
             if self._damaged.version_of(bucket_uuid, name) != version:
@@ -134,7 +135,7 @@ class DamageRepair:
     # -- looking for it
 
     async def scrub(self) -> None:
-        """Until cancelled."""
+        """Read all drives at the scrub rate until cancelled."""
         step_bytes = max(1, min(STEP_BYTES, int(STEP_S * self._node.config.scrub_bytes_per_s)))
         try:
             while True:
@@ -162,7 +163,7 @@ class DamageRepair:
         return await self._node.read(scrub.step, most_bytes)
 
     def progress(self) -> wire.ScrubProgress:
-        """May be asked from any thread."""
+        """Return the state of scrub and repair. Thread-safe."""
         drives = [one.progress for one in list(self.scrubs.values())]
         return wire.ScrubProgress(
             damaged=len(self._damaged),

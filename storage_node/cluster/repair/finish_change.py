@@ -1,4 +1,4 @@
-"""Completion of a map change: once all nodes have found nothing to move under it, whoever sees that finishes it."""
+"""Completion of a map change: once all nodes have found nothing to move under it, whoever notices finishes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from storage_node.cluster.repair.plan import finish_changes
 from storage_node.cluster.replication.replica_stream import ReplicaLost
 
 RETRY = Backoff(0.5, 5.0)
-"""Between the passes of a node that has something to do."""
+"""Pause between the passes of a node that still has something to do."""
 CHANGE_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 async def _progress_of_others(
     view: ClusterView, membership: Membership, peers: RepairPeers
 ) -> Sequence[wire.ProgressResponse]:
-    """Of all others; one that does not answer acts by no map."""
+    """Return the progress of all other nodes; a node that does not answer counts as acting under no map."""
 
     async def ask(endpoint: str) -> wire.ProgressResponse:
         try:
@@ -38,18 +38,18 @@ async def _progress_of_others(
 
 
 async def all_act_by(view: ClusterView, membership: Membership, peers: RepairPeers) -> bool:
-    """Whether nothing comes to any node any more by an older map."""
+    """Return whether no node acts under an older map any more."""
     answers = await _progress_of_others(view, membership, peers)
     mine = membership.lease.version
     return mine == view.version and all(answer.map_version == view.version for answer in answers)
 
 
 async def finish(view: ClusterView, membership: Membership, peers: RepairPeers) -> None:
-    """If all nodes are clean under this map, nobody needs to join or leave any more."""
+    """Finish the change of the map if all nodes are clean under it."""
     answers = await _progress_of_others(view, membership, peers)
     if any(answer.clean_version != view.version or answer.map_version != view.version for answer in answers):
         return
-    await asyncio.sleep(RETRY.pause_s())  # all of them find out at the same time
+    await asyncio.sleep(RETRY.pause_s())  # all nodes notice at the same time
     if membership.view is not view:
         return
     try:

@@ -1,4 +1,4 @@
-"""RPC client of repair: its calls to the other nodes, each with a deadline. Belongs to the node's event loop."""
+"""RPC client of repair: calls to the other nodes, each with a deadline. Belongs to the node's event loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from storage_node.store.format import Version
 PAGE_NAMES = 1000
 SYNC_TIMEOUT_S = 60.0
 PUSH_TIMEOUT_S = 120.0
-"""For what one node asks another to send: it may wait for its turn there."""
+"""Time for a node to send what it was asked for, including its wait for a turn."""
 T = TypeVar("T")
 
 
@@ -29,7 +29,7 @@ class RepairPeers:
     def __init__(
         self, channels: Channels, hear: Callable[[Iterable[Version]], Awaitable[None]], clocks: PeerClocks
     ) -> None:
-        """`hear`: has the version clock go on above what nodes have said."""
+        """`hear` advances the version clock beyond the versions that nodes report."""
         self.channels = channels
         self._clocks = clocks
         self._hear = hear
@@ -42,10 +42,10 @@ class RepairPeers:
         *,
         make_lasting: bool = False,
     ) -> tuple[dict[int, Answer], set[int]]:
-        """What each of these nodes has of its names, without those that do not answer; and who answers by this map.
+        """Return the state of these names on each node that answers, and which of them answered under this map.
 
-        With `make_lasting` that is on their disks, or they do not answer. Only what these say of themselves is to be
-        relied on when a copy is taken away; see `map.lease`.
+        With `make_lasting`, nodes sync what they report to disk first, or do not answer. Only a node's report about
+        itself may justify removing a replica; see `map.lease`.
         """
         by_this_map: set[int] = set()
 
@@ -74,7 +74,7 @@ class RepairPeers:
     async def versions(
         self, endpoint: str, bucket: pb.MapBucket, start_after: str
     ) -> tuple[list[tuple[str, State]], bool]:
-        """A page of what the node has, and whether more follow. Raises ReplicaLost."""
+        """Return a page of the node's names, and whether more follow. Raises ReplicaLost."""
         request = wire.VersionsRequest(bucket=bucket_ref(bucket), start_after=start_after, limit=PAGE_NAMES)
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
@@ -84,21 +84,21 @@ class RepairPeers:
         return [(name, state) for name, state in found if state is not None], page.more
 
     async def push(self, endpoint: str, bucket: pb.MapBucket, names: Sequence[str], here: bytes) -> None:
-        """Have the node send these names to this one. Raises ReplicaLost."""
+        """Make the node send these names to this one. Raises ReplicaLost."""
         request = wire.PushRequest(bucket=bucket_ref(bucket), name=names, node_uuid=here)
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
             await stub.Push(request, timeout=PUSH_TIMEOUT_S)
 
     async def too_few(self, endpoint: str, bucket: pb.MapBucket | None = None, names: Sequence[str] = ()) -> None:
-        """Have the node make the missing copies of what it has of these, or of all that it has. Raises ReplicaLost."""
+        """Make the node create the missing replicas of these objects, or of all that it has. Raises ReplicaLost."""
         request = wire.TooFewRequest(bucket=bucket_ref(bucket) if bucket is not None else None, name=names)
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
             await stub.TooFew(request, timeout=REACH_TIMEOUT_S)
 
     async def returned(self, endpoint: str, here: bytes, own_endpoint: str) -> int:
-        """Tell the node that this one is back; the version of its map. Raises ReplicaLost."""
+        """Tell the node that this one is back; return the version of its map. Raises ReplicaLost."""
         request = wire.ReturnedRequest(node_uuid=here, endpoint=own_endpoint)
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
@@ -106,7 +106,7 @@ class RepairPeers:
         return answer.map_version
 
     async def progress(self, endpoint: str) -> wire.ProgressResponse:
-        """Raises ReplicaLost."""
+        """Return the repair progress of a node. Raises ReplicaLost."""
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
         with reporting(self.channels, endpoint):
             answer: wire.ProgressResponse = await stub.Progress(wire.ProgressRequest(), timeout=REACH_TIMEOUT_S)
@@ -117,7 +117,7 @@ class RepairPeers:
 
 
 async def reach(channels: Channels, endpoint: str) -> None:
-    """Make sure that a channel, which may be waiting before it connects again, works now. Raises ReplicaLost."""
+    """Make sure that a channel works now, even if it was waiting to reconnect. Raises ReplicaLost."""
     stub = ais_cluster_pb2_grpc.ClusterStub(channels.to(endpoint))
     with reporting(channels, endpoint):
         await stub.GetMap(pb.GetMapRequest(known_version=2**63), timeout=REACH_TIMEOUT_S, wait_for_ready=True)
@@ -125,7 +125,7 @@ async def reach(channels: Channels, endpoint: str) -> None:
 
 
 async def while_it_answers(call: Awaitable[T], channels: Channels, endpoint: str) -> T:
-    """The answer of a call that may take its time, given up when its node answers no other call either.
+    """Await a call that may take long; give up when its node answers no other call either.
 
     Raises ReplicaLost, and what the call raises.
     """

@@ -1,10 +1,10 @@
-"""Repair planning: what one node does to make copies equal, decided from versions alone. Pure functions, no I/O.
+"""Repair planning: the steps of one node towards equal replicas, decided from versions alone. Pure functions, no I/O.
 
-A node goes through what it has, page by page, and asks the other owners of each name what they have of it. What they
-lack or have older, it pushes; a copy that it keeps without owning it goes once all owners have it; a tombstone goes
-once its grace time is over and no node has anything older. So one node that works is enough to bring a copy back,
-whoever lost it, and a node that holds the last copy never lets go of it. Nothing goes on the word of a node that acts
-by another map; see `map.lease`.
+A node goes through its objects page by page and asks the other owners of each name for their versions. It pushes what
+they lack or have in an older version. A replica that it keeps without being an owner is dropped once all owners have
+the object. A tombstone is dropped once its grace time is over and no node has anything older. So one working node is
+enough to restore a replica, whoever lost it, and the node with the last replica never drops it. No step relies on a
+node that acts under another map; see `map.lease`.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ class State:
 
 
 UNKNOWN = State(Version(0, 0), False, -1)
-"""Of a node that answers, but whose drive does not."""
+"""The state on a node that answers while its drive does not."""
 Answer = Mapping[str, State | None]
-"""What a node has of each name that it was asked for; None: nothing. Names that are not in it: nobody knows."""
+"""A node's state of each name that it was asked for; None if it has no entry. Names that are missing are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of the names that this node has in a bucket, and who should have them."""
+    """Some of the names that this node has in a bucket, and their owners."""
 
     names: Sequence[str]
     states: Sequence[State]
     owners: Sequence[Sequence[int]]
     """Positions in the map, best first."""
     ripe: Sequence[bool]
-    """Tombstones whose grace time is over."""
+    """Whether each entry is a tombstone whose grace time is over."""
 
 
 @dataclass(slots=True)
 class Work:
-    """What a page asks for. Nodes are positions in the map."""
+    """The steps for one page. Nodes are positions in the map."""
 
     push: dict[int, list[str]] = field(default_factory=dict)
-    """To these nodes these names."""
+    """Names to send, by node."""
     drop: list[tuple[str, State]] = field(default_factory=list)
-    """What this node has no business to have, and all owners have."""
+    """Entries that this node does not own and all owners have."""
     forget: list[tuple[str, State]] = field(default_factory=list)
-    """Tombstones that nothing is left of to guard against."""
+    """Tombstones that nothing older remains for."""
     older_here: dict[str, tuple[int, State]] = field(default_factory=dict)
     """Names of which this node, an owner, has an older version than another owner."""
     unknown: int = 0
-    """Names of which a node that matters said nothing."""
+    """Number of names for which a relevant node gave no answer."""
 
     @property
     def is_clean(self) -> bool:
@@ -67,7 +67,8 @@ class Work:
 
     @property
     def nothing_moves(self) -> bool:
-        """As far as this node knows, what it has is where it belongs; it may not have the newest of what it owns."""
+        """Whether everything on this node is in its place, as far as it knows. It may still lack the newest version of
+        what it owns."""
         return not (self.push or self.drop or self.unknown)
 
 
@@ -82,7 +83,7 @@ def page_of(
 
 
 def questions(page: Page, here: int, nodes: int) -> dict[int, list[str]]:
-    """Which names each other node has to be asked for."""
+    """Return the names that each other node has to be asked for."""
     asked: dict[int, list[str]] = {}
     for name, owners, ripe in zip(page.names, page.owners, page.ripe, strict=True):
         for node in range(nodes) if ripe else owners:
@@ -92,10 +93,10 @@ def questions(page: Page, here: int, nodes: int) -> dict[int, list[str]]:
 
 
 def plan(page: Page, here: int, nodes: int, answers: Mapping[int, Answer], by_this_map: Collection[int]) -> Work:
-    """What to do, given what the nodes that answered have.
+    """Decide the steps for a page from the answers of the other nodes.
 
     Args:
-        by_this_map: those that answered by the map by which the page was made.
+        by_this_map: the nodes that answered under the map of the page.
     """
     work = Work()
     for name, mine, owners, ripe in zip(page.names, page.states, page.owners, page.ripe, strict=True):
@@ -119,7 +120,7 @@ def plan(page: Page, here: int, nodes: int, answers: Mapping[int, Answer], by_th
                     work.older_here[name] = node, theirs
         if not known:
             work.unknown += 1
-        for node in behind if newest else ():  # otherwise the one that has a newer one pushes that
+        for node in behind if newest else ():  # otherwise the node with the newer version pushes that
             work.push.setdefault(node, []).append(name)
         if here not in owners and complete and owners:
             work.drop.append((name, mine))
@@ -144,18 +145,18 @@ def _version(found: tuple[int, State] | None) -> Version:
 
 
 def _nothing_older(mine: State, others: Iterable[State | None]) -> bool:
-    """Whether every other node has said that it has no object that the tombstone guards against."""
+    """Return whether every other node has reported no version older than the tombstone."""
     return all(theirs is None or (theirs is not UNKNOWN and theirs.version >= mine.version) for theirs in others)
 
 
 @dataclass(slots=True)
 class Comparison:
-    """What one page of a peer's listing means for this node."""
+    """The consequences of one page of a peer's listing for this node."""
 
     fetch: dict[str, State] = field(default_factory=dict)
-    """Objects that this node lacks or has older."""
+    """Objects that this node lacks or has in an older version."""
     tombstones: dict[str, State] = field(default_factory=dict)
-    """Tombstones likewise."""
+    """The same for tombstones."""
 
 
 def compare(
@@ -177,7 +178,7 @@ def compare(
 
 
 def owners_of(view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> list[list[int]]:
-    """Positions in the map of the owners of each name, best first."""
+    """Return the positions in the map of the owners of each name, best first."""
     found: list[list[int]] = view.placement.owners(object_hashes(bucket.uuid, names), bucket.copies).tolist()
     return found
 
@@ -188,13 +189,13 @@ def owned_by(view: ClusterView, bucket: pb.MapBucket, names: Sequence[str], here
 
 
 def finish_changes(version: int) -> Edit:
-    """All nodes have gone through what they have under this version of the map, and found nothing to move."""
+    """Finish the change of the map: under this version, no node has found anything left to move."""
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         if map_ is None:
             raise ValueError("the nodes of this node's cluster belong to none")
         if map_.version != version:
-            return map_  # another change came first: what was clean may not be any more
+            return map_  # another change came first and may require moves
         left = [node for node in map_.node if node.state == pb.MapNode.LEAVING]
         for node in left:
             take_out(map_, node)
@@ -208,9 +209,9 @@ def finish_changes(version: int) -> Edit:
 
 
 def same_owners(before: ClusterView, after: ClusterView) -> bool:
-    """Whether every object and snapshot that there was by the one map has the owners that it had, and no others.
+    """Return whether every object and snapshot has the same owners under both maps.
 
-    A bucket that is new had no objects before: what it has was put to its owners.
+    A new bucket had no objects before, and what it has now was put to its owners.
     """
     if before.is_changing or after.is_changing or list(before.map.node) != list(after.map.node):
         return False
@@ -219,7 +220,7 @@ def same_owners(before: ClusterView, after: ClusterView) -> bool:
 
 
 def batches(names: Sequence[str], sizes: Sequence[int], *, most_names: int, most_bytes: int) -> list[list[int]]:
-    """Positions in groups that are sent together; one that is too large is a group of its own."""
+    """Group positions to be sent together; an item that is too large forms a group of its own."""
     groups: list[list[int]] = []
     held_bytes = 0
     for at, size in enumerate(sizes):

@@ -1,14 +1,14 @@
-"""Catch-up of a returning node: it finds out what it missed before it answers reads of replicated objects.
+"""Catch-up of a returning node: it finds out what it missed before it serves reads of replicated objects.
 
-First it tells every other node that it is back, and from then on it takes part in their writes, or is told of those
-that it takes no part in. Then it goes through what the others have. What it has older, or not at all, counts as stale,
-name by name, until the newer version has arrived; all the rest is served as soon as the comparison is done. Other
-nodes' silence holds it up for `reconcile_patience_s` at most: after that it serves what it has, and says so.
+First the node tells every other node that it is back. From then on it takes part in their writes, or is told of those
+in which it does not. Then it compares its objects with those of the others. What it has in an older version, or lacks,
+counts as stale, name by name, until the newer version has arrived. Everything else is served as soon as the comparison
+is done. Silent nodes delay it by at most `reconcile_patience_s`; after that it serves what it has, and reports that.
 
-A node that has given a drive up serves what it has on the others, and finds out what it lacks in the same way. Silence
-of other nodes only means that it goes on finding out.
+A node that has given up a drive serves what is on the others and finds out what it lacks in the same way. Silent nodes
+then only make it continue to compare.
 
-Belongs to the node's event loop.
+If the node dies meanwhile, it starts over: nothing of the comparison is stored. Belongs to the node's event loop.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from storage_node.store.stale_replicas import StaleName
 BACKOFF, RETRY = Backoff(0.1, 1.0, jitter=0), Backoff(0.1, 5.0, jitter=0)
 RESOLVE_INTERVAL_S = 0.25
 MAX_MISSING = 100_000
-"""Names that this node lacks and remembers as such. While there are more, whatever it lacks in that bucket counts as
-stale, and it compares again when it has those."""
+"""Most names that are remembered as missing. Beyond that, everything the node lacks in the bucket counts as stale, and
+it compares again once it has those."""
 _HIGHEST = Version(2**32, 0)
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Reconciler:
         counts: RepairMetrics,
         endpoint: Callable[[], str],
     ) -> None:
-        """`endpoint`: host:port of this node as others reach it; empty when that is not known."""
+        """`endpoint` returns host:port of this node as others reach it; empty if unknown."""
         self._node = node
         self._store = node.store
         self._membership = membership
@@ -60,18 +60,19 @@ class Reconciler:
         self._missing = 0
         self._asked = 0
         self._filled: set[bytes] = set()
-        """Nodes whose objects have been compared, since a drive was given up, with what is left here."""
+        """Nodes compared since a drive was given up."""
         self._retry_s, self._failures = 0.0, 0
 
     def mark_everything(self) -> None:
-        """Of what has several copies. Also while a comparison is under way: it has to be made anew."""
+        """Mark all replicated buckets as stale. A comparison in progress has to start over."""
         self._asked += 1
         view = self._membership.view
         if view is not None and len(view.nodes) > 1:
             self._store.replicas.stale.mark_buckets(bucket.uuid for bucket in copied_buckets(view))
 
     def mark_gaps(self) -> None:
-        """What this node lacks it may have lost with a drive. To be called before that and, again, afterwards."""
+        """Mark everything that this node lacks as stale, since it may have been on a lost drive. Call it before the
+        drive is given up and again afterwards."""
         self._asked += 1
         self._filled.clear()
         view = self._membership.view
@@ -79,7 +80,7 @@ class Reconciler:
             self._store.replicas.stale.mark_gaps(bucket.uuid for bucket in copied_buckets(view))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             if self._store.replicas.stale.buckets():
                 await self._return()
@@ -95,7 +96,7 @@ class Reconciler:
     # -- coming back
 
     async def _return(self) -> None:
-        """Compare this node with all others; afterwards no bucket counts as stale as a whole."""
+        """Compare this node with all others. Afterwards, no bucket counts as stale as a whole."""
         began_s, asked = time.monotonic(), self._asked
         deadline_s = began_s + self._node.config.reconcile_patience_s
         view, silent = await self._announce(deadline_s)
@@ -131,13 +132,13 @@ class Reconciler:
             self._store.replicas.stale.trust_bucket(bucket_uuid)
 
     async def _announce(self, deadline_s: float) -> tuple[ClusterView | None, list[str]]:
-        """Tell the others; the map by which to compare, and who was silent until the end of the time."""
+        """Tell the other nodes; return the map to compare by, and the nodes that stayed silent until the deadline."""
         failures = 0
         told: dict[bytes, int] = {}
         while True:
             view = self._membership.view
             if view is None or self._membership.position is None:
-                return None, []  # taken out of the map: nobody should read here, and nobody is to be compared with
+                return None, []  # removed from the map: there is nothing to compare
             silent: list[str] = []
             for node in self._others(view):
                 if node.uuid not in told:
@@ -155,9 +156,9 @@ class Reconciler:
             failures += 1
 
     async def _fill_gaps(self) -> None:
-        """Compare with the next node what this one lacks. Names are fetched between one node and the next.
+        """Compare with the next node what this one lacks. Missing names are fetched between two nodes.
 
-        When all have had their turn, nothing that is lacking counts as stale but the names that are known by then.
+        After the last node, only the names found to be missing count as stale.
         """
         view, asked = self._membership.view, self._asked
         here = self._membership.position
@@ -193,13 +194,13 @@ class Reconciler:
         try:
             await self._compare(view, bucket, endpoint)
         except BucketNotFound:
-            return  # deleted meanwhile
+            return  # deleted in the meantime
         except ReplicaLost as lost:
             if not isinstance(lost.refusal, BucketNotFound):
-                raise  # otherwise it has nothing of this bucket
+                raise  # otherwise it has no objects of this bucket
 
     async def _compare(self, view: ClusterView, bucket: pb.MapBucket, endpoint: str) -> None:
-        """Learn which names the node has newer. Raises ReplicaLost, LoaderError."""
+        """Find the names that the node has in newer versions. Raises ReplicaLost, LoaderError."""
         here = view.position[self._membership.node_uuid]
         joining = view.nodes[here].state == pb.MapNode.JOINING
         after, more = "", True
@@ -218,7 +219,7 @@ class Reconciler:
             for name, state in found.fetch.items():
                 if mine[name] is None:
                     if joining:
-                        continue  # repair brings it
+                        continue  # repair pushes it
                     if self._missing >= MAX_MISSING:
                         self._filled.clear()
                         self._store.replicas.stale.mark_gaps([bucket.uuid])
@@ -245,7 +246,7 @@ class Reconciler:
     # -- fetching
 
     async def resolve(self) -> None:
-        """Bring stale names up to date, as far as that is possible now. Raises LoaderError."""
+        """Fetch newer versions of stale names, as far as possible now. Raises LoaderError."""
         view = self._membership.view
         if view is None:
             return
@@ -262,11 +263,11 @@ class Reconciler:
 
     async def _resolve(self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> None:
         found = await self._node.read(self._still_older, bucket, names)
-        left = {name: mine for name, mine in found.items() if mine is not UNKNOWN}  # nothing can be put on its drive
+        left = {name: mine for name, mine in found.items() if mine is not UNKNOWN}  # its drive accepts no writes
         here = self._membership.position
         owned = await self._node.read(owned_by, view, bucket, names, here) if here is not None else set()
         for name in [name for name, mine in left.items() if name not in owned]:
-            # It belongs to others by now: a pass drops the old copy when they have the new one.
+            # The name belongs to other nodes by now; a repair pass drops this replica once they have the new one.
             if left[name] is None:
                 self._store.replicas.stale.trust_name(bucket.uuid, name, _HIGHEST)
                 del left[name]
@@ -293,7 +294,7 @@ class Reconciler:
                 log.info("newer versions of %d names cannot be fetched for now: %s", len(wanted), lost)
 
     def _give_up(self, bucket: pb.MapBucket, name: str, stale: StaleName) -> None:
-        """No node has what was announced."""
+        """Stop treating a name as stale if no node has the announced version."""
         if time.monotonic() - stale.since_s > nonparticipants.GIVEN_UP_S:
             self._store.replicas.stale.trust_name(bucket.uuid, name, stale.version)
 
@@ -307,7 +308,7 @@ class Reconciler:
             self._counts.bytes_fetched += sum(sizes[at] for at in group if names[at] not in left)
 
     def _still_older(self, bucket: pb.MapBucket, names: Sequence[str]) -> dict[str, State | None]:
-        """What this node has of those names that are still stale; the others are not any more."""
+        """Return this node's state of the names that are still stale, and mark the others as up to date."""
         left: dict[str, State | None] = {}
         for name, state in self._states(bucket.name, names).items():
             wanted = self._store.replicas.stale.wanted(bucket.uuid, name)

@@ -1,8 +1,16 @@
-"""Anti-entropy loop: each node brings what it has to where the map wants it: copies, moved objects, tombstones.
+"""Anti-entropy loop: each node moves its objects to where the map wants them.
 
-A pass goes through all names on this node's drives and compares them with what their other owners have; see
-`plan` for what follows. Nothing is remembered but on the drives: a node that starts begins a new pass. When the
-map is changing and all nodes have found nothing to do under it, whoever sees that finishes the change.
+A pass goes through all names on this node's drives, page by page, and compares them with the versions of their other
+owners. `plan` decides the steps: push what another owner lacks, drop what all owners have and this node does not own,
+forget tombstones that guard against nothing. Nothing is remembered except on the drives, so a node that dies in a pass
+simply starts a new one.
+
+Three rules make removal safe. Every page is re-checked before anything is removed: owners sync the object first (a
+power failure might undo their commit), and all nodes are asked again about tombstones (a replica in transit may escape
+a single look). The map must still be the one by which the removal was decided (`map.lease`). And an object that is
+being sent elsewhere is not removed here meanwhile (`Transfers.let_go`).
+
+When the map is changing and all nodes have found nothing to do under it, whoever notices finishes the change.
 
 Belongs to the node's event loop.
 """
@@ -51,16 +59,16 @@ from storage_node.store.format import CatalogEntry, Version
 from storage_node.tasks import keep_going
 
 SETTLE_S = 0.25
-"""Copies that differ may be those of a write that is just being committed: looked at again after this time."""
+"""Replicas that differ may belong to a write that is being committed; they are checked again after this time."""
 _FEW = 64
-"""So many differences in a page may be that; more are pushed at once."""
+"""Up to this many differences in a page are re-checked; more are pushed at once."""
 POLL_S = 0.1
 RETURN_S = 2.0
 AWAKE_S = REACH_TIMEOUT_S - 0.5
-"""Others write without a node that keeps silent for REACH_TIMEOUT_S."""
+"""Other nodes write without a node that is silent for `REACH_TIMEOUT_S`."""
 _TAKEN_AT_ONCE = 64
 _MOST_BYTES_BETWEEN_CHECKS = 64 << 20
-"""Of what is pushed before the map is looked at again."""
+"""Most bytes pushed before the map is checked again."""
 log = logging.getLogger(__name__)
 
 
@@ -78,7 +86,7 @@ class Repair:
         self._writes = writes
         self._endpoint = endpoint
         self.metrics = RepairMetrics()
-        channels = Channels(node.caller)  # writes do not wait behind what is moved
+        channels = Channels(node.caller)  # separate from those of writes, which must not wait behind transfers
         self._peers = RepairPeers(channels, self._hear, node.peer_clocks)
         self.transfers = Transfers(node, channels, self.metrics)
         self.unsure = UnsureCopies(
@@ -93,7 +101,7 @@ class Repair:
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._asked = False
-        """Whether a pass is to be made whatever the map is."""
+        """Whether to run a pass regardless of the map."""
         self._of_pass: ClusterView | None = None
         """The map of the last pass."""
         self._in_place: ClusterView | None = None
@@ -104,17 +112,17 @@ class Repair:
         self._leases.compare = self._reconciler.mark_everything
         self._store.replicas.map_version = lambda: view.version if (view := membership.view) is not None else 0
         self.retained_in_place: Callable[[ClusterView], Awaitable[bool]] = _nothing_retained
-        """The part of a pass that goes through what is retained for snapshots, see `snapshot_repair`."""
+        """The part of a pass that covers versions retained for snapshots; see `snapshots.repair`."""
 
     def _owns(self, bucket_uuid: bytes, name: str) -> bool:
-        """By the newest map; a former owner may not have been told of all that came after, nor a new one of what came
-        before."""
+        """Return whether this node surely knows the newest version, by the newest map. A former owner may not have been
+        told of later writes, nor a new owner of earlier ones."""
         view, position = self._membership.view, self._membership.position
         bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
         return view is None or bucket is None or position in view.sure_owners(bucket, name)
 
     def prepare(self) -> None:
-        """Before anything is served."""
+        """Mark everything as unconfirmed; called before anything is served."""
         self._reconciler.mark_everything()
         self._leases.guard()
 
@@ -138,36 +146,37 @@ class Repair:
         await self._peers.close()
 
     def wake(self) -> None:
-        """Begin the next pass now."""
+        """Start the next pass now."""
         self._asked = True
         self._wake.set()
 
     def compare_again(self) -> None:
-        """A drive comes back: copies on it may be old. To be called before and after that."""
+        """Compare all objects with other nodes: a drive has come back, and its replicas may be old. Call it before and
+        after that."""
         self._reconciler.mark_everything()
         self.metrics.clean_version = 0
 
     def refill(self) -> None:
-        """A drive is given up: what was on it has to come from other nodes. To be called before and after that."""
+        """Find out what was on a drive that is given up. Call it before and after that."""
         self._reconciler.mark_gaps()
         self.metrics.clean_version = 0
 
     async def drive_lost(self) -> None:
-        """What is on a drive of this node cannot be read any more: others have the only copies that are left."""
+        """Tell other nodes that a drive of this node cannot be read, so that they may have the only replicas left."""
         view = self._membership.view
         others = [] if view is None else [one for one in view.nodes if one.uuid != self._membership.node_uuid]
-        # Of those that cannot be told, the next pass will see.
+        # Nodes that cannot be told find out in their next pass.
         await asyncio.gather(*(self._peers.too_few(one.peer_endpoint) for one in others), return_exceptions=True)
 
     async def progress_of(self, endpoint: str) -> wire.ProgressResponse:
-        """Raises ReplicaLost."""
+        """Return the repair progress of another node. Raises ReplicaLost."""
         return await self._peers.progress(endpoint)
 
     async def _look(self) -> None:
-        """The one look at all that other threads may change, so that an idle node is not woken for each.
+        """Poll everything that other threads may change, in one place, so that an idle node is not woken for each.
 
-        Where there are no leases, a process that was stopped for so long that others may have written without it has
-        been away.
+        Without leases, this also detects that the process was suspended for so long that others may have written
+        without it.
         """
         while True:
             if not self._leases.stay_awake(AWAKE_S):
@@ -214,7 +223,7 @@ class Repair:
             await self._wait(due_s - time.monotonic())
 
     def _is_in_place_by(self, view: ClusterView) -> bool:
-        """Whether what the last pass has found is true by this map as well.
+        """Return whether the result of the last pass holds under this map too.
 
         Buckets and jobs come and go all the time, and a pass goes through all objects.
         """
@@ -228,7 +237,7 @@ class Repair:
         return counts.objects_pushed, counts.tombstones_pushed, counts.copies_dropped
 
     async def _wait(self, wait_s: float) -> None:
-        """Until the time is over, the map is another one, or somebody has called `wake`."""
+        """Wait until the time is over, the map changes, or `wake` is called."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._wake.wait()
@@ -236,9 +245,8 @@ class Repair:
     async def _pass(self, view: ClusterView) -> tuple[bool, bool]:
         """Go through everything on this node's drives. Raises LoaderError.
 
-        Returns whether there was nothing to do, and whether this node need not keep a change of the map from being
-        finished. Clients that go on writing must not keep it from that: another owner may always have something newer
-        of what this node owns, or have told it so.
+        Returns whether there was nothing to do, and whether this node allows a change of the map to finish. Ongoing
+        writes must not prevent that: another owner may always have a newer version of an object that this node owns.
         """
         counted = not view.is_changing or await all_act_by(view, self._membership, self._peers)
         in_place, record, drives = self._all_in_place(), self._store.record.current, self._store.drives
@@ -250,7 +258,7 @@ class Repair:
             after = ""
             while drive is not None and (held := await self._node.read(_held, drive, bucket.uuid, after)):
                 if self._membership.view is not view:
-                    return False, False  # another map, another pass
+                    return False, False  # a new map requires a new pass
                 after = held[-1][0]
                 try:
                     work = await self._mend(view, bucket, held)
@@ -270,11 +278,12 @@ class Repair:
         return clean and in_place, counted
 
     def _all_in_place(self) -> bool:
-        """Whether going through all drives, one by one, comes past all objects: none is away, none moves."""
+        """Return whether a scan of all drives finds every object: no drive is missing, and nothing moves between
+        drives."""
         return all(drive is not None for drive in self._store.drives) and not self._store.pool.moving
 
     async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]]) -> Work:
-        """Do what one page asks for; what that was."""
+        """Carry out the steps for one page, and return them."""
         page, answers, work = await self._plan(view, bucket, held)
         sizes = {name: state.size_bytes for name, state in zip(page.names, page.states, strict=True)}
         differing = {*itertools.chain.from_iterable(work.push.values()), *work.older_here}
@@ -305,7 +314,8 @@ class Repair:
     async def _surely_there(
         self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], work: Work
     ) -> Work:
-        """Without copies to drop that an owner might lose with its power: it is asked to sync first, and then again."""
+        """Remove objects from `work.drop` that an owner might lose in a power failure. The owners sync first, and are
+        then asked again."""
         if work.drop:
             names = {name for name, _ in work.drop}
             *_, again = await self._plan(view, bucket, [one for one in held if one[0] in names], make_lasting=True)
@@ -316,10 +326,10 @@ class Repair:
     async def _surely_forgotten(
         self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], work: Work
     ) -> Work:
-        """Without tombstones that something was left for when all nodes were asked once more.
+        """Remove tombstones from `work.forget` for which a second query of all nodes finds an older replica.
 
-        An old copy on its way from one node to another may escape those who ask both at the same time: it comes where
-        they have looked, and goes where they look next.
+        A replica in transit may escape a single query: it arrives where the query has already been, and leaves where it
+        has not.
         """
         if work.forget:
             names = {name for name, _ in work.forget}
@@ -387,13 +397,13 @@ class Repair:
         try:
             for group in groups:
                 if self._membership.view is not view:
-                    return  # they may belong elsewhere
+                    return  # the new map may place them elsewhere
                 await self.transfers.push(view.nodes[node].peer_endpoint, bucket, [names[at] for at in group])
         except (ReplicaLost, LoaderError) as error:
             log.info("%d names cannot be copied to %s for now: %s", len(names), view.nodes[node].peer_endpoint, error)
 
     def _mark_older(self, bucket: pb.MapBucket, names: Mapping[str, State]) -> None:
-        """Another owner has these newer: not to be read here until they have come."""
+        """Mark names as stale that another owner has in a newer version; they are not served until that has arrived."""
         mine = dict(self._records(bucket.name, list(names)))
         self._store.replicas.stale.mark_names(
             bucket.uuid,
@@ -405,7 +415,7 @@ class Repair:
         )
 
     async def _take_away(self, view: ClusterView, bucket: pb.MapBucket, work: Work) -> None:
-        """Only while the map is the one by which that was decided, and without holding up a new one for long."""
+        """Remove entries while the map is the one that decided it, in small steps so that a new map is not delayed."""
         lease = self._membership.lease
         steps = [*((self._drop, *one) for one in work.drop), *((self._forget, *one) for one in work.forget)]
         for part in chunks(steps, _TAKEN_AT_ONCE):
@@ -414,7 +424,7 @@ class Repair:
             free = self.transfers.let_go(bucket, [name for _, name, _ in part])
             try:
                 await self._node.read(self._do, bucket, [one for one in part if one[1] in free])
-            finally:  # cancelled or not, by now nothing is running
+            finally:  # the step has ended, even if this task was cancelled
                 self.transfers.gone(bucket, free)
                 lease.end(view.version)
 
@@ -427,7 +437,7 @@ class Repair:
         if state.is_tombstone:
             self._store.replicas.forget_tombstone(bucket, name, state.version)
         else:
-            self._store.replicas.let_go_s = time.monotonic()  # before, for who looks meanwhile
+            self._store.replicas.let_go_s = time.monotonic()  # also set before, for concurrent readers
             self._store.delete(bucket, name, state.version)
             self._store.replicas.let_go_s = time.monotonic()
         self.metrics.copies_dropped += 1
@@ -438,7 +448,8 @@ class Repair:
     # -- what other nodes ask
 
     async def missed(self, request: wire.MissedRequest) -> wire.MissedResponse:
-        """Others are about to commit these without this node. Raises BucketNotFound, InvalidRequest."""
+        """Process an announcement that others are about to commit these versions without this node. Raises
+        BucketNotFound, InvalidRequest."""
         replica.require_bucket(self._store, request.bucket.name, request.bucket.uuid)
         if len(request.name) != len(request.version):
             raise InvalidRequest(f"{len(request.version)} versions of {len(request.name)} names")
@@ -448,11 +459,11 @@ class Repair:
         return wire.MissedResponse(map_version=self._membership.view.version if self._membership.view else 0)
 
     def renew_lease(self, request: wire.RenewLeaseRequest) -> wire.RenewLeaseResponse:
-        """Another node asks to be read from for a while."""
+        """Grant a read lease to another node, if it is entitled to one."""
         return self._leases.renew(request)
 
     async def relay(self, request: wire.RelayRequest) -> wire.RelayResponse:
-        """Another node cannot tell one of writes. Raises BucketNotFound, InvalidRequest."""
+        """Relay writes to a node that the caller cannot reach. Raises BucketNotFound, InvalidRequest."""
         if len(request.missed.name) != len(request.missed.version):
             raise InvalidRequest(f"{len(request.missed.version)} versions of {len(request.missed.name)} names")
         view, bucket = self._membership.view, request.missed.bucket
@@ -472,7 +483,7 @@ class Repair:
         )
 
     async def returned(self, request: wire.ReturnedRequest) -> wire.ReturnedResponse:
-        """Take the node on again as one that can be written to. Raises ReplicaLost."""
+        """Treat a returned node as available for writes again. Raises ReplicaLost."""
         view = self._membership.view
         at = view.position.get(request.node_uuid) if view is not None else None
         if view is None or at is None:
@@ -484,14 +495,14 @@ class Repair:
         await reach(self._peers.channels, endpoint)
         self._writes.invalidations.returned(endpoint)
         await self._leases.returned(request.node_uuid)
-        # Those that begin to commit from now on find the node there; the others are done when it begins to compare.
+        # Writes that begin to commit from now on reach the node. The others end before it starts to compare.
         await self._writes.settle()
-        # Others have stood in for it: what they have goes where it belongs, after it has fetched what it needs first.
+        # Stand-ins send their replicas to the node after it has fetched what it needs first.
         asyncio.get_running_loop().call_later(RETURN_S, self.wake)
         return wire.ReturnedResponse(map_version=view.version)
 
     async def push(self, request: wire.PushRequest) -> wire.PushResponse:
-        """Send what the caller asks for. Raises ReplicaLost, LoaderError."""
+        """Send the objects that the caller requests. Raises ReplicaLost, LoaderError."""
         await self._node.read(replica.require_bucket, self._store, request.bucket.name, request.bucket.uuid)
         view = self._membership.view
         at = view.position.get(request.node_uuid) if view is not None else None
@@ -502,7 +513,7 @@ class Repair:
         return wire.PushResponse(objects=done)
 
     def too_few(self, request: wire.TooFewRequest) -> wire.TooFewResponse:
-        """Another node knows of objects that have too few copies, one of them here."""
+        """Accept a report of objects with too few replicas, one of which is here."""
         if request.HasField("bucket"):
             self.shortage.short.note(request.bucket.uuid, request.name)
         else:
@@ -510,24 +521,24 @@ class Repair:
         return wire.TooFewResponse()
 
     async def _left_short(self, view: ClusterView, node: int, bucket: pb.MapBucket, names: Sequence[str]) -> None:
-        """A write that this node coordinated left these with too few copies, one of them on `node`."""
+        """Handle objects that a write of this node left with too few replicas, one of them on `node`."""
         self.metrics.short_writes += len(names)
         if view.nodes[node].uuid == self._membership.node_uuid:
             self.shortage.short.note(bucket.uuid, names)
             return
-        with contextlib.suppress(ReplicaLost):  # its own next pass will see
+        with contextlib.suppress(ReplicaLost):  # its own next pass finds them
             await self._peers.too_few(view.nodes[node].peer_endpoint, bucket, names)
 
     def short_objects(self) -> dict[str, int]:
-        """Objects with too few copies, as far as this node looks after them, of each bucket. From any thread."""
+        """Return the number of objects with too few replicas per bucket, on this node's count. Thread-safe."""
         view, counts = self._membership.view, self.shortage.short.counts()
         return {} if view is None else {name: counts.get(bucket.uuid, 0) for name, bucket in view.buckets.items()}
 
     async def _hear(self, versions: Iterable[Version]) -> None:
-        """Have the version clock go on above these."""
+        """Advance the version clock beyond these versions."""
         highest = max((version.counter for version in versions), default=0)
         if highest > self._store.replicas.clock:
-            with contextlib.suppress(LoaderError):  # as long as the node runs it has heard of it all the same
+            with contextlib.suppress(LoaderError):  # kept in memory while the node runs
                 await self._node.read(self._store.replicas.hear, highest)
 
     def progress(self) -> wire.ProgressResponse:

@@ -1,10 +1,10 @@
-"""Copy shortage: objects that have fewer copies than their bucket asks for, and the nodes that can stand in for owners.
+"""Copy shortage: objects with fewer replicas than their bucket requires, and the nodes that can stand in for owners.
 
-An owner that is full, or whose drive fails, cannot take its copy. Another host, the next one in rendezvous order, keeps
-it meanwhile; a pass of repair there sends it home once the owner takes it. Every object is counted by one node: the
-best of its owners that has it, or whoever stands in where none does.
+An owner that is full, or whose drive fails, cannot store its replica. The next host in rendezvous order stores it
+meanwhile, and its repair pass sends it to the owner once that accepts it. Each object is counted by one node: the best
+owner that has it, or the stand-in if no owner does.
 
-Decisions are pure; the register of what is short belongs to the node's event loop.
+Decisions are pure. The register of short objects belongs to the node's event loop.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, Page, State
 
 MAX_NAMES = 100_000
-"""Of all buckets, that are kept by name. What goes beyond is found again by the next pass."""
+"""Most names kept over all buckets. The next pass finds the rest again."""
 
 
 def shortages(page: Page, here: int, answers: Mapping[int, Answer]) -> dict[str, int]:
-    """How many owners are not known to have each object, of those objects that this node looks after."""
+    """Return how many owners are not known to have each object, for the objects that this node is responsible for."""
     found: dict[str, int] = {}
     for name, mine, owners in zip(page.names, page.states, page.owners, strict=True):
         known = {node: answers.get(node, {}).get(name, UNKNOWN) for node in owners if node != here}
         if mine.is_tombstone or any(state is not None and state.version > mine.version for state in known.values()):
-            continue  # whoever has the newer one looks after it
+            continue  # the node with the newer version is responsible
         having = [node for node in owners if node == here or has(known[node], mine)]
         if here not in owners:
             having.append(here)
@@ -35,8 +35,8 @@ def shortages(page: Page, here: int, answers: Mapping[int, Answer]) -> dict[str,
 
 
 def may_be_replaced(page: Page, here: int, answers: Mapping[int, Answer], short: Iterable[str]) -> set[str]:
-    """Those of these names that an owner lacks who answers: it is full, or its drive fails. One that is silent may be
-    back in a moment, with its copy."""
+    """Return those of these names that an answering owner lacks, because it is full or its drive fails. A silent owner
+    may be back in a moment, with its replica."""
     rows = {name: at for at, name in enumerate(page.names)}
     found: set[str] = set()
     for name in short:
@@ -48,16 +48,16 @@ def may_be_replaced(page: Page, here: int, answers: Mapping[int, Answer], short:
 
 
 def has(theirs: State | None, mine: State) -> bool:
-    """Whether another node has what this one has, or something newer."""
+    """Return whether another node has this node's version or a newer one."""
     return theirs is not None and theirs.version >= mine.version
 
 
 class StandIns:
-    """Who is to be asked next to keep copies that owners cannot, round by round.
+    """Chooses, round by round, the nodes that store replicas in place of owners.
 
     Args:
-        missing: how many copies each name lacks.
-        rankings: of each name one node of each host beyond its owners, best first.
+        missing: the number of replicas that each name lacks.
+        rankings: for each name, one node per host beyond its owners, best first.
     """
 
     def __init__(self, missing: Mapping[str, int], rankings: Mapping[str, Sequence[int]], here: int) -> None:
@@ -65,7 +65,7 @@ class StandIns:
         self._left = {name: [node for node in ranking if node != here] for name, ranking in rankings.items()}
 
     def next_nodes(self) -> dict[int, list[str]]:
-        """By node, what it is to be asked for now; empty at the end."""
+        """Return the names to request next, by node; empty at the end."""
         asked: dict[int, list[str]] = {}
         for name, missing in self.missing.items():
             for node in self._left[name][:missing]:
@@ -74,7 +74,7 @@ class StandIns:
         return asked
 
     def have(self, names: Iterable[str]) -> None:
-        """A node that was asked has these."""
+        """Record that a requested node has these names."""
         for name in names:
             self.missing[name] -= 1
             if not self.missing[name]:
@@ -82,17 +82,17 @@ class StandIns:
 
 
 class ShortObjects:
-    """Objects of this node that are known to have too few copies, by bucket uuid."""
+    """Objects of this node that are known to have too few replicas, by bucket uuid."""
 
     def __init__(self) -> None:
         self._urgent: dict[bytes, dict[str, None]] = {}
         self._waiting: Counter[bytes] = Counter()
         self._counting: Counter[bytes] = Counter()
         self.noted = asyncio.Event()
-        """Set when there is something to mend that was not there before."""
+        """Set when an object is added."""
 
     def note(self, bucket_uuid: bytes, names: Iterable[str]) -> None:
-        """To be mended at once, and until it is."""
+        """Add objects that are to be repaired at once, with retries."""
         known = self._urgent.setdefault(bucket_uuid, {})
         room = MAX_NAMES - sum(map(len, self._urgent.values()))
         for name in names:
@@ -104,7 +104,7 @@ class ShortObjects:
             del self._urgent[bucket_uuid]
 
     def mended(self, bucket_uuid: bytes, names: Iterable[str]) -> None:
-        """They have all their copies, are gone, or another node looks after them."""
+        """Remove objects that have all replicas, were deleted, or belong to another node's responsibility."""
         known = self._urgent.get(bucket_uuid)
         if known is not None:
             for name in names:
@@ -113,7 +113,7 @@ class ShortObjects:
                 del self._urgent[bucket_uuid]
 
     def count(self, bucket_uuid: bytes, names: Iterable[str]) -> None:
-        """A pass has found these, which wait for a silent owner."""
+        """Count objects that the current pass found waiting for a silent owner."""
         urgent = self._urgent.get(bucket_uuid, {})
         self._counting[bucket_uuid] += sum(name not in urgent for name in names)
 
@@ -127,7 +127,7 @@ class ShortObjects:
         return {bucket_uuid: list(names) for bucket_uuid, names in self._urgent.items()}
 
     def counts(self) -> dict[bytes, int]:
-        """Objects by bucket, without buckets that have none. May be asked from any thread."""
+        """Return the number of objects by bucket, without buckets that have none. Thread-safe."""
         found = Counter({bucket_uuid: len(names) for bucket_uuid, names in list(self._urgent.items())})
         found.update(self._waiting)
         return {bucket_uuid: count for bucket_uuid, count in found.items() if count}

@@ -1,7 +1,8 @@
-"""Source reader with failover: objects read to write others from them, from this node's drives or from any replica.
+"""Source reader with failover: reads objects from which others are written, from this node's drives or from any
+replica.
 
-What is read has been compared with its stored checksums by the node that has it. One version is read throughout: where
-a node fails, or its copy is damaged, the next holder goes on from the last byte. Belongs to the node's event loop.
+The node that has the object verifies its checksums. One version is read throughout: if a node fails, or its replica is
+damaged, the next holder continues at the last byte. Belongs to the node's event loop.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from storage_node.store.read.object_reader import ObjectReader, open_object
 
 
 class Stream(Protocol):
-    """A range of an object from one node."""
+    """A range of an object on one node."""
 
     info: pb.ObjectInfo
     length: int
@@ -110,7 +111,7 @@ class RemoteStream:
 
 
 class Source:
-    """One range on its way in. Close it."""
+    """One range that is being read. Close it afterwards."""
 
     def __init__(self, wanted: wire.ComposeRange, streams: Iterator[Stream]) -> None:
         self._label = f"{wanted.bucket}/{wanted.name}"
@@ -130,10 +131,10 @@ class Source:
         self.checksum = self.size_bytes = 0
         """CRC-32C and size of what `next` has returned."""
         self.info = pb.ObjectInfo()
-        """Of the object, once `open` has returned."""
+        """The object's information, set by `open`."""
 
     async def open(self) -> None:
-        """Raises LoaderError."""
+        """Open the range on the first holder that can serve it. Raises LoaderError."""
         await self._open_next()
         assert self._stream is not None
         self.info, self._left = self._stream.info, self._stream.length
@@ -141,7 +142,7 @@ class Source:
         self._request.version = self.info.version
 
     async def next(self) -> bytes:
-        """The next piece; empty at the end. Raises LoaderError."""
+        """Return the next piece; empty at the end. Raises LoaderError."""
         while self._left:
             assert self._stream is not None
             try:
@@ -175,7 +176,7 @@ class Source:
         raise self._worst()
 
     def _note(self, error: ReplicaLost | LoaderError) -> None:
-        """Raises what any holder would say."""
+        """Record an error; raise it if every holder would return the same."""
         if isinstance(error, ReplicaLost):
             if error.refusal is None or error.may_pass:
                 error = TooFewCopies(f"{self._label} cannot be read now: {error}")
@@ -186,7 +187,7 @@ class Source:
         self._problems.append(error)
 
     def _worst(self) -> LoaderError:
-        """A copy that cannot be asked may be there: that outranks one that is not."""
+        """Return the most informative error. "Unreachable" outranks "not found"."""
         for kind in (CorruptObject, ObjectDeleted, DriveFailed):
             for problem in self._problems:
                 if isinstance(problem, kind):
@@ -208,7 +209,7 @@ class SourceReader:
         self._writes = writes
 
     async def open(self, wanted: wire.ComposeRange) -> Source:
-        """Raises LoaderError."""
+        """Open a source, on whichever node has it. Raises LoaderError."""
         replica_set = self._writes.replica_set_to_read(wanted.bucket)
         try:
             return await self._opened(wanted, replica_set)
@@ -229,8 +230,8 @@ class SourceReader:
         return source
 
     async def _may_be_elsewhere(self, replica_set: ReplicaSet) -> bool:
-        """Whether what all holders lacked may be found when they are asked once more: it went from one to another
-        between the questions, or was handed over by a map that this node has not heard of until now."""
+        """Return whether a second query may find what no holder had: the object may have moved between holders during
+        the first, or under a map that this node did not know yet."""
         view, channels = replica_set.view, self._writes.channels
         asked = (
             newer_map(channels.to(node.peer_endpoint), view.version, self._node.config.reach_timeout_s)
@@ -244,7 +245,8 @@ class SourceReader:
         return view.objects_go([replica_set.bucket.name]) or self._node.map_version > view.version
 
     def _streams(self, wanted: wire.ComposeRange, replica_set: ReplicaSet | None) -> Iterator[Stream]:
-        """One for each node that may have it, best first: this one, then those that have answered lately."""
+        """Yield one stream per node that may have the object, best first: this node, then those that have answered
+        lately."""
         if replica_set is None:
             yield LocalStream(self._node)
             return

@@ -1,7 +1,7 @@
-"""Outgoing transfers of repair: objects with their bytes, metadata and version, and tombstones, to another node.
+"""Outgoing transfers of repair: sends objects with bytes, metadata and version, and tombstones, to another node.
 
-What arrives counts there only if it is newer. The other node checks length and checksum before it commits. Belongs to
-the node's event loop.
+The receiver checks length and checksum before it commits, and ignores what is not newer. Belongs to the node's event
+loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from storage_node.store.format import CatalogEntry
 from storage_node.store.read.object_reader import ObjectReader, open_object
 
 SMALL_BYTES = 256 << 10
-"""Larger objects are streamed, each by a write of its own."""
+"""Larger objects are streamed, each as a write of its own."""
 GROUP_BYTES, GROUP_NAMES = 4 << 20, 256
 _TOMBSTONES_AT_ONCE = 16
 T = TypeVar("T")
@@ -38,33 +38,33 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RepairMetrics:
-    """Since the node began; plain numbers, read from anywhere."""
+    """Counters since the node started; plain numbers that any thread may read."""
 
     objects_pushed: int = 0
     bytes_pushed: int = 0
     tombstones_pushed: int = 0
     failed_pushes: int = 0
     names_fetched: int = 0
-    """That this node had older, or not at all, and asked another node for."""
+    """Names that this node lacked or had in an older version, and requested from another node."""
     bytes_fetched: int = 0
     copies_dropped: int = 0
-    """That belong to other nodes, and are there."""
+    """Replicas removed because they belong to other nodes, which have them."""
     tombstones_forgotten: int = 0
     passes: int = 0
     names_seen: int = 0
-    """Of the pass that is under way."""
+    """Names seen by the current pass."""
     names_before: int = 0
-    """Of the pass before."""
+    """Names seen by the previous pass."""
     clean_version: int = 0
-    """The newest map under which a pass has found nothing to do."""
+    """The newest map under which a pass found nothing to do."""
     short_writes: int = 0
-    """Objects of which a write that this node coordinated left fewer copies than their bucket asks for."""
+    """Objects that writes of this node left with fewer replicas than their bucket requires."""
     silent: tuple[str, ...] = ()
-    """Nodes with which this one could not compare itself before it served, because they did not answer."""
+    """Nodes that did not answer when this node compared its replicas before it began to serve."""
 
 
 class Throttle:
-    """At most so many bytes a second, whoever sends them."""
+    """Limits the bytes per second of all senders together."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -89,26 +89,26 @@ class Transfers:
         self._going: set[tuple[bytes, str]] = set()
 
     def let_go(self, bucket: cluster_pb.MapBucket, names: Collection[str]) -> set[str]:
-        """Those that are not on their way to another node: they may be taken away here, and are not sent until `gone`.
+        """Return the names that are not being sent to another node. They may be removed here, and are not sent until
+        `gone`.
 
-        An old copy that arrives somewhere after its source has gone might outlast the tombstone above it: nobody who
-        asks all nodes what they have would see it.
+        An old replica that arrives after its source has removed it could outlast the tombstone above it: a query of all
+        nodes would not see it.
         """
         free = {name for name in names if (bucket.uuid, name) not in self._sending}
         self._going.update((bucket.uuid, name) for name in free)
         return free
 
     def gone(self, bucket: cluster_pb.MapBucket, names: Collection[str]) -> None:
-        """What `let_go` returned has been taken away, or will not be."""
+        """Allow names returned by `let_go` to be sent again."""
         self._going.difference_update((bucket.uuid, name) for name in names)
 
     async def push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
-        """Have the node take over what this one has of these names; how many it has now.
+        """Send these names to a node; return how many it has now.
 
         Raises ReplicaLost, LoaderError.
 
-
-        Raises when the node or this one's bucket is gone; a single name that fails is counted, and left for later.
+        Raises if the node or this node's bucket is gone. A single name that fails is counted and left for later.
         """
         async with self._slots:
             names = [name for name in names if (bucket.uuid, name) not in self._going]
@@ -143,7 +143,7 @@ class Transfers:
         return [
             (name, record)
             for name, record in records
-            # What is known to be old is not spread: it may come where nobody has been told of the newer one.
+            # An outdated version is not sent: it may reach a node that was not told of the newer one.
             if record is not None and ((newer := wanted(bucket_uuid, name)) is None or newer <= record.version)
         ]
 
@@ -190,7 +190,7 @@ class Transfers:
         return objects, records
 
     async def _commit(self, copy: RemoteReplicaStream, staged: wire.Staged, records: Sequence[CatalogEntry]) -> int:
-        """Commit what has been staged under the versions that it has here; how many the node has now."""
+        """Commit what was staged, under the versions that it has here; return how many objects the node has now."""
         commit = wire.WriteCommit(
             object=[
                 wire.CommitObject(version=to_wire(record.version), modified_ns=record.modified_ns, writes=record.writes)
@@ -244,7 +244,7 @@ class Transfers:
 
     def _failed(self, name: str, error: Exception) -> None:
         if isinstance(error, ObjectNotFound):
-            return  # deleted meanwhile
+            return  # deleted in the meantime
         self._counts.failed_pushes += 1
         log.warning("%s cannot be copied to another node for now: %s", name, error)
 
@@ -254,7 +254,7 @@ def bucket_ref(bucket: cluster_pb.MapBucket) -> wire.BucketRef:
 
 
 async def _all(*steps: Awaitable[None]) -> None:
-    """Wait for all of them, whatever becomes of one; then raise the first error."""
+    """Wait for all steps, even if one fails; then raise the first error."""
     for result in await asyncio.gather(*steps, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

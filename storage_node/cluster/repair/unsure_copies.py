@@ -1,15 +1,15 @@
-"""Unsure copies: those that a node had of objects that a new map makes it an owner of, as a stand-in or an early owner.
+"""Unsure replicas: those that a node held, as a stand-in or an early owner, before a new map makes it an owner.
 
-Nobody tells such a node what becomes of the object until the map says that it may be asked for it. So before a map is
-used by which other nodes own no more what they did, the node notes what it had by then: the generations of its drives'
-files. An older file of an object that it was not told about counts as unsure. It is not read, and all that were told
-are asked what they have: what is newer is fetched as what was missed. Nor is it sent to an owner that was not told
-either, which would read it out: so copies that come later are sure.
+A node that is not an owner is not told of later writes of an object. Before a map comes into use under which other
+nodes lose objects, each node therefore notes what it has, by the file generations of its drives. A replica in an older
+file counts as unsure if the node was not told of the object's writes. It is not read, and all nodes that were told are
+asked for their versions. A newer one is fetched like a missed write. Neither is the replica sent to another owner that
+was not told, since that owner would serve it; so replicas that arrive later are sure.
 
-That is over once the node has gone through all that it has, under a map by which nothing moves. Of what it had when it
-was started it compares all anyway, see `reconcile`.
+This ends once the node has gone through all its objects under a map by which nothing moves. What it had when it started
+is compared anyway, see `reconcile`.
 
-`follow` and `is_unsure` may be called from any thread; the rest belongs to the node's event loop.
+`follow` and `is_unsure` are thread-safe; the rest belongs to the node's event loop.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from storage_node.store.store import Store
 
 MAX_VIEWS = 8
 MAX_NAMES = 100_000
-"""That are asked about, and that are known to be sure; beyond that it is found out anew."""
+"""Most names to ask about, and most names known to be sure. Beyond that, the answer is determined again."""
 
 
 class _Since(NamedTuple):
-    """Who was told of what, and what this node had, when it or others began to own more."""
+    """The maps and the node's files at the moment when it, or others, began to own more."""
 
     views: tuple[ClusterView, ...]
-    """The maps before each of the changes since."""
+    """The maps before each change since then."""
     version: int
-    """Of the first map since."""
+    """Version of the first map since then."""
     generations: dict[str, int]
-    """Of the files of each drive, by its uuid: those from this one on came later."""
+    """The next file generation of each drive, by its uuid; files from it on are newer."""
 
     def told(self, bucket_uuid: bytes, names: Sequence[str]) -> list[set[bytes]] | None:
-        """Of each name, which nodes have been told of it all the time; those that were at some time where there are
-        none. None of a bucket that was made since."""
+        """Return, for each name, the nodes that were told of all its writes; if there are none, those that were told of
+        some. None for a bucket created since then."""
         found: list[list[set[bytes]]] = [[] for _ in names]
         for view in self.views:
             if (bucket := view.bucket_with_uuid(bucket_uuid)) is not None:
@@ -82,7 +82,7 @@ class UnsureCopies:
         membership.on_change(self.follow)
 
     def follow(self, view: ClusterView) -> None:
-        """Before a new map is used."""
+        """Note this node's files before a new map is used."""
         before, here = self._membership.view, self._membership.node_uuid
         if before is None or here not in before.position or _owning(before) == _owning(view):
             return
@@ -94,11 +94,11 @@ class UnsureCopies:
             views = (*views[:1], *views[max(1, len(views) - MAX_VIEWS + 2) :], before)
             self._since = _Since(views, view.version, generations)
             self._asked, self._sure = {}, {}
-        if _owning(before) - _owning(view):  # nobody owns what it did not by nodes that come
+        if _owning(before) - _owning(view):  # joining nodes make nobody else an owner
             self._store.replicas.stale.is_unsure = self.is_unsure
 
     def is_unsure(self, bucket_uuid: bytes, name: str, found: CatalogEntry) -> bool:
-        """Whether this copy is not to be read; then it is asked about."""
+        """Return whether this replica must not be read; it is then queued for a query."""
         since = self._since
         told = since.told(bucket_uuid, [name]) if since is not None and not found.is_tombstone else None
         if since is None or told is None or self._membership.node_uuid in told[0]:
@@ -120,7 +120,7 @@ class UnsureCopies:
         return self._since is not None
 
     async def resolve(self) -> None:
-        """Ask about those that somebody wanted to read."""
+        """Ask other nodes about the replicas that somebody wanted to read."""
         view, since = self._membership.view, self._since
         if view is None or since is None:
             return
@@ -139,7 +139,7 @@ class UnsureCopies:
     async def may_be_sent(
         self, view: ClusterView, to: int, bucket: pb.MapBucket, names: Sequence[str]
     ) -> Sequence[str]:
-        """Those of these names of which a node of the map may be sent what is here."""
+        """Return those of these names whose replicas may be sent to a node of the map."""
         since = self._since
         told = since.told(bucket.uuid, names) if since is not None else None
         if since is None or told is None:
@@ -157,8 +157,8 @@ class UnsureCopies:
     async def _resolve(
         self, view: ClusterView, since: _Since, bucket: pb.MapBucket, names: dict[str, Version]
     ) -> set[str]:
-        """Which are sure: those of which no node has anything newer that was told of them and is in the map; all of
-        those have to say so."""
+        """Return the names that are sure: no node of the map that was told of their writes has a newer version, and all
+        such nodes have answered."""
         rows = list(names)
         told = since.told(bucket.uuid, rows) or [set() for _ in rows]
         there: list[Sequence[int]] = [[view.position[one] for one in nodes if one in view.position] for nodes in told]
@@ -188,9 +188,9 @@ def _next_generation(drive: Drive) -> int:
     try:
         return drive.generations.next
     except LoaderError:
-        return MAX_GENERATION  # it takes nothing any more: all that it has was there
+        return MAX_GENERATION  # it accepts no writes, so all its files are old
 
 
 def _owning(view: ClusterView) -> set[bytes]:
-    """Nodes to which objects belong."""
+    """Return the nodes that own objects."""
     return {node.uuid for node in view.nodes if node.state != pb.MapNode.LEAVING}

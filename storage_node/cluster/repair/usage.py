@@ -1,13 +1,13 @@
-"""Usage scan: how much a bucket of a cluster holds; every name once, with its newest version, wherever its copies are.
+"""Usage scan: the size of a bucket in a cluster; counts every name once, by its newest version, wherever its replicas
+are.
 
-All nodes are gone through side by side, in name order, as far as all of them have said everything; of each name the
-newest version that any of them has is what counts, be it a tombstone. So copies, objects that are on their way to
-another node, and copies that have not heard of a deletion yet, count as they are read: once, or not at all. Nothing but
-a few pages of each node and the sums is held.
+All nodes are scanned side by side, in name order, up to the point that all of them have reported. The newest version of
+each name counts, including tombstones. Replicas, objects in transit, and replicas that missed a deletion are therefore
+counted as they are read: once, or not at all. Only a few pages per node and the sums are held in memory.
 
-The nodes are not looked at in one moment. An object that goes from a node that has not been looked at yet to one that
-already has would be missing: so every part of the names is looked at twice, on all nodes before any is looked at again.
-What was there all the time is in one of the two.
+The nodes are not read at a single moment. An object that moves from a node that was not read yet to one that was would
+be missed. Every part of the names is therefore read twice, on all nodes before any is read again; an object that
+existed throughout is in one of the two.
 
 Belongs to the node's event loop; pages are read and merged on reader threads.
 """
@@ -39,30 +39,30 @@ from storage_node.store.summary import Tally
 
 PAGE_NAMES = 5000
 PAGE_TIMEOUT_S = 30.0
-"""For a page, while its node answers other calls."""
+"""Time limit for one page, while its node answers other calls."""
 LEARN_TIMEOUT_S = 10.0
-"""For this node to learn of a map that others know."""
+"""Time for this node to get a map that others know."""
 _LEARNING_S = 0.05
 
 
 class Part(NamedTuple):
-    """Rows of a page."""
+    """Some rows of a page."""
 
     page: pb.ListNamesResponse
     rows: slice
 
 
 class _Feed:
-    """What one node has, in name order."""
+    """The names of one node, in order."""
 
     def __init__(self, node: int) -> None:
         self.node = node
         self.page = pb.ListNamesResponse()
         self.names: list[str] = []
         self.at = 0
-        """The first row that has not been merged."""
+        """The first row that was not merged yet."""
         self.next: str | None = ""
-        """Where the next page begins; None when there is none."""
+        """Start of the next page; None if there is none."""
         self.lost: ReplicaLost | None = None
 
     @property
@@ -74,15 +74,15 @@ class _Feed:
         self.next = page.next or None
 
     def up_to(self, end: str) -> Part:
-        """What has not been taken yet up to this name; "": all."""
-        # By code points, which is the order of the bytes of their UTF-8 form.
+        """Take the remaining rows up to this name; all rows for ""."""
+        # Comparison by code points equals the order of the UTF-8 bytes.
         stop = bisect_right(self.names, end, self.at) if end else len(self.names)
         part, self.at = Part(self.page, slice(self.at, stop)), stop
         return part
 
 
 class UsageScan:
-    """One summary."""
+    """The computation of one summary."""
 
     def __init__(
         self,
@@ -93,36 +93,36 @@ class UsageScan:
         prefix: str,
         tally: Tally,
     ) -> None:
-        """`newest`: the bucket by the newest map; None when that has no such bucket."""
+        """`newest` returns the bucket by the newest map; None if that has no such bucket."""
         self._node = node
         self._channels = channels
         self._newest = newest
         self._prefix = prefix
         self._tally = tally
         self._after = ""
-        """What has been counted ends with this name."""
+        """The last name that was counted."""
         self._behind = False
-        """Whether others knew a newer map, and this node did not learn of it."""
+        """Whether others knew a newer map that this node could not get."""
         self._begin(replica_set)
 
     def _begin(self, replica_set: ReplicaSet) -> None:
         self._replica_set = replica_set
         self._feeds = [_Feed(node) for node in range(len(replica_set.view.nodes))]
         self._told = 0
-        """The newest map that any of them knew."""
+        """The newest map that any of the nodes knew."""
         for feed in self._feeds:
             feed.next = self._after
 
     async def run(self) -> AsyncIterator[int]:
-        """Count; yields how many names have been counted, again and again. Raises InvalidRequest."""
+        """Count; yields the number of names counted so far, repeatedly. Raises InvalidRequest."""
         while True:
             while hungry := [feed for feed in self._feeds if feed.empty and feed.next is not None]:
                 await asyncio.gather(*(self._feed(feed) for feed in hungry))
             full = [feed for feed in self._feeds if not feed.empty]
-            # Up to the first end of a page that has a next one, all nodes have said everything.
+            # All nodes have reported everything up to the lowest end of a page that has a next one.
             end = min((feed.names[-1] for feed in full if feed.next is not None), default="")
             parts = [feed.up_to(end) for feed in full]
-            # A node of which there was nothing to say may have something by now.
+            # A node that had nothing in this range may have something by now.
             again = await asyncio.gather(*(self._again(feed, self._after, end) for feed in self._feeds))
             parts += [Part(page, slice(None)) for pages in again for page in pages]
             if await self._begins_again():
@@ -134,8 +134,8 @@ class UsageScan:
                 return
 
     async def _begins_again(self) -> bool:
-        """By a newer map, if there is one, with its nodes: others may have what was looked for at these. Raises
-        LoaderError."""
+        """Switch to a newer map and its nodes, if there is one: objects may have moved to nodes that are not being
+        read. Raises LoaderError."""
         give_up_at = clock_s() + LEARN_TIMEOUT_S
         while True:
             newest, known = self._newest(), self._replica_set.view.version
@@ -150,7 +150,7 @@ class UsageScan:
             await asyncio.sleep(_LEARNING_S)
 
     def summary(self) -> pb.Summary:
-        """After `run`."""
+        """Return the summary after `run`."""
         nodes = self._replica_set.view.nodes
         lost = [feed for feed in self._feeds if feed.lost is not None]
         summary = summary_of(self._tally)
@@ -166,7 +166,7 @@ class UsageScan:
             feed.take(page)
 
     async def _again(self, feed: _Feed, after: str, end: str) -> list[pb.ListNamesResponse]:
-        """All that the node has between these names now."""
+        """Return everything that the node now has between these names."""
         pages: list[pb.ListNamesResponse] = []
         at: str | None = after
         while at is not None and feed.lost is None and (page := await self._page(feed, at, end)) is not None:
@@ -175,7 +175,7 @@ class UsageScan:
         return pages
 
     async def _page(self, feed: _Feed, after: str, until: str) -> pb.ListNamesResponse | None:
-        """None, and `feed` has an end, when the node does not answer."""
+        """Return a page; None, which ends `feed`, if the node does not answer."""
         bucket = wire.BucketRef(name=self._replica_set.bucket.name, uuid=self._replica_set.bucket.uuid)
         request = pb.ListNamesRequest(
             bucket=bucket, prefix=self._prefix, start_after=after, limit=PAGE_NAMES, until=until
@@ -188,13 +188,14 @@ class UsageScan:
             self._told = max(self._told, page.map_version)
             return page
         feed.next = None
-        # One that has not learned of a bucket yet has nothing of it; of a snapshot it has what it had.
+        # A node that does not know a bucket yet has nothing of it; of a snapshot it may have objects.
         if not isinstance(page.refusal, BucketNotFound) or isinstance(page.refusal, SnapshotNotFound):
             feed.lost = page
         return None
 
     async def _ask(self, feed: _Feed, request: pb.ListNamesRequest, *, again: bool) -> pb.ListNamesResponse:
-        """`again`: the node did not answer, and is given a moment to be reached. Raises ReplicaLost."""
+        """Request a page. With `again`, the node did not answer before, and gets a moment to be reached. Raises
+        ReplicaLost."""
         if feed.node == self._replica_set.position:
             try:
                 return await self._node.read(names_page, self._node.store, request)
@@ -210,7 +211,7 @@ class UsageScan:
 
 
 def merge(parts: Sequence[Part], tally: Tally) -> None:
-    """Count the names of these parts, in which they may occur several times."""
+    """Count the names of these parts, which may overlap."""
     newest: dict[str, tuple[tuple[int, int, int], int]] = {}
     for page, rows in parts:
         versions = zip(page.epoch[rows], page.counter[rows], page.node[rows], strict=True)
@@ -233,7 +234,7 @@ def summary_of(tally: Tally) -> pb.Summary:
 
 
 def names_page(store: Store, request: pb.ListNamesRequest) -> pb.ListNamesResponse:
-    """This node's part. Parts of uploads do not count, as in lists. Raises LoaderError."""
+    """Return a page of this node's names. Parts of uploads are left out, as in listings. Raises LoaderError."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     limit = min(request.limit or PAGE_NAMES, PAGE_NAMES)
     page = pb.ListNamesResponse()

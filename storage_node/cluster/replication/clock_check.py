@@ -1,8 +1,8 @@
-"""Clock check of a write: whether it can be ordered by the clocks of the nodes that take part. Does no I/O.
+"""Clock check: whether a write can be ordered by the clocks of its participants. Does no I/O.
 
-A node whose clock most others contradict coordinates nothing; where two nodes contradict each other and nobody else can
-tell, neither does. Others' wrong clocks are in nobody's way: a node that is behind refuses the version itself, and what
-one that is ahead says of its clock is not heard.
+A node whose clock most others contradict coordinates no writes. If two nodes contradict each other and no third one can
+decide, neither does. A wrong clock elsewhere blocks nobody: a node that is behind refuses the version itself, and the
+clock of one that is ahead is ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from storage_node.cluster.replication.replica_set import ReplicaSelection
 
 
 def check_clocks(clocks: PeerClocks, most_ms: int, writes: Iterable[ReplicaSelection]) -> list[ClockOffset | None]:
-    """What keeps each of these writes, which this node coordinates, from going on; in order."""
+    """Return the clock error that blocks each of these writes, which this node coordinates; None where there is none.
+    In order."""
     faults: list[ClockOffset | None] = []
     judged: tuple[object, dict[bytes, int], Verdict] | None = None
     for write in writes:

@@ -1,4 +1,35 @@
-"""Commit protocol of replicated writes: the version chosen for objects staged on several nodes, then their commits."""
+"""Commit protocol of replicated writes.
+
+A write has three phases. The bytes are *staged*: every chosen replica receives them, verifies length and checksum, and
+reports the newest version of the name that it has. Nothing is visible yet. Then the coordinator *chooses* one version
+above all that it has heard of. Then every replica *commits*: one atomic catalog write per drive, which changes nothing
+if the drive already has a newer version.
+
+The steps of one call of `commit`, in this order:
+
+1. Lease: pin the map version, so that no newer map is confirmed while the write is running.
+2. Name locks: writes of one name that this node coordinates run one after another.
+3. Repeats: if the client sent this write before, find out what became of that attempt.
+4. Conditions: the first owner of the name evaluates `if_version` and `if_absent`.
+5. Barrier: wait while a snapshot of the bucket is being cut.
+6. Former owners: while objects move between nodes, ask those that may have a newer version.
+7. Choose the version.
+8. Invalidate: tell nodes that may hold an older replica and do not take part in the write. No replica
+   commits before each of them has been told or has lost its read lease.
+9. Commit conditional entries on this node. If its replica has changed since step 4, they end here.
+10. Commit on all other replicas, and record which ones failed.
+11. Invalidate the replicas that failed after they had staged the object.
+
+The client is told of success when `min_copies` replicas have committed and every invalidation was delivered. Otherwise
+it is told to retry.
+
+If a replica dies before step 10, it is counted as lost. The write goes on if enough replicas remain. If it dies during
+step 10, it has either the old object or the new one, and repair compares it with the others when it is back. If the
+coordinator dies between two commits, some replicas have the new version and some the old one. Repair keeps the newer
+one everywhere. The client got no answer and repeats the write under the same id; step 3 then finds the commit, so that
+the write takes effect once. No file is visible under a name before its commit, so that a crash at any point leaves
+whole objects.
+"""
 
 from __future__ import annotations
 
@@ -34,41 +65,43 @@ from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.write_memory import after, memory_of
 
 OnShort: TypeAlias = Callable[[ClusterView, int, cluster_pb.MapBucket, Sequence[str]], Awaitable[None]]
-"""Told of objects that were committed by fewer nodes than the bucket asks for: the map, one of these nodes, the bucket
-and the objects' names."""
+"""Called with objects that were committed on fewer nodes than the bucket requires: the map, one node that has them, the
+bucket, and the objects' names."""
 Result: TypeAlias = pb.ObjectInfo | LoaderError
-"""What became of one object."""
+"""The stored object, or the error that the client gets."""
 
 
 @dataclass(slots=True)
 class PendingWrite(ReplicaSelection):
-    """One object on its way to its copies."""
+    """One object whose replicas are being written."""
 
     metadata: dict[str, str] = field(default_factory=dict)
     size_bytes: int = 0
     checksum: int = 0
     copies: list[tuple[ReplicaStream, int]] = field(default_factory=list)
-    """Where it has been staged, each with the object's place in that copy's write."""
+    """The streams to the replicas that staged it, each with the object's position in that stream's group."""
     seen: list[Version] = field(default_factory=list)
-    """What the nodes have of the name."""
+    """Versions of the name that nodes have reported."""
     before: list[CatalogEntry] = field(default_factory=list)
-    """The same with what they remember, where they do."""
+    """Catalog entries of the name that nodes have reported, with the write ids that these contain."""
     clock: int = 0
     looked_s: float = field(default_factory=clock_s)
-    """When it began to be looked what they have."""
+    """Start of the look-up of existing versions, by `clock_s`. A replica that may have missed a write since then
+    refuses to commit."""
     known: Version | None = None
-    """The newest version that an earlier try of this write is known to have made."""
+    """The newest version that an earlier attempt of this write is known to have committed."""
     too_late: int = 0
-    """Replicas that did not commit it because they may have missed another write since `looked_s`."""
+    """Number of replicas that did not commit because they may have missed another write since `looked_s`."""
     condition: Condition | None = None
-    """Of what is there, besides what `not_above` says; and the id of the write."""
+    """The client's condition on the current object, and the id of the write."""
     not_above: Version | None = None
-    """The condition has been found to hold of this: nothing newer may have come to this node when it commits."""
+    """The version for which the condition was found to hold. The commit on this node fails if the node has a newer one
+    by then."""
     settled: Result | None = None
-    """What became of it before, or in place of, its commit."""
+    """The result, if it is known before the commit or without it."""
 
     def take(self, copy: ReplicaStream, place: int, answer: wire.WriteResponse | ReplicaLost) -> None:
-        """Note what a node said to the object's bytes."""
+        """Record a replica's answer to the end of the object's bytes."""
         if isinstance(answer, ReplicaLost):
             self.lose(answer)
             return
@@ -92,12 +125,12 @@ class PendingWrite(ReplicaSelection):
             self.before.append(before)
 
     def memory(self, modified_ns: int) -> bytes:
-        """Of the entry that is made: its id, and what those remember whom it replaces."""
+        """Encode the write ids to store in the new entry: its own, and those of the entries it replaces."""
         write_id = self.condition.write_id if self.condition is not None else b""
         return after(self.before, memory_of(write_id, self.missing), modified_ns)
 
     def settle_overtaken(self) -> None:
-        """A first try, of which a repeat was done before this one came so far, changes nothing."""
+        """End a first attempt that a retry of the same write has overtaken. It changes nothing."""
         if self.condition is None or self.condition.began_ns:
             return
         done = [made for before in self.before if (made := done_before(self.condition, before)) is not None]
@@ -107,36 +140,38 @@ class PendingWrite(ReplicaSelection):
             self.settled = self.unfinished(0)
 
     def settle(self, done: CatalogEntry) -> None:
-        """An earlier try was done: what it made."""
+        """Set the result to what an earlier attempt has committed."""
         stored = Stored(done.size_bytes, str(done.version), done.checksum, done.modified_ns, self.metadata)
         self.settled = info_of(self.replica_set.bucket.name, self.name, stored)
 
 
 class CommitProtocol:
-    """Carries staged objects over the line. Belongs to the node's event loop."""
+    """Commits staged objects on their replicas. Belongs to the node's event loop."""
 
     def __init__(self, nodes: ReplicaClient) -> None:
         self._nodes = nodes
         self.names = NameLocks()
-        """Held by whoever changes one of them."""
+        """Held by every change of a name on this node, deletions included."""
         self.on_short: OnShort = _nobody
         self.barrier = SnapshotBarrier()
         self._running: set[asyncio.Future[Any]] = set()
 
     async def settle(self) -> None:
-        """Wait for commits that have begun, for a limited time: one on a drive has no deadline."""
+        """Wait for the commits in progress, for at most `STEP_TIMEOUT_S`. A commit on a drive has no deadline."""
         if self._running:
             await asyncio.wait(self._running, timeout=STEP_TIMEOUT_S)
 
     def track(self, step: asyncio.Future[Any]) -> None:
-        """Have `settle` wait for it."""
+        """Make `settle` wait for this step."""
         self._running.add(step)
         step.add_done_callback(self._running.discard)
 
     async def commit(self, entries: Sequence[PendingWrite], copies: Sequence[ReplicaStream]) -> list[Result]:
-        """Choose versions and have all copies commit, then close all `copies`; one result for each entry, in order.
+        """Choose versions, commit on all replicas, and close all `copies`.
 
-        Goes on when the caller is cancelled: a client that gives up is no reason to leave copies that differ.
+        Continues if the caller is cancelled: a client that disconnects is no reason to leave replicas that differ.
+
+        Returns one result per entry, in order.
         """
         task = asyncio.ensure_future(self._commit_and_close(entries, copies))
         self.track(task)
@@ -166,7 +201,7 @@ class CommitProtocol:
             await close_all(copies)
 
     async def _resolve(self, entries: Sequence[PendingWrite]) -> None:
-        """Settle those that an earlier try has done, or may have done."""
+        """Find the outcome of earlier attempts, and end the entries that need no new commit."""
         by_target: dict[int, list[tuple[PendingWrite, Condition]]] = {}
         for entry in entries:
             if entry.condition is not None and entry.condition.began_ns:
@@ -185,7 +220,7 @@ class CommitProtocol:
                     entry.settle(found)
 
     async def _decide(self, entries: Sequence[PendingWrite]) -> None:
-        """Look whether the conditions hold of those that have one, and settle those of which they do not."""
+        """Evaluate the conditions, and end the entries for which they do not hold."""
         by_target: dict[int, list[tuple[PendingWrite, Condition]]] = {}
         for entry in entries:
             if entry.condition is not None and not entry.condition.is_empty:
@@ -212,9 +247,9 @@ class CommitProtocol:
         wall_ms: int,
         looked_s: float,
     ) -> dict[int, wire.WriteResponse | ReplicaLost]:
-        """Where entries have a condition: commit them on this node, and give up those of which it does not hold by now.
+        """Commit conditional entries on this node before any other, and end those whose condition no longer holds.
 
-        Returns the answers, by the copies' ids; none where no entry has one.
+        Returns the answers by `id` of the replica's stream. It is empty if no entry has a condition.
         """
         deciding = [entry for entry in entries if entry.not_above is not None]
         copies = {
@@ -287,7 +322,8 @@ class CommitProtocol:
         ]
 
     def _report_short(self, entries: Sequence[PendingWrite], done: Sequence[Sequence[int]]) -> None:
-        """Also of writes that are not acknowledged: they may have been done all the same."""
+        """Report objects on too few nodes. This includes writes that are not acknowledged: their commits may be there
+        all the same."""
         short: dict[tuple[int, int], tuple[ReplicaSet, list[str]]] = {}
         for entry, there in zip(entries, done, strict=True):
             if there and len(there) < len(entry.owners):
@@ -304,13 +340,14 @@ class CommitProtocol:
         for entry in entries:
             entry.seen += store.replicas.announced(entry.replica_set.bucket.uuid, entry.name)
             if membership is not None and membership.view is not entry.replica_set.view:
-                # Begun by an older map: what was committed by the newer one must not outrank it, if it came before.
+                # The write began under an older map. If the newer map has committed this name earlier, that version
+                # must not outrank this write.
                 here = store.replicas.newest_entry(entry.replica_set.bucket.uuid, entry.name)
                 entry.seen += [here.version] if here is not None else []
         return [store.replicas.next_version(entry.replica_set.number, entry.seen, clock) for entry in entries]
 
     async def _ask_former(self, entries: Sequence[PendingWrite]) -> None:
-        """While objects move, their former owners may have newer ones than the owners do."""
+        """Ask former owners for their versions. While objects move, they may have newer ones than the owners."""
         asked: dict[tuple[int, int], list[PendingWrite]] = {}
         replica_sets: dict[int, ReplicaSet] = {}
         for entry in entries:
@@ -332,11 +369,11 @@ class CommitProtocol:
 
 
 async def _nobody(view: ClusterView, node: int, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> None:
-    """Listens."""
+    """Ignore the report; the default until repair listens."""
 
 
 def _committed(entry: PendingWrite, answers: dict[int, wire.WriteResponse | ReplicaLost]) -> list[int]:
-    """The nodes that have it now."""
+    """Return the nodes that have committed this version."""
     committed: list[int] = []
     others: list[Version] = []
     for copy, place in entry.copies:
@@ -354,14 +391,14 @@ def _committed(entry: PendingWrite, answers: dict[int, wire.WriteResponse | Repl
             else:
                 committed.append(copy.node)
     if others:
-        # With copies of two tries there are two versions of it, until one that knows both repeats it.
+        # Replicas of two attempts then have two versions, until an attempt that knows both repeats the write.
         enough = not committed and len(others) >= entry.replica_set.min_copies
         entry.settled = _stored(entry, max(others), 0) if enough else entry.unfinished(len(committed))
     return committed
 
 
 def _refusal(entry: PendingWrite, answer: wire.WriteResponse | ReplicaLost, place: int) -> LoaderError | None:
-    """Why this node did not commit an entry."""
+    """Return the reason why this node did not commit an entry; None if it did."""
     if isinstance(answer, ReplicaLost):
         return answer.refusal or entry.unfinished(0)
     one = answer.committed.object[place]
@@ -372,7 +409,7 @@ def _refusal(entry: PendingWrite, answer: wire.WriteResponse | ReplicaLost, plac
 
 
 def _result(entry: PendingWrite, version: Version, modified_ns: int, committed: int, told: bool) -> Result:
-    """Stored, when enough nodes have it, and all others that it concerns know of it."""
+    """Return success if at least `min_copies` nodes have committed and every invalidation was delivered."""
     if 0 < entry.too_late == len(entry.copies):
         return WriteTooLate(f"{'; '.join(dict.fromkeys(entry.problems))}; nothing was changed")
     if committed < entry.replica_set.min_copies or not told:

@@ -1,13 +1,22 @@
-"""Conditional writes: the first owner of a name decides about all of them, and looks at what there is while no other
-write of the name that it coordinates goes on.
+"""Conditional writes: the first owner of a name evaluates the conditions of all its writes.
 
-It decides by the newest map, which it must know as its own: a node that is not the first owner says who is. What there
-is, is the newest that it or another owner has. A node that is up to date has all that was acknowledged, so its own
-answer would do; the others are asked because another node may have coordinated a write that this one took no part in.
-While nodes join or leave, or while this node's own copy may be stale, that is not enough, and it asks all nodes of the
-map: each has to answer, and by this map, so that no former first owner goes on deciding by an older one.
+Linearizability needs one place that decides, and one current version to decide by. The place is the first owner of the
+name by the newest map. It holds the name's lock, so that no other write of the name that it coordinates runs at the
+same time. A node that is not the first owner answers `StaleMap` and names the one that is.
 
-See docs/cluster.md for what is guaranteed. Belongs to the node's event loop.
+The current version is the newest that any owner reports. This node is up to date, so it has every acknowledged write,
+and its own version would be enough for those. The other owners are asked because another node may have coordinated a
+write in which this one took no part, and which may still be running.
+
+Two situations require more: nodes are joining or leaving, or this node's replica may be stale. Then every node of the
+map must answer, and must act by this map. Otherwise a former first owner could still decide by an older map. A node
+that is behind is taught the map once and asked again. If one stays silent, the write fails with `TooFewCopies` and
+changes nothing.
+
+Between the decision and the commit, a replica of a write by another coordinator may still arrive. Therefore the first
+owner commits first, and only if its newest version is still the one that was decided by (`PendingWrite.not_above`).
+
+docs/guarantees.md states what is guaranteed. Belongs to the node's event loop.
 """
 
 from __future__ import annotations
@@ -36,10 +45,10 @@ NOTHING = Version(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class CurrentVersion:
-    """What there is of one name."""
+    """The current state of one name."""
 
     newest: CatalogEntry | None
-    """On any node; of another node's only what its catalog tells of it."""
+    """The newest entry on any node. For another node, it has only what the catalog reports over the wire."""
     here: CatalogEntry | None
     clock: int
 
@@ -50,7 +59,7 @@ class CurrentVersion:
 
 @dataclass(frozen=True, slots=True)
 class ConditionOutcome:
-    """A condition that holds, or what an earlier try of the same write has stored."""
+    """A condition that holds, or the entry that an earlier attempt of the same write committed."""
 
     there: CurrentVersion
     committed_earlier: CatalogEntry | None = None
@@ -59,7 +68,7 @@ class ConditionOutcome:
 async def decide(
     nodes: ReplicaClient, replica_set: ReplicaSet, wanted: Sequence[tuple[str, Condition]]
 ) -> list[ConditionOutcome | LoaderError]:
-    """Whether these conditions hold of these names; in order. The caller holds the names, and a lease on the map."""
+    """Evaluate conditions; one result per name, in order. The caller holds the names' locks and a lease on the map."""
     faults = [misplaced(nodes, replica_set, name) for name, _ in wanted]
     names = [name for (name, _), fault in zip(wanted, faults, strict=True) if fault is None]
     found = iter(await _current_versions(nodes, replica_set, names) if names else [])
@@ -74,14 +83,14 @@ async def decide(
             fault = condition.fault(f"{replica_set.bucket.name}/{name}", there.newest)
             decided.append(ConditionOutcome(there) if fault is None else fault)
         elif committed.version == there.version:
-            decided.append(ConditionOutcome(there))  # its own earlier try, which may not be on enough nodes: once more
+            decided.append(ConditionOutcome(there))  # an earlier attempt, perhaps on too few nodes: run it again
         else:
             decided.append(ConditionOutcome(there, committed))
     return decided
 
 
 def misplaced(nodes: ReplicaClient, replica_set: ReplicaSet, name: str) -> LoaderError | None:
-    """What is wrong with this node's deciding about a name; None when it is the one that does."""
+    """Return the error if this node may not decide about a name; None if it is the first owner by the newest map."""
     membership = nodes.node.membership
     if membership is not None and membership.view is not replica_set.view:
         return _stale(f"{replica_set.bucket.name}/{name}")
@@ -102,7 +111,7 @@ def _stale(label: str) -> StaleMap:
 async def _current_versions(
     nodes: ReplicaClient, replica_set: ReplicaSet, names: Sequence[str]
 ) -> list[CurrentVersion | LoaderError]:
-    """What there is of these names, of which this node is the first owner."""
+    """Return the current versions of names whose first owner is this node."""
     store = nodes.node.store
     uuid = replica_set.bucket.uuid
 
@@ -179,12 +188,12 @@ def _is_behind(answer: wire.NewestResponse, replica_set: ReplicaSet) -> bool:
 
 
 async def _teach(nodes: ReplicaClient, replica_set: ReplicaSet, node: int) -> None:
-    """Tell a node this map. It may go on acting by an older one for as long as it has something under way by that."""
+    """Send the map to a node. It may continue to act by an older one while operations of that map are running there."""
     stub = cluster_rpc.ClusterStub(nodes.channels.to(replica_set.endpoint(node)))
     try:
         await stub.Learn(cluster_pb.LearnRequest(map=replica_set.view.map), timeout=LEARN_TIMEOUT_S)
     except grpc.aio.AioRpcError:
-        return  # its next answer says by which map it acts
+        return  # its next answer shows which map it acts by
 
 
 def _joined(

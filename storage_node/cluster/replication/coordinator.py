@@ -1,12 +1,12 @@
-"""Write coordinator: the node that a client writes to coordinates the copies of the write.
+"""Write coordinator: the node that receives a client's write runs it on all replicas.
 
-The bytes are staged by the owners while they stream in; each owner says the newest version that it has of the name; the
-version chosen is above them all, and then all commit. A failure before that leaves nothing visible. Copies end equal
-whatever comes in between, because a commit changes nothing where something newer is: of two writers of one name the
-higher version wins everywhere, and a coordinator that dies between two commits leaves the old object on one node and
-the new one on another, for repair to equalise.
+The bytes are forwarded to the owners as they arrive, and each owner stages them. `commit` describes how the version is
+chosen and the replicas commit. A failure before the commits leaves nothing visible. Replicas become equal whatever
+happens, because a commit changes nothing where a newer version is: of two writers of one name, the higher version wins
+on every node. If a coordinator dies between two commits, one node has the old object and another the new one, until
+repair makes them equal.
 
-Nothing is held on one node while another is waited for, but staged files. Belongs to the node's event loop.
+While one node waits for another, it holds nothing but staged files. Belongs to the node's event loop.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from storage_node.store.upload import checked_metadata
 from storage_node.store.write_memory import after, memory_of
 
 _LOOK_BEFORE_BYTES = 1 << 20
-"""Of an object to be stored on a condition: from this size on its condition is looked at before its bytes come, too."""
+"""Smallest announced size at which a condition is also evaluated before the bytes are received."""
 
 
 class WriteCoordinator:
-    """Coordinates the writes that come to this node."""
+    """Coordinates the writes that this node receives from clients."""
 
     def __init__(self, node: Node, membership: Membership) -> None:
         self._node = node
@@ -68,7 +68,7 @@ class WriteCoordinator:
 
     @property
     def leases(self) -> ReadLeases:
-        """Of this node, and those that it grants."""
+        """The read leases that this node holds and grants."""
         return self._nodes.leases
 
     @property
@@ -88,26 +88,26 @@ class WriteCoordinator:
         return self._commits.barrier
 
     async def settle(self) -> None:
-        """Wait until commits and deletions that have begun are done, for a limited time; see `commit`."""
+        """Wait for the commits and deletions in progress, for a limited time; see `CommitProtocol.settle`."""
         await self._commits.settle()
 
     async def close(self) -> None:
-        """CommitProtocol that have begun are finished first."""
+        """Finish the commits in progress, then close."""
         await self._commits.settle()
         await self._nodes.leases.stop()
         await self._nodes.invalidations.close()
         await self._channels.close()
 
     def replica_set(self, bucket: str) -> ReplicaSet | None:
-        """Where writes into this bucket go; None when it is no bucket of a cluster.
+        """Return the nodes that store this bucket's objects; None if the cluster has no such bucket.
 
-        Raises TooFewCopies when this node has been taken out of the map.
+        Raises TooFewCopies if this node was removed from the map.
         """
         view = self._membership.view
         return self._in(view, view.buckets.get(bucket)) if view is not None else None
 
     def replica_set_to_read(self, bucket: str) -> ReplicaSet | None:
-        """As `replica_set`, of a snapshot too."""
+        """Return the same as `replica_set`, for snapshots too."""
         view = self._membership.view
         return self._in(view, view.to_read(bucket)) if view is not None else None
 
@@ -120,9 +120,10 @@ class WriteCoordinator:
         return ReplicaSet(view, bucket, position)
 
     async def not_deleted(self, bucket: str, found: Listed) -> Listed:
-        """Of the objects that this node has, those that it may list."""
+        """Remove the objects from a listing of this node that it may not list, because they may have been deleted
+        elsewhere."""
         try:
-            replica_set = self.replica_set(bucket)  # of a snapshot nobody lists what is not his
+            replica_set = self.replica_set(bucket)  # listings of snapshots are already filtered by owner
         except TooFewCopies:
             return found
         return found if replica_set is None else await not_deleted(self._nodes, replica_set, found)
@@ -136,9 +137,9 @@ class WriteCoordinator:
         messages: AsyncIterator[pb.PutRequest],
         held: HeldWrite | None = None,
     ) -> pb.ObjectInfo:
-        """Store an object whose header has come already. Raises LoaderError.
+        """Store an object whose header has been received. Raises LoaderError.
 
-        `held`: takes this node's own copy in, if it is an owner.
+        `held` receives this node's own replica, if it is an owner.
         """
         check_object_name(header.name)
         staged = PendingWrite(replica_set, header.name, replica_set.rankings([header.name])[0])
@@ -175,7 +176,8 @@ class WriteCoordinator:
         return result
 
     async def done_earlier(self, replica_set: ReplicaSet, header: pb.PutHeader) -> pb.ObjectInfo | None:
-        """What an earlier try of a write has stored; None where it has to go on. Raises LoaderError, OutcomeUnknown."""
+        """Return the object that an earlier attempt of this write stored; None if the write has to run. Raises
+        LoaderError, OutcomeUnknown."""
         condition = condition_of(header)
         if condition is None:
             return None
@@ -190,7 +192,8 @@ class WriteCoordinator:
     async def _decided(
         self, replica_set: ReplicaSet, header: pb.PutHeader, condition: Condition
     ) -> pb.ObjectInfo | None:
-        """Look beforehand, where many bytes may come in vain; what an earlier try has stored. Raises LoaderError."""
+        """Evaluate the condition before a large object is received; return what an earlier attempt stored. Raises
+        LoaderError."""
         if (misfit := misplaced(self._nodes, replica_set, header.name)) is not None:
             raise misfit
         if header.HasField("size_bytes") and header.size_bytes < _LOOK_BEFORE_BYTES:
@@ -207,7 +210,8 @@ class WriteCoordinator:
     async def _open(
         self, staged: PendingWrite, header: pb.PutHeader, copies: list[ReplicaStream], held: HeldWrite | None
     ) -> None:
-        """Find nodes that take the object on, the next ones in place of those that do not; all land in `copies`."""
+        """Open a stream to each owner, and to the next node in the ranking for each one that refuses. All streams are
+        added to `copies`."""
         replica_set = staged.replica_set
         request = wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=replica_set.bucket.uuid))
 
@@ -228,7 +232,8 @@ class WriteCoordinator:
         staged.require()
 
     async def _forward(self, staged: PendingWrite, request: wire.WriteRequest) -> None:
-        """A node that is lost now has no successor: the bytes that went by are gone. Repair makes its copy."""
+        """Forward bytes to all replicas. A node lost here is not replaced, since the earlier bytes are gone; repair
+        creates its replica."""
         before, staged.copies, staged.taking = staged.copies, [], []
         sent = await asyncio.gather(*(outcome(copy.send(request, STEP_TIMEOUT_S)) for copy, _ in before))
         for (copy, place), result in zip(before, sent, strict=True):
@@ -255,7 +260,7 @@ class WriteCoordinator:
     async def put_many(
         self, request: pb.PutManyRequest, put_here: Callable[[pb.PutManyRequest], Awaitable[pb.PutManyResponse]]
     ) -> pb.PutManyResponse:
-        """Store a group; `put_here` takes what belongs to no bucket of the cluster."""
+        """Store a group of small objects. `put_here` stores those whose bucket does not belong to the cluster."""
         found: dict[str, ReplicaSet | None] = {}
         try:
             for name in {small.bucket for small in request.object}:
@@ -278,7 +283,7 @@ class WriteCoordinator:
         )
 
     async def _put_group(self, objects: Sequence[pb.SmallObject], replica_sets: Sequence[ReplicaSet]) -> list[Result]:
-        """Store small objects with one message to each node; one result each, in order."""
+        """Store small objects with one message to each node. Returns one result per object, in order."""
         entries = [
             PendingWrite(replica_set, small.name, []) for replica_set, small in zip(replica_sets, objects, strict=True)
         ]
@@ -298,7 +303,7 @@ class WriteCoordinator:
         copies: list[ReplicaStream] = []
         try:
             while await self._stage_round(entries, objects, copies):
-                pass  # those that found too few nodes ask the next ones
+                pass  # entries with too few replicas try the next nodes
         except BaseException:
             await close_all(copies)
             raise
@@ -307,7 +312,7 @@ class WriteCoordinator:
     async def _stage_round(
         self, entries: Sequence[PendingWrite], objects: Sequence[pb.SmallObject], copies: list[ReplicaStream]
     ) -> bool:
-        """Ask the next nodes for whatever lacks copies; False when there was nothing to ask."""
+        """Send the group to the next nodes of every entry that lacks replicas; False if there was nothing to send."""
         wanted: dict[int, list[int]] = {}
         for at, entry in enumerate(entries):
             for node in entry.next_nodes(self._nodes.avoided(entry.replica_set)):
@@ -333,8 +338,8 @@ class WriteCoordinator:
     # -- deleting
 
     async def delete(self, replica_set: ReplicaSet, name: str, condition: Condition | None = None) -> None:
-        """Leave a tombstone on all owners. Raises ObjectNotFound when all of them say that there is no such object, and
-        nothing is done; VersionConflict."""
+        """Write a tombstone on all owners. Raises VersionConflict; raises ObjectNotFound, and changes nothing, if every
+        owner reports that there is no such object."""
         if object_name_fault(name):
             raise ObjectNotFound(not_found_message(replica_set.bucket.name, name))
         lease = self._membership.lease
@@ -392,7 +397,7 @@ class WriteCoordinator:
         newest = max(states, key=lambda state: from_wire(state.version), default=None)
         entries = [*before, *(entry for state in states if (entry := from_state(state)) is not None)]
         if not before and done_by(write_id, entries):
-            raise asked.unfinished(0)  # a repeat of this try was done before it came so far
+            raise asked.unfinished(0)  # a retry of this write has overtaken it
         existed = (
             not_above is not None or (newest is not None and not newest.is_tombstone) or done_by(write_id, entries)
         )
@@ -401,8 +406,8 @@ class WriteCoordinator:
             raise replica_set.left_behind(name)
         if absent and all(node in found for node in asked.owners):
             raise ObjectNotFound(not_found_message(replica_set.bucket.name, name))
-        # A node that could not be asked may have the object: it finds the tombstone when it comes back. That is no
-        # `ObjectNotFound`, as the tombstone is above what is put at this moment, too.
+        # A node that did not answer may have the object; it gets the tombstone when it is back. This is not
+        # `ObjectNotFound`: the tombstone also outranks whatever is put at this moment.
         having = [node for node, state in found.items() if node in asked.taking or state.HasField("version")]
         rest = [node for node in found if node not in having]
         seen = [from_wire(state.version) for state in states] + ([not_above] if not_above is not None else [])
@@ -414,7 +419,7 @@ class WriteCoordinator:
     async def delete_many(
         self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition | None = None
     ) -> list[LoaderError | None]:
-        """As `delete` of each; None, or why it is not deleted, in order."""
+        """Delete several objects as `delete` does. Returns None or the error for each, in order."""
         results = await self._deletions.delete(replica_set, names, condition or Condition())
         return [result if result is None else of_one_of_many(result) for result in results]
 
@@ -429,7 +434,8 @@ class WriteCoordinator:
         writes: bytes,
         looked_s: float,
     ) -> None:
-        """Leave tombstones on these nodes; the `rest`, which owned the object once, have nothing that needs one.
+        """Write tombstones on `nodes`. The nodes of `rest` are former owners without a replica, and are only
+        invalidated.
 
         `not_above`: see `PendingWrite.not_above`.
         """

@@ -1,7 +1,7 @@
-"""Bulk deletion: as single deletions are, with one question and one order to each node for all of the objects.
+"""Bulk deletion: many objects with one query and one order to each node.
 
-Every name has versions, nodes that take part and a result of its own; the nodes are asked what they have of all names
-that concern them, and are then told to leave tombstones of all that they have to. Belongs to the node's event loop.
+Each name has its own versions, replicas and result, as in a single deletion. Each node is asked once for its entries of
+all names that concern it, and is then told once to write all its tombstones. Belongs to the node's event loop.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from storage_node.store.store import Store
 from storage_node.store.write_memory import after, checked, memory_of
 
 AT_ONCE = 1000
-"""Names that nodes are asked about with one message."""
+"""Most names in one message to a node."""
 _MOST_MAPS = 5
-"""That may follow each other while it is asked what there is."""
+"""Most map changes during the query phase before a deletion gives up."""
 
 
 @dataclass(slots=True)
 class _Deletion(ReplicaSelection):
-    """One object on its way out."""
+    """One object that is being deleted."""
 
     found: dict[int, wire.ObjectState] = field(default_factory=dict)
-    """What each node has of it that was asked and answered."""
+    """The answer of each node that was asked for its entry and replied."""
     before: tuple[CatalogEntry, ...] = ()
-    """What nodes have of it that were asked because it is a second try."""
+    """Entries reported when the outcome of an earlier attempt was looked up."""
     clock: int = 0
     looked_s: float = field(default_factory=clock_s)
     deleted_on: list[int] = field(default_factory=list)
-    """The nodes that have its tombstone now."""
+    """Nodes that have committed the tombstone."""
     _decoded: dict[int, CatalogEntry | None] = field(default_factory=dict)
 
     @property
@@ -69,7 +69,7 @@ class _Deletion(ReplicaSelection):
 
     @property
     def _found(self) -> list[CatalogEntry]:
-        """Each answer is decoded once. Raises InvalidRequest."""
+        """The decoded entries of `found`; each answer is decoded once. Raises InvalidRequest."""
         if len(self._decoded) != len(self.found):
             self._decoded = {node: from_state(state) for node, state in self.found.items()}
         return [entry for entry in self._decoded.values() if entry is not None]
@@ -79,7 +79,7 @@ class _Deletion(ReplicaSelection):
         return [*self.before, *self._found]
 
     def memory(self, write_id: bytes, now_ns: int) -> bytes:
-        """Of its tombstone."""
+        """Encode the write ids to store in the tombstone."""
         return after(self._entries, memory_of(write_id, self.missing), now_ns)
 
     def existed(self, write_id: bytes) -> bool:
@@ -87,29 +87,29 @@ class _Deletion(ReplicaSelection):
         return (newest is not None and not newest.is_tombstone) or done_by(write_id, self._entries)
 
     def is_overtaken(self, write_id: bytes) -> bool:
-        """Of a first try: whether a repeat of it has been done before it came so far."""
+        """Return whether a retry of this first attempt has been committed before it."""
         return done_by(write_id, self._entries)
 
     @property
     def having(self) -> list[int]:
-        """Where a tombstone has to be."""
+        """Nodes that need a tombstone."""
         return [node for node, state in self.found.items() if node in self.taking or state.HasField("version")]
 
     @property
     def rest(self) -> list[int]:
-        """Nodes that owned it once, and have nothing that needs one."""
+        """Former owners that have nothing to delete."""
         return [node for node in self.found if node not in self.having]
 
 
 class _LeftBehind(Exception):
-    """There is a newer map than the one that names were asked about by. Nothing has been changed."""
+    """The map has changed since the nodes were asked. Nothing has been changed."""
 
 
 class Deletions:
     def __init__(
         self, nodes: ReplicaClient, commits: CommitProtocol, newest: Callable[[str], ReplicaSet | None]
     ) -> None:
-        """`newest`: of a bucket, by the newest map here; raises TooFewCopies."""
+        """`newest` returns the replica set of a bucket by the newest map of this node; it raises TooFewCopies."""
         self._nodes = nodes
         self._commits = commits
         self._newest = newest
@@ -117,9 +117,9 @@ class Deletions:
     async def delete(
         self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition
     ) -> list[LoaderError | None]:
-        """Leave tombstones on all owners; of each name, in order, None or why it is not deleted.
+        """Write tombstones on all owners. Returns None or the error for each name, in order.
 
-        A repeated name is there only once. `condition`: the id of the write.
+        A repeated name finds no object the second time. `condition` has the id of the write.
         """
         different = [name for name in dict.fromkeys(names) if not object_name_fault(name)]
         done: dict[str, LoaderError | None] = {}
@@ -150,7 +150,7 @@ class Deletions:
     async def _delete(
         self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition
     ) -> list[LoaderError | None]:
-        """Raises _LeftBehind."""
+        """Delete by one map. Raises _LeftBehind if it has changed."""
         settled: dict[str, LoaderError | None] = {}
         before: dict[str, tuple[CatalogEntry, ...]] = {}
         if condition.began_ns:
@@ -169,7 +169,7 @@ class Deletions:
             for name, ranking in zip(left, rankings, strict=True)
         ]
         while await self._ask_round(replica_set, entries):
-            pass  # names of which too few nodes answered are asked of the next ones
+            pass  # names with too few answers are asked of the next nodes
         faults = self._nodes.clock_faults(entries)
         results: dict[str, LoaderError | None] = settled | {
             entry.name: entry.shortage() or fault for entry, fault in zip(entries, faults, strict=True)
@@ -194,15 +194,15 @@ class Deletions:
         for entry in absent:
             if all(node in entry.found for node in entry.owners):
                 results[entry.name] = ObjectNotFound(not_found_message(replica_set.bucket.name, entry.name))
-        # A node that could not be asked may have the object: it finds the tombstone when it comes back. That is no
-        # `ObjectNotFound`, as the tombstone is above what is put at this moment, too.
+        # A node that did not answer may have the object; it gets the tombstone when it is back. This is not
+        # `ObjectNotFound`: the tombstone also outranks whatever is put at this moment.
         to_delete = [entry for entry in going if results[entry.name] is None]
         if to_delete:
             results.update(await self._leave_tombstones(replica_set, to_delete, condition.write_id))
         return [results[name] for name in names]
 
     async def _ask_round(self, replica_set: ReplicaSet, entries: Sequence[_Deletion]) -> bool:
-        """Ask the next nodes about what lacks some; False when there was nothing to ask."""
+        """Ask the next nodes for every entry that has too few answers; False if there was nothing to ask."""
         wanted: dict[int, list[_Deletion]] = {}
         avoided = self._nodes.avoided(replica_set)
         for entry in entries:
@@ -250,7 +250,8 @@ class Deletions:
         return results
 
     async def _choose_and_write(self, replica_set: ReplicaSet, entries: Sequence[_Deletion], write_id: bytes) -> bool:
-        """Whether all have been told whom it concerns. Raises LoaderError, and nothing has been changed."""
+        """Choose versions and write; return whether every invalidation was delivered. Raises LoaderError, with nothing
+        changed."""
         async with self._commits.barrier.passing([replica_set.bucket.uuid]):
             versions = await self._nodes.node.read(self._choose, replica_set, entries)
             return await self._write_all(replica_set, entries, versions, write_id)
@@ -267,7 +268,7 @@ class Deletions:
     async def _write_all(
         self, replica_set: ReplicaSet, entries: Sequence[_Deletion], versions: Sequence[Version], write_id: bytes
     ) -> bool:
-        """Whether all have been told whom it concerns."""
+        """Write all tombstones; return whether every invalidation was delivered."""
         now_ns = time.time_ns()
         memories = [entry.memory(write_id, now_ns) for entry in entries]
         by_map, announced_s = map_version(self._nodes), clock_s()
@@ -311,7 +312,7 @@ class Deletions:
     async def _write_on(
         self, replica_set: ReplicaSet, node: int, tombstones: Mapping[str, tuple[Version, bytes]], looked_s: float
     ) -> list[ReplicaLost | None]:
-        """Have one node keep tombstones; of each, None or why it has none. Raises ReplicaLost."""
+        """Make one node write tombstones. Returns None or the reason of failure for each. Raises ReplicaLost."""
         bucket = wire.BucketRef(name=replica_set.bucket.name, uuid=replica_set.bucket.uuid)
         request = contents.BuryManyRequest(
             bucket=bucket,
@@ -339,7 +340,7 @@ class Deletions:
 
 
 def write_tombstones(store: Store, request: contents.BuryManyRequest) -> contents.BuryManyResponse:
-    """This node's part. Raises LoaderError."""
+    """Write tombstones on this node, as a coordinator requested. Raises LoaderError."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     if len(request.name) != len(request.version) or len(request.writes) not in (0, len(request.name)):
         raise InvalidRequest(
@@ -356,7 +357,7 @@ def write_tombstones(store: Store, request: contents.BuryManyRequest) -> content
 
 
 def failures(results: Sequence[object]) -> list[contents.DeleteFailure]:
-    """Those of these results that are errors, with their places."""
+    """Return the errors among these results, with their positions."""
     return [
         contents.DeleteFailure(position=at, error=error_to_wire(result))
         for at, result in enumerate(results)

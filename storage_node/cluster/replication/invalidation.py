@@ -1,13 +1,14 @@
-"""Invalidation outbox: nodes are told of the writes that they missed, before the acknowledgement, until they know.
+"""Invalidation outbox: tells nodes of the writes that they missed, before those writes are acknowledged.
 
-That a node did not answer a moment ago does not say that it is away: a connection may have broken, or a busy machine
-taken its time. It answers reads all the while, so it is told whether it seems to be there or not. Where this node
-cannot reach it, others are asked to pass it on. Waiting ends when the node has heard of the write, or when so many
-nodes renew its read lease no more that it holds none. What it has not heard of by then is kept, and said as soon as it
-can be reached; as long as anything is kept for it, this node does not renew its lease.
+A node that did not answer a moment ago may still be up: a connection may have broken, or the machine may be busy. Such
+a node continues to answer reads, so it is told in any case. If this node cannot reach it, other nodes are asked to
+relay the message. The wait ends when the node has been told, or when so many nodes have stopped renewing its read lease
+that it no longer holds one. Undelivered messages are kept and delivered as soon as the node can be reached. Until then,
+this node does not renew its lease.
 
-Where there are no leases, as in a map of two nodes, waiting also ends when nothing listens there, or when it has been
-silent for so long that it has either stood still, and compares its copies before it serves again, or is cut off.
+A map of two nodes has no leases. There, the wait also ends if nothing listens at the endpoint, or if the node has been
+silent for so long that it is either cut off or was suspended; a suspended node compares its copies before it serves
+again.
 
 Belongs to the node's event loop.
 """
@@ -33,37 +34,39 @@ from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, STE
 from storage_node.store.format import Version
 
 CONNECT_S = 0.3
-"""A node that is there takes a new connection within this time, when one has broken."""
+"""A running node accepts a new connection within this time after one has broken."""
 MAX_KEPT = 100_000
-"""Names, for each node. One that misses more compares them at its next pass of repair, or when it starts."""
+"""Most names kept per node. A node that misses more compares them in its next repair pass, or when it starts."""
 RELAY_AGAIN_S = 0.5
 _NAMES_AT_ONCE = 1000
 _PAUSE_S = 0.05
 log = logging.getLogger(__name__)
 Bucket = tuple[str, bytes]
-"""Its name and its uuid."""
+"""A bucket's name and uuid."""
 
 
 class _Line:
-    """What is to be said to one node."""
+    """The undelivered messages for one node."""
 
     def __init__(self) -> None:
         self.kept: dict[Bucket, dict[str, Version]] = {}
         self.since_s = 0.0
-        """When saying the first of it began."""
+        """Time at which delivery of the oldest message began."""
         self.refused = False
-        """Nothing listens there, as far as is known."""
+        """Nothing listened at the endpoint on the last attempt."""
         self.is_failing = False
-        """The last that was said to it did not get there."""
+        """The last delivery failed."""
         self.is_incomplete = False
-        """More was to be said than is kept: it has to compare its copies."""
+        """Messages were dropped because of `MAX_KEPT`; the node has to compare its copies."""
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
     def patient_until_s(self, began_s: float, leased_until_s: float) -> float:
-        """For one who began to wait then. A node that has been silent for long may be heard again at this moment, and
-        then it answers reads: nobody goes on without having given it time to hear of this write too. By a map before
-        this one it may hold a lease."""
+        """Return the time at which a wait that began at `began_s` may give up.
+
+        A node that has been silent for long may become reachable again at any moment, and then it answers reads. Each
+        wait therefore gives it time to be told of this write too. By an earlier map it may hold a lease.
+        """
         if self.refused:
             return max(self.since_s + CONNECT_S, leased_until_s)
         return max(self.since_s + REACH_TIMEOUT_S, began_s + CONNECT_S, leased_until_s)
@@ -85,13 +88,13 @@ class _Line:
             self.kept.pop(bucket, None)
 
     async def wait(self, timeout_s: float) -> None:
-        """Until something has been said, or could not be."""
+        """Wait until a delivery has succeeded or failed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self.changed.wait()
 
     def knows(self, bucket: Bucket, versions: Mapping[str, Version]) -> bool:
-        """Whether the node has heard of all of these, or need not."""
+        """Return whether the node was told of all these versions, or does not need to be."""
         known = self.kept.get(bucket, {})
         return not self.is_incomplete and not any(
             name in known and known[name] >= version for name, version in versions.items()
@@ -99,7 +102,7 @@ class _Line:
 
 
 class InvalidationOutbox:
-    """`close` when the node stops."""
+    """Undelivered invalidations of all nodes. Call `close` when the node stops."""
 
     def __init__(
         self,
@@ -109,11 +112,12 @@ class InvalidationOutbox:
         teach: Callable[[str, Bucket], Awaitable[bool]],
         leases: Callable[[Callable[[str], bool]], ReadLeases],
     ) -> None:
-        """Args:
-        is_member: whether the map has a node at an endpoint.
-        heard_of_map: called with the endpoint and the version of the map of each node that answers.
-        teach: gives a node the map; False when there is no use in it, since that does not have the bucket either.
-        leases: makes those of this node, given who has still to hear of writes.
+        """
+        Args:
+            is_member: whether the map has a node at an endpoint.
+            heard_of_map: called with the endpoint and map version of each node that answers.
+            teach: sends a node the map; returns False if that is useless, because the map lacks the bucket too.
+            leases: creates the leases of this node, given a test for undelivered invalidations.
         """
         self._channels = channels
         self._heard_of_map = heard_of_map
@@ -123,13 +127,14 @@ class InvalidationOutbox:
         self.leases = leases(self.undelivered)
 
     def undelivered(self, endpoint: str) -> bool:
-        """Whether the node there has still to hear of a write."""
+        """Return whether the node at this endpoint still has to be told of a write."""
         return endpoint in self._lines
 
     async def invalidate(self, endpoint: str, bucket: Bucket, versions: Mapping[str, Version]) -> bool:
-        """That these versions are about to be committed without the node; returns as said above.
+        """Tell a node that these versions are about to be committed without it. The module's docstring says when the
+        wait ends.
 
-        False: it may be read from, and does not know.
+        Returns False if the node can still be read from and was not told.
         """
         line = self._keep(endpoint, bucket, versions)
         began_s = time.monotonic()
@@ -144,15 +149,18 @@ class InvalidationOutbox:
         return await self._said(line, bucket, versions) or await self._without(endpoint, line, bucket, versions)
 
     async def relay(self, endpoint: str, node_uuid: bytes, bucket: Bucket, versions: Mapping[str, Version]) -> float:
-        """Another node cannot tell this one: do so, or renew its lease no more before. How long one may still last that
-        this node granted before; below 0: it has heard."""
+        """Tell a node on behalf of another one that cannot reach it, or stop renewing its lease.
+
+        Returns how many seconds the lease that this node granted may still last; a negative number if the node was
+        told.
+        """
         line = self._keep(endpoint, bucket, versions)
         if await self._said(line, bucket, versions):
             return -1.0
         return await self.leases.withhold(node_uuid)
 
     def returned(self, endpoint: str) -> None:
-        """The node compares its copies with those of all others before it reads any out."""
+        """Note that the node has restarted. It compares its copies with those of all others before it serves reads."""
         if (line := self._lines.get(endpoint)) is not None:
             line.is_incomplete = False
 
@@ -168,17 +176,18 @@ class InvalidationOutbox:
 
     @staticmethod
     async def _said(line: _Line, bucket: Bucket, versions: Mapping[str, Version]) -> bool:
-        """Give the node a moment, unless it could not be reached before; whether it has heard."""
+        """Wait a moment for the delivery, unless the last one failed; return whether the node was told."""
         until_s = time.monotonic() + CONNECT_S
         while not line.knows(bucket, versions) and not line.is_failing and (left_s := until_s - time.monotonic()) > 0:
             await line.wait(left_s)
         return line.knows(bucket, versions)
 
     async def _without(self, endpoint: str, line: _Line, bucket: Bucket, versions: Mapping[str, Version]) -> bool:
-        """Have others tell the node, and wait until it has heard or holds no lease; False when neither can be had."""
+        """Have other nodes relay the message; wait until the node was told or holds no lease. Returns False if neither
+        is reached."""
         leases, node = self.leases, self.leases.member(endpoint)
         if node is None:
-            return True  # out of the map meanwhile
+            return True  # removed from the map in the meantime
         mine_s = clock_s() + await leases.withhold(node.uuid)
         over_s: dict[bytes, float] = {}
         asked: dict[asyncio.Task[wire.RelayResponse | None], bytes] = {}
@@ -212,7 +221,7 @@ class InvalidationOutbox:
                 task.cancel()
 
     async def _deliver(self, endpoint: str, line: _Line) -> None:
-        """Say all that is kept for one node, again and again."""
+        """Deliver everything kept for one node, with retries."""
         stub = ais_replica_pb2_grpc.RepairStub(self._channels.to(endpoint))
         failed = False
         taught: set[Bucket] = set()
@@ -230,7 +239,7 @@ class InvalidationOutbox:
                     version=map(to_wire, part.values()),
                 )
                 try:
-                    # Once it is known that nothing listens there, a call waits for somebody who does.
+                    # Once nothing listens there, the call waits until something does.
                     answer: wire.MissedResponse = await stub.Missed(
                         request, timeout=REACH_TIMEOUT_S, wait_for_ready=failed
                     )
@@ -239,9 +248,9 @@ class InvalidationOutbox:
                     self._channels.refused(endpoint, error)
                     if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                         if bucket not in taught and await self._teach(endpoint, bucket):
-                            taught.add(bucket)  # it had not heard of the bucket yet
+                            taught.add(bucket)  # it did not know the bucket yet
                             continue
-                        line.heard(bucket, part)  # it answers, and has no use for this: the bucket is gone
+                        line.heard(bucket, part)  # it answers and needs nothing: the bucket was deleted
                     elif not failed:
                         line.refused = code == grpc.StatusCode.UNAVAILABLE
                         self._channels.failed(endpoint, silent=not line.refused)
@@ -249,7 +258,7 @@ class InvalidationOutbox:
                     if failed:
                         await asyncio.sleep(_PAUSE_S)
                 except asyncio.CancelledError:
-                    # gRPC raises it also when the other node ended the call so, which is not this task's end.
+                    # gRPC also raises this if the other node cancelled the call, which does not end this task.
                     task = asyncio.current_task()
                     if task is None or task.cancelling():
                         raise

@@ -1,9 +1,10 @@
-"""Read leases of one node: held by what others have granted, granted to others, and withheld from them.
+"""Read leases of one node: the lease it holds, the leases it grants to others, and those it withholds.
 
-Whom a node withholds a lease stands on its drives, so that one that is started anew, and knows no more what that node
-has to hear, has it compare its copies with all others before it grants one again. See `read_lease` for the agreement.
+Peers that are denied a read lease are recorded on every drive. A restarted node no longer knows which writes such a
+peer missed, so it grants the lease only after the peer has compared its replicas with all others. `read_lease`
+describes the protocol.
 
-Belongs to the node's event loop, but for what the thread of `LeaseRenewal` asks and notes.
+Belongs to the node's event loop, except for what the thread of `LeaseRenewal` reads and reports.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ FILE_NAME = "withheld.json"
 _FORMAT = 1
 _STOP_TIMEOUT_S = 10.0
 _MAX_MAP_VERSION = 1 << 32
-"""Epochs are as large at most: whoever says more knows no map."""
+"""Upper bound of epochs; a node that claims a higher map version knows no map."""
 log = logging.getLogger(__name__)
 
 
@@ -59,7 +60,7 @@ class ReadLeases:
         self._undelivered = undelivered
         self._heard_of_map = heard_of_map
         self._base_s = node.config.read_lease_s
-        # A node that knows of no map when it starts has granted nothing in an earlier life.
+        # A node that knows no map at its start has granted no leases before.
         view = self._view
         self._granted = LeasesGranted(
             clock_s(), lease_s(self._base_s, max(LEAST_NODES, len(view.nodes))) if view is not None else 0.0
@@ -70,16 +71,16 @@ class ReadLeases:
         self._held = LeaseHeld()
         self._lock = threading.Lock()
         self._by = view
-        """The map by which this node is read from: the newest one, from before it is used. Guarded by _lock, as is what
-        is said of it to the store."""
+        """The map by which this node is read from: the newest one, set before it comes into use. Guarded by `_lock`, as
+        are the leases passed to the store."""
         if node.membership is not None:
             node.membership.on_change(self._follow)
         self._renewal = LeaseRenewal(node.caller, self._wanted, self._note, self._renewed)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.keep_up: Callable[[], Awaitable[bool]] = _nothing
-        """Learns a map that was heard of."""
+        """Fetches a map that a peer has mentioned."""
         self.compare: Callable[[], None] = lambda: None
-        """Has this node compare its copies with those of all others before it reads them out."""
+        """Makes this node compare its replicas with those of all others before it serves them."""
 
     @property
     def _view(self) -> ClusterView | None:
@@ -107,21 +108,23 @@ class ReadLeases:
         return answer
 
     async def withhold(self, node_uuid: bytes) -> float:
-        """Of a node that something is kept for that it has to hear: its lease is not renewed until then, over any
-        restart of this node. Returns how long one may still last that was granted before."""
+        """Stop renewing the lease of a node that still has to be told of a write; this survives restarts of this node.
+
+        Returns how many seconds a lease granted earlier may still last.
+        """
         if node_uuid not in self._kept:
             self._kept.add(node_uuid)
             await self._keep()
         return self._granted.left_s(node_uuid, clock_s())
 
     async def heard_all(self, node_uuid: bytes) -> None:
-        """It has heard of everything that was kept for it, in this life of this node."""
+        """Note that a node was told of everything kept for it since this node started."""
         if node_uuid in self._kept and node_uuid not in self._must_compare:
             self._kept.discard(node_uuid)
             await self._keep()
 
     async def returned(self, node_uuid: bytes) -> None:
-        """It reads nothing out before it has compared its copies with all other nodes."""
+        """Note that a node has restarted: it serves nothing before it has compared its replicas with all others."""
         if node_uuid in self._must_compare:
             self._must_compare.discard(node_uuid)
             await self.heard_all(node_uuid)
@@ -138,7 +141,7 @@ class ReadLeases:
         return None if view is None else next((node for node in view.nodes if node.peer_endpoint == endpoint), None)
 
     def others(self, than: bytes) -> list[pb.MapNode]:
-        """Who may be asked to pass on what that node has to hear."""
+        """Return the nodes that can relay messages to the node `than`."""
         view, here = self._view, self._here
         return [] if view is None else [node for node in view.nodes if node.uuid not in (than, here)]
 
@@ -147,14 +150,14 @@ class ReadLeases:
         return self._node.membership.node_uuid if self._node.membership is not None else b""
 
     def over_s(self, mine_s: float, theirs_s: Mapping[bytes, float]) -> float | None:
-        """When the lease of a node that this one withholds, and those others, is surely over."""
+        """Return the time at which a node surely holds no lease, given which nodes withhold it; None if too few do."""
         view = self._view
         return None if view is None else over_s(len(view.nodes), {self._here: mine_s, **theirs_s})
 
     async def relay(
         self, channels: Channels, through: str, to: bytes, bucket: tuple[str, bytes], versions: Mapping[str, Version]
     ) -> wire.RelayResponse | None:
-        """Have another node tell one of these versions; None when it does not answer."""
+        """Make another node tell the node `to` of these versions; None if it does not answer."""
         view = self._view
         missed = wire.MissedRequest(
             bucket=wire.BucketRef(name=bucket[0], uuid=bucket[1]),
@@ -172,22 +175,23 @@ class ReadLeases:
         return answer
 
     def left_s(self, endpoint: str) -> float:
-        """How long a lease may still be held that was granted to the node there, also by a map that had them."""
+        """Return how many seconds the node at this endpoint may still hold a lease, including one granted under an
+        earlier map."""
         node = self.member(endpoint)
         return 0.0 if node is None else self._granted.left_s(node.uuid, clock_s())
 
     # -- holding
 
     def guard(self) -> None:
-        """Before anything is served: nothing of what has several copies is read out without a lease."""
+        """Called before anything is served: replicated objects are not served without a lease."""
         self._note()
 
     def _follow(self, view: ClusterView) -> None:
-        """Before a new map is used: whoever reads by it finds what it takes to be read from. From any thread."""
+        """Prepare for a new map before it is used, so that readers by it find the right lease rules. Thread-safe."""
         with self._lock:
             before, self._by = self._by, view
             before_s, for_s = self._lease_s(before), self._lease_s(view)
-            # Nodes that do not know the new map yet may be read from by the one before.
+            # Nodes that do not know the new map yet may still be read from by the earlier one.
             if before_s and not for_s:
                 self._granted.assume(clock_s(), before_s)
             elif for_s and not before_s and before is not None and len(before.nodes) > 1:
@@ -199,7 +203,8 @@ class ReadLeases:
             self._renewal.wake()
 
     def stay_awake(self, for_s: float) -> bool:
-        """Where there are no leases: say that this process runs, see `StaleReplicas.awake`. True where there are."""
+        """Without leases, record that this process is running (see `StaleReplicas.awake`). Returns True if there are
+        leases."""
         with self._lock:
             if self._lease_s(self._by):
                 return True
@@ -222,7 +227,7 @@ class ReadLeases:
         return Wanted(view, self._here, for_s)
 
     def _note(self) -> float:
-        """Where there are leases: tell the store until when this node holds one, which is returned. From any thread."""
+        """Report to the store until when this node holds its lease, and return that time. Thread-safe."""
         with self._lock:
             view = self._by
             if view is None or not self._lease_s(view):
@@ -232,12 +237,12 @@ class ReadLeases:
             return until_s
 
     def _renewed(self, node: pb.MapNode, asked_s: float, version: int, answer: wire.RenewLeaseResponse) -> None:
-        """From a thread of gRPC's."""
+        """Process a renewal. Called on a gRPC thread."""
         if answer.granted_s:
             self._held.granted(node.uuid, asked_s, answer.granted_s)
             self._note()
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the node's loop has ended
+            with contextlib.suppress(RuntimeError):  # the node's event loop has ended
                 if answer.map_version > version:
                     self._loop.call_soon_threadsafe(self._learn, node.peer_endpoint, answer.map_version)
                 if answer.compare:
@@ -254,14 +259,14 @@ async def _nothing() -> bool:
 
 
 def _copied(view: ClusterView | None) -> list[bytes]:
-    """Buckets of which other nodes have copies."""
+    """Return the buckets with replicas on other nodes."""
     if view is None or len(view.nodes) < 2:
         return []
     return [bucket.uuid for bucket in view.buckets.values() if most_copies(bucket) > 1]
 
 
 def _read(roots: Sequence[Path]) -> set[bytes]:
-    """What any of the drives has: one that is not up to date asks for a comparison too many."""
+    """Return the nodes recorded on any drive. A record that is out of date only causes an extra comparison."""
     found: set[bytes] = set()
     for root in roots:
         path = root / FILE_NAME
@@ -276,7 +281,7 @@ def _read(roots: Sequence[Path]) -> set[bytes]:
 
 
 def _write(roots: Sequence[Path], nodes: Sequence[bytes]) -> None:
-    """Lasting on return, on every drive that can be written to."""
+    """Record the nodes on every writable drive; durable on return."""
     data = encode_checked("withheld", _FORMAT, {"nodes": [uuid.hex() for uuid in nodes]})
     for root in roots:
         part = root / (FILE_NAME + ".new")

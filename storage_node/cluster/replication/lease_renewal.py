@@ -1,11 +1,11 @@
-"""Renewal of a node's read lease: a thread that asks the other nodes for it, again and again.
+"""Renewal of a node's read lease: a thread that requests it from the other nodes at intervals.
 
-A thread of its own, so that a node whose event loop is busy holds its lease all the same: it hears of a write late, but
-its writer knows that.
+The thread is separate so that a node with a busy event loop keeps its lease. Such a node learns of writes late, but the
+writers wait for it.
 
-Its calls are those of plain gRPC. With grpc.aio it would be a second event loop of the process, and grpc.aio wakes all
-of them for whatever comes, in whichever loop it is waited for: each message of the node would be taken off by one of
-two threads that are woken for it, and handed over by every second of them (`benchmarks/two_trees.md` has what it cost).
+It uses the synchronous gRPC API. grpc.aio would need a second event loop in the process, and grpc.aio wakes every loop
+for each event: two threads would wake for each message of the node, and half of the messages would be handed over
+between them (`benchmarks/two_trees.md` has the cost).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from storage_node.cluster.caller import Caller
 from storage_node.cluster.replication.read_lease import clock_s
 
 _RENEWALS = 6
-"""In the time of one lease."""
+"""Renewals per lease duration."""
 _IMPATIENT_S = 0.05
-"""Between two looks while the node holds no lease."""
+"""Pause between renewals while the node holds no lease."""
 _NO_LEASES_S = 5.0
-"""The same where there are none: the map that brings them wakes it."""
+"""Pause while the map uses no leases; a map that does wakes the thread."""
 log = logging.getLogger(__name__)
 
 
 class Wanted(NamedTuple):
-    """A lease by this map, for `node_uuid`."""
+    """A lease for `node_uuid` by this map."""
 
     view: ClusterView
     node_uuid: bytes
@@ -63,7 +63,7 @@ class LeaseRenewal:
         self._until_s = until_s
         self._answered = answered
         self._asked: dict[bytes, grpc.Future] = {}
-        """Whose answer is still to come. An answer takes its own out, in another thread."""
+        """Outstanding requests by node. An answer removes its own, on another thread."""
         self._channels: dict[str, Any] = {}
         self._stopping = False
         self._woken = threading.Event()
@@ -73,7 +73,7 @@ class LeaseRenewal:
         self._thread.start()
 
     def wake(self) -> None:
-        """Leases begin. From any thread."""
+        """Start renewing at once. Thread-safe."""
         self._woken.set()
 
     def stop(self, timeout_s: float) -> None:
@@ -86,7 +86,7 @@ class LeaseRenewal:
         try:
             self._renew()
         except Exception:
-            # Without it the node holds no lease, and reads nothing out.
+            # Without this thread the node holds no lease and serves no replicated objects.
             log.exception("read leases are not renewed any more")
         finally:
             for channel in self._channels.values():
@@ -102,7 +102,7 @@ class LeaseRenewal:
                     if node.uuid != wanted.node_uuid and node.uuid not in self._asked:
                         self._ask(node, wanted)
                 now, until_s = clock_s(), self._until_s()
-                # Not a moment later than before the lease ends, and soon when it is over.
+                # Renew well before the lease ends, and soon after it has ended.
                 pause_s = max(_IMPATIENT_S, min(wanted.for_s, until_s - now) / _RENEWALS)
                 lapsed_s = _report(lapsed_s, now, until_s)
             self._woken.wait(pause_s)
@@ -130,7 +130,7 @@ class LeaseRenewal:
 
 
 def _report(lapsed_s: float | None, now: float, until_s: float) -> float | None:
-    """Say when a lease lapsed, and came back; since when there is none."""
+    """Log when a lease lapsed and when it was regained; return since when there is none."""
     if until_s > now:
         if lapsed_s is not None:
             log.warning("this node holds a read lease again, after %.1f s without", now - lapsed_s)

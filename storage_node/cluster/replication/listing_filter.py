@@ -1,8 +1,8 @@
-"""Listing filter: leaves out of a node's listing what its owners have deleted since.
+"""Listing filter: removes objects from a node's listing that their owners have deleted.
 
-A node that stood in for an owner, or was one by an earlier map, has copies that go when repair comes past them. Nobody
-tells it of deletions until then, as nobody reads these copies; but a list is made of what all nodes have, and an object
-may be there and nowhere else. So it asks the owners before it lists them. Belongs to the node's event loop.
+A node that stood in for an owner, or was one by an earlier map, has replicas that repair will remove. It is not told of
+deletions, as nobody reads these replicas. But a listing merges the names of all nodes, and such an object may exist on
+this node only. The node therefore asks the owners before it lists these objects. Belongs to the node's event loop.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Listed = list[tuple[str, CatalogEntry]]
 
 
 async def not_deleted(nodes: ReplicaClient, replica_set: ReplicaSet, found: Listed) -> Listed:
-    """Without those of which an owner says that they have been deleted since.
+    """Remove the objects that an owner has deleted since.
 
-    Raises ReplicaStale when no owner of one says anything: it may have been deleted, and it may be nowhere else.
+    Raises ReplicaStale if no owner of an object answers: it may have been deleted, and it may exist on this node only.
     """
     if not found:
         return found
@@ -37,7 +37,7 @@ async def not_deleted(nodes: ReplicaClient, replica_set: ReplicaSet, found: List
     unsaid = {name for names in asked.values() for name in names}
     for answer, names in zip(answers, asked.values(), strict=True):
         if isinstance(answer, ReplicaLost):
-            continue  # another owner knows, or nobody
+            continue  # another owner may answer
         for name, state in zip(names, answer.object, strict=True):
             if not state.unknown:
                 unsaid.discard(name)
@@ -49,7 +49,7 @@ async def not_deleted(nodes: ReplicaClient, replica_set: ReplicaSet, found: List
 
 
 def _of_others(replica_set: ReplicaSet, names: Sequence[str]) -> dict[int, list[str]]:
-    """Names that this node does not own, by each node that does."""
+    """Group the names that this node does not own by the nodes that own them."""
     asked: dict[int, list[str]] = {}
     for name, having in zip(names, replica_set.view.holders(replica_set.bucket, names), strict=True):
         if replica_set.position not in having:

@@ -1,4 +1,4 @@
-"""Name locks: one change of each name at a time among those that this node coordinates. Belongs to the event loop."""
+"""Name locks: changes of one name that this node coordinates run one at a time. Belongs to the event loop."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import AsyncIterator, Iterable
 from typing import TypeAlias
 
 Name: TypeAlias = tuple[bytes, str]
-"""A bucket's uuid, and an object's name."""
+"""A bucket's uuid and an object's name."""
 
 
 class _Lock:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.users = 0
-        """Who hold it or wait for it."""
+        """Number of tasks that hold it or wait for it."""
 
 
 class NameLocks:
-    """There are only those that somebody uses."""
+    """One lock per name that is in use; a lock is dropped with its last user."""
 
     def __init__(self) -> None:
         self._locks: dict[Name, _Lock] = {}
 
     @contextlib.asynccontextmanager
     async def hold(self, names: Iterable[Name]) -> AsyncIterator[None]:
-        """In one order for everybody, so that nobody waits in a circle; who came first is first."""
+        """Hold all these names, first come, first served. Everyone locks in sorted order, which prevents deadlocks."""
         held: list[_Lock] = []
         wanted = sorted(set(names))
         using = [self._locks.setdefault(name, _Lock()) for name in wanted]

@@ -1,14 +1,13 @@
-"""Invalidation of non-participants: nodes that have copies of an object, or will get them, but take no part in a write
-of it, are told before the write is done.
+"""Invalidation of non-participants: nodes that may hold an older replica and take no part in a write are told of it.
 
-A node that was not there when a write began may be back before it ends, and its former owners keep objects that are on
-their way to other nodes. What these have is old from the moment at which the write is committed, so they are told just
-before; from then on they do not answer reads of it until they have the new version, or nothing. See `invalidation` for
-those that cannot be told.
+A node that was down when a write began may be back before it ends, and former owners keep objects that are being moved
+to other nodes. Their replicas become outdated when the write commits, so they are told just before. From then on they
+do not answer reads of the object until they have the new version, or until the write turns out not to exist. See
+`invalidation` for nodes that cannot be reached.
 
-By which map? By every one by which somebody may act already: a node that knows a newer one may have sent an old copy to
-a node that this coordinator has not heard of. So those that take part, and those that are told, say which map they
-know; a newer one is learned, and whom it adds is told as well, before the write is acknowledged.
+Several maps matter here: a node that knows a newer map may already have sent an old replica to a node that this
+coordinator has not heard of. Participants and told nodes therefore report the version of their map. A newer map is
+fetched, and the nodes that it adds are told as well, before the write is acknowledged.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from storage_node.cluster.replication.replica_set import ReplicaSelection, Repli
 from storage_node.store.format import Version
 
 GIVEN_UP_S = 30.0
-"""A write that a node was told of and cannot be found anywhere after this time has not come to pass, as far as that
-node knows; one that is still being committed by then is told again before it is acknowledged."""
+"""A node that was told of a write and cannot find it anywhere after this time assumes that it did not happen. If the
+commit takes longer, the node is told again before the write is acknowledged."""
 _MOST_MAPS = 5
-"""That may follow each other while one write is acknowledged."""
+"""Most map changes during the acknowledgement of one write."""
 
 if TYPE_CHECKING:
     from storage_node.cluster.replication.invalidation import Bucket
@@ -39,7 +38,8 @@ if TYPE_CHECKING:
 def concerned(
     nodes: ReplicaClient, replica_set: ReplicaSet, names: Sequence[str]
 ) -> tuple[ClusterView, pb.MapBucket, list[list[int]]]:
-    """By the newest map, where the bucket is still in it: the write may have begun under an older one."""
+    """Return the nodes concerned by the newest map, if the bucket is still in it: the write may have begun under an
+    older one."""
     membership = nodes.node.membership
     view = membership.view if membership is not None else None
     bucket = view.buckets.get(replica_set.bucket.name) if view is not None else None
@@ -59,12 +59,12 @@ async def invalidate_nonparticipants(
     versions: Sequence[Version],
     taking: Sequence[Collection[int]],
 ) -> bool:
-    """Tell those that should have copies of these entries, and get none, that what they have is about to be old.
+    """Tell the nodes that may hold older replicas of these entries and take no part in the write.
 
-    Returns whether none of them can be read from any more before it has been told.
+    Returns whether each of them was told, or can no longer be read from.
 
     Args:
-        taking: the nodes that do get one, of each entry.
+        taking: the nodes that take part in the write, per entry.
     """
     missed: dict[tuple[str, Bucket], dict[str, Version]] = {}
     for replica_set, rows in _by_replica_set(entries):
@@ -94,18 +94,20 @@ async def invalidate_after_commits(
     by_map: int,
     announced_s: float,
 ) -> bool:
-    """After commits: tell those that were to take part and were lost, and those that a newer map than `by_map` adds.
+    """After the commits, tell participants that were lost, and nodes that a newer map than `by_map` adds.
 
-    What nobody is known to have committed is not acknowledged, and need not be told; where committing took long, all
-    are told once more. `announced_s`: when they were told before. Returns whether all have been told. While the map
-    changes on and on, that is not so, nor when this node turns out to be in the cluster no more.
+    A write without any known commit is not acknowledged, so nobody needs to be told. If the commits took long, all
+    nodes are told once more; `announced_s` is when they were told before.
+
+    Returns whether all have been told. Returns False if the map keeps changing, or if this node is no longer in the
+    cluster.
     """
     done = [row for row, there in enumerate(committed) if there]
     entries, versions = [entries[row] for row in done], [versions[row] for row in done]
     committed = [committed[row] for row in done]
     told_by = by_map
     lost = any(set(entry.taking) - set(there) for entry, there in zip(entries, committed, strict=True))
-    lost |= clock_s() - announced_s > GIVEN_UP_S / 2  # a drive has no deadline: they may believe in it no more
+    lost |= clock_s() - announced_s > GIVEN_UP_S / 2  # they may assume by now that the write did not happen
     for _ in range(_MOST_MAPS):
         if not await nodes.keep_up() or (nodes.node.membership is not None and nodes.node.membership.position is None):
             return False
@@ -120,7 +122,7 @@ async def invalidate_after_commits(
 async def invalidate_one(
     nodes: ReplicaClient, replica_set: ReplicaSet, node: int, versions: Mapping[str, Version]
 ) -> bool:
-    """Tell one node that it has no part in these versions of objects, by name, should older ones come to it; as
+    """Tell one node that it takes no part in these versions, by name, in case it receives older ones; see
     `invalidate_nonparticipants`."""
     bucket = replica_set.bucket
     if node == replica_set.position:
@@ -130,7 +132,8 @@ async def invalidate_one(
 
 
 def outdated(nodes: ReplicaClient, entry: ReplicaSelection) -> LoaderError | None:
-    """What is wrong with a write whose nodes all have stopped being owners since it began: they may be about to go."""
+    """Return the error of a write whose participants have all stopped being owners since it began; their replicas may
+    be about to be removed."""
     replica_set, name, membership = entry.replica_set, entry.name, nodes.node.membership
     if membership is None or membership.view is None or membership.view.version == replica_set.view.version:
         return None
@@ -142,7 +145,7 @@ def outdated(nodes: ReplicaClient, entry: ReplicaSelection) -> LoaderError | Non
 
 
 def _by_replica_set(entries: Sequence[ReplicaSelection]) -> Iterable[tuple[ReplicaSet, list[int]]]:
-    """Which entries, by their places, belong to each."""
+    """Group the positions of entries by replica set."""
     found: dict[int, tuple[ReplicaSet, list[int]]] = {}
     for row, entry in enumerate(entries):
         found.setdefault(id(entry.replica_set), (entry.replica_set, []))[1].append(row)

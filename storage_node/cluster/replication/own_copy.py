@@ -1,7 +1,7 @@
-"""Own copy of a write, staged before the write began, by a node that has the bytes and coordinates the write itself.
+"""Own replica of a write: staged before the write began, by a coordinator that already has the bytes.
 
-Its coordinator is told that it has come, and sends its bytes to the other owners alone. What was staged here is held
-against what the others were sent before anything is committed.
+The coordinator treats it as received, and sends the bytes to the other owners only. Before the commit, its length and
+checksum are compared with what the others were sent.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from storage_node.store.upload import Upload
 
 
 class OwnCopy(HeldWrite):
-    """To be dropped when the write is over, whatever has come of it."""
+    """The replica on this node; call `drop` when the write has ended, whatever the result."""
 
     def __init__(self, store: Store, upload: Upload | LoaderError) -> None:
-        """`upload`: or why there is none; then another node makes the copy good."""
+        """`upload` is the staged object, or the error that prevented it; repair then creates this replica."""
         super().__init__(store)
         self.upload = upload
 
@@ -27,18 +27,18 @@ class OwnCopy(HeldWrite):
         return self.upload
 
     def _write(self, data: bytes) -> None:
-        """The bytes are here."""
+        """Ignore the bytes, since they are already staged."""
 
     @property
     def has_ended(self) -> bool:
         return not isinstance(self.upload, Upload) or self.upload.has_ended
 
     def drop(self) -> None:
-        """Harmless once it has been committed."""
+        """Remove what was staged; does nothing after a commit."""
         if isinstance(self.upload, Upload):
             self.upload.abort()
 
 
 def is_owner(replica_set: ReplicaSet, name: str) -> bool:
-    """Whether this node is to have a copy, unless others have to stand in."""
+    """Return whether this node should have a replica, unless another node has to stand in."""
     return replica_set.position in replica_set.rankings([name])[0][: replica_set.bucket.copies]

@@ -1,18 +1,24 @@
-"""Read leases: a node that others may have given up waiting for knows by its own clock that it must not be read from.
+"""Read leases: a node that writers may have given up on knows by its own clock that it must not be read from.
 
-A node reads its copies out only while it holds a lease, which a majority of the map's nodes, itself among them, renews
-again and again. A writer that cannot tell a node of a write has other nodes try. Those that cannot either renew that
-node's lease no more until it has heard of the write. Once so many withhold it that no majority is left, and what they
-had granted before has run out, the node is not read from: the write may be acknowledged.
+The problem: a write is acknowledged although one node could not be told of it. That node may be cut off from the writer
+but not from its readers, and would return the old object. So a node serves its replicas only while it holds a lease. A
+majority of the map's nodes, itself included, renews it at intervals.
 
-Every majority that renews a lease later has one of those in it, so whoever holds a lease again has been told. A lease
-that lapsed and came back needs no comparison with others for that reason.
+A writer that cannot tell a node of a write asks other nodes to relay the message. Those that cannot reach it either
+stop renewing its lease until it was told. Once so many withhold the lease that no majority remains, and their earlier
+grants have expired, the node serves nothing. The write may then be acknowledged.
 
-No clock is compared with another: a lease counts from the moment at which the node asked for it, what was granted from
-the moment at which the answer was given, which is later, and a writer waits for that. Clocks may differ in their rate
-by `DRIFT`. They go on while a machine is suspended.
+Every majority that renews the lease later includes one of the withholding nodes, so a node that holds a lease again has
+been told. For that reason, a lapsed lease that is regained requires no comparison of replicas.
 
-Pure: times are seconds of the caller's own clock, and come with the call.
+No clocks are compared. The holder counts a lease from the moment of its request. The granter counts it from the moment
+of its answer, which is later, and writers wait for the granter's time. Clock rates may differ by `DRIFT`. The clock
+continues while a machine is suspended.
+
+If the holder dies, its lease simply expires. If a withholding node dies, its record on the drives keeps the lease
+withheld after a restart (`lease_keeper`).
+
+Pure: times are seconds of the caller's clock and are passed as arguments.
 """
 
 from __future__ import annotations
@@ -23,22 +29,23 @@ from collections.abc import Collection, Mapping
 
 DRIFT = 1 / 64
 LEAST_NODES = 3
-"""Of two nodes neither is a majority: they read out what they have when the other one is away."""
+"""Two nodes have no majority without each other, so they serve their replicas when the other one is down."""
 _NODES_OF_THE_BASE = 32
 
 
 def clock_s() -> float:
-    """A clock that goes on while the machine is suspended."""
+    """Return a clock that continues while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def ms_since(moment_s: float) -> int:
-    """Milliseconds since a moment of `clock_s`, rounded up."""
+    """Return milliseconds since a moment of `clock_s`, rounded up."""
     return max(0, math.ceil((clock_s() - moment_s) * 1000))
 
 
 def lease_s(base_s: float, nodes: int) -> float:
-    """How long a lease is: where many ask many, they ask less often. 0: there are none."""
+    """Return the duration of a lease; 0 means no leases. In a large cluster, leases last longer so that nodes renew
+    less often."""
     return base_s * max(1.0, nodes / _NODES_OF_THE_BASE) if nodes >= LEAST_NODES else 0.0
 
 
@@ -47,26 +54,26 @@ def majority(nodes: int) -> int:
 
 
 class LeaseHeld:
-    """A node's own lease, of what others have granted."""
+    """The lease that this node holds, made of the grants of others."""
 
     def __init__(self) -> None:
         self._ends_s: dict[bytes, float] = {}
 
     def granted(self, by: bytes, asked_s: float, for_s: float) -> None:
-        """`asked_s`: when the node that granted it was asked."""
+        """Record a grant. `asked_s` is when the granting node was asked."""
         self._ends_s[by] = max(asked_s + for_s * (1 - DRIFT), self._ends_s.get(by, float("-inf")))
 
     def until_s(self, others: Collection[bytes]) -> float:
-        """When the lease ends, in a map that has these other nodes."""
+        """Return when the lease ends in a map with these other nodes."""
         needed = majority(len(others) + 1) - 1
         return sorted((self._ends_s.get(node, float("-inf")) for node in others), reverse=True)[needed - 1]
 
 
 class LeasesGranted:
-    """What one node has granted to others."""
+    """Leases that this node has granted to others."""
 
     def __init__(self, now_s: float, longest_s: float) -> None:
-        """`longest_s`: what an earlier life of the node may have granted a moment ago."""
+        """`longest_s`: the longest lease that this node may have granted just before it restarted."""
         self._earlier_until_s = now_s + longest_s
         self._until_s: dict[bytes, float] = {}
 
@@ -74,20 +81,20 @@ class LeasesGranted:
         self._until_s[to] = max(now_s + for_s, self._until_s.get(to, now_s))
 
     def assume(self, now_s: float, for_s: float) -> None:
-        """Whoever it is may be read from for so long all the same, by a map that this node goes by no more."""
+        """Assume that every node may be read from for this long, by a map that is no longer in force."""
         self._earlier_until_s = max(self._earlier_until_s, now_s + for_s)
 
     def left_s(self, to: bytes, now_s: float) -> float:
-        """How long a lease that was granted may still be held."""
+        """Return how many seconds a granted lease may still be held."""
         return max(0.0, max(self._earlier_until_s, self._until_s.get(to, 0.0)) - now_s)
 
 
 def over_s(nodes: int, withheld_s: Mapping[bytes, float]) -> float | None:
-    """When a node surely holds no lease; None while too few withhold it.
+    """Return when a node surely holds no lease; None while too few nodes withhold it.
 
     Args:
-        nodes: of the map.
-        withheld_s: of each node that renews it no more, when what it had granted has run out.
+        nodes: the number of nodes in the map.
+        withheld_s: for each withholding node, when its last grant expires.
     """
     needed = nodes - majority(nodes) + 1
     return sorted(withheld_s.values())[needed - 1] if len(withheld_s) >= needed else None

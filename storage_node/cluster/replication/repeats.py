@@ -1,11 +1,12 @@
-"""Repeated writes: what became of a write that a client sends again because it has lost the answer.
+"""Repeated writes: the outcome of an attempt whose answer the client has lost.
 
-Every node of the map is asked what it has of the name, for the first try may have been done by any of them alone. The
-id of a write that was done stands in the entry that it made, or in the memory of those that replaced it (see
-`write_memory`). What nobody knows was not done, and is done now, if all have answered. A node that is silent may have
-done it, which matters if somebody has written since: doing it now would put the older write on top of the newer one.
+Any single node may have committed the first attempt, so every node of the map is asked for its entry of the name. The
+id of a committed write is stored in the entry that it made, and in the memory of the entries that replaced that one
+(see `write_memory`). If no node knows the id and all have answered, the write was not done, and runs now. If a node is
+silent, it may have committed the write. This matters if another write followed: running it again would put the older
+object on top of the newer one.
 
-The caller holds the names. Belongs to the node's event loop.
+The caller holds the names' locks. Belongs to the node's event loop.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from storage_node.store.write_memory import UNCERTAINTY_NS, took_part
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A write that may go on: no node has done it, or it is what there is, but not on all owners."""
+    """A write that has to run: no node has committed it, or it is the current version but not on all owners."""
 
     before: tuple[CatalogEntry, ...]
-    """What there is of the name, on all nodes that have answered."""
+    """The entries of the name on all nodes that have answered."""
 
 
 def judged(
@@ -40,11 +41,11 @@ def judged(
     silent: Mapping[int, str],
     owners: Collection[int],
 ) -> CatalogEntry | LoaderError | Repeat:
-    """What became of a write; the entry that it made, if it need not be done again.
+    """Decide the outcome of a write: the entry that it made if it must not run again, an error, or `Repeat`.
 
     Args:
-        found: what each node that has answered has of the name.
-        silent: why others have not answered, by their numbers.
+        found: the entry of the name on each node that has answered, by the node's number; None if it has none.
+        silent: why other nodes have not answered, by their numbers.
     """
     entries = [entry for entry in found.values() if entry is not None]
     newest = max(entries, key=lambda entry: entry.version, default=None)
@@ -53,7 +54,7 @@ def judged(
     done = [past for entry in entries if (past := done_before(condition, entry)) is not None]
     if done:
         last = max(done, key=lambda entry: entry.version)
-        # Whoever has replaced it took no part in it, and did not hear of it.
+        # A write that replaced it took no part in it, and did not know of it.
         is_replaced = last.version < newest.version or newest.write_id != condition.write_id
         is_everywhere = all(
             (entry := found.get(owner)) is not None and entry.version == last.version for owner in owners
@@ -62,7 +63,8 @@ def judged(
     for entry in entries:
         if (unknown := undecided(condition, label, entry)) is not None:
             return unknown
-    # What those took part in that are silent now would know of it. What was there before may be replaced by it.
+    # The newest entry lists the nodes that took part in its write. A silent node among them would have reported this
+    # write. An object from before the first attempt may be replaced by it.
     is_old = newest.modified_ns + UNCERTAINTY_NS < condition.began_ns
     if not is_old and not all(took_part(newest.writes, node) for node in silent):
         return TooFewCopies(
@@ -73,9 +75,9 @@ def judged(
 
 
 def done_by(write_id: bytes, entries: Iterable[CatalogEntry]) -> bool:
-    """Whether one of these was made by a try of this write, be it replaced since. What it took away was there then: a
-    deletion that has been done on some nodes finds nothing but its own tombstone."""
-    having = [entry for entry in entries if write_id in entry.writes]  # by chance, perhaps; found for certain below
+    """Return whether one of these entries was made by an attempt of this write, even if it was replaced since. A
+    deletion that was done on some nodes then finds its own tombstone, so the object did exist."""
+    having = [entry for entry in entries if write_id in entry.writes]  # may match by chance; verified below
     made = Condition(write_id=write_id) if having else None
     return made is not None and any(done_before(made, entry) is not None for entry in having)
 
@@ -83,7 +85,7 @@ def done_by(write_id: bytes, entries: Iterable[CatalogEntry]) -> bool:
 async def resolve(
     nodes: ReplicaClient, replica_set: ReplicaSet, wanted: Sequence[tuple[str, Condition]]
 ) -> list[CatalogEntry | LoaderError | Repeat]:
-    """See `judged`; of each name, in order."""
+    """Ask all nodes, and decide the outcome of each write with `judged`; in order."""
     names = [name for name, _ in wanted]
     everybody = range(len(replica_set.view.nodes))
     numbers = [node.number for node in replica_set.view.nodes]
@@ -99,7 +101,7 @@ async def resolve(
         for node, answer in zip(everybody, answers, strict=True):
             if isinstance(answer, ReplicaLost):
                 if isinstance(answer.refusal, BucketNotFound):
-                    found[node] = None  # it has not heard of the bucket yet
+                    found[node] = None  # it does not know the bucket yet
                 else:
                     silent[numbers[node]] = str(answer)
             elif answer.object[at].unknown:

@@ -1,6 +1,6 @@
-"""Replica side of a write: a node holds the bytes back until the coordinator says which version they have.
+"""Replica side of a write: stages the bytes until the coordinator sends the version to commit.
 
-Runs on reader threads; a coordinator that is itself an owner uses it without a network between.
+Runs on reader threads. A coordinator that is itself an owner uses it in process.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from storage_node.store.upload import Upload
 from storage_node.store.write_memory import SUPERSEDED, checked, id_of
 
 ELSEWHERE = b"elsewhere"
-"""In place of the path of an object on another node."""
+"""Replaces the path of an object that is on another node."""
 MAX_VERSIONS = 10_000
-"""Of one page."""
+"""Most versions in one page."""
 
 
 def to_wire(version: Version) -> wire.ObjectVersion:
@@ -31,7 +31,7 @@ def to_wire(version: Version) -> wire.ObjectVersion:
 
 
 def from_wire(version: wire.ObjectVersion) -> Version:
-    """Raises InvalidRequest for one that is never given: nothing of that kind comes further than here."""
+    """Convert a version. Raises InvalidRequest for one that no store assigns, so that none spreads further."""
     if version.epoch > MAX_EPOCH:
         raise errors.InvalidRequest(f"epoch {version.epoch} of a version is above {MAX_EPOCH}")
     check_counter(version.counter, "counter")
@@ -43,10 +43,10 @@ def error_to_wire(error: LoaderError) -> pb.Error:
 
 
 class HeldWrite:
-    """The messages of one write, taken one after another."""
+    """The messages of one write, in order."""
 
     def __init__(self, store: Store, known_map: Callable[[], int] = lambda: 0) -> None:
-        """`known_map`: the version of the newest map that this node knows."""
+        """`known_map` returns the version of the newest map that this node knows."""
         self._store = store
         self._known_map = known_map
         self._header: wire.WriteHeader | None = None
@@ -54,7 +54,7 @@ class HeldWrite:
         self._committed = False
 
     def take(self, request: wire.WriteRequest) -> wire.WriteResponse | None:
-        """The answer, where the message has one. Raises InvalidRequest for a message out of turn."""
+        """Process a message; return its answer if it has one. Raises InvalidRequest for a message out of order."""
         part = request.WhichOneof("part")
         if part == "data" and self._header is not None and self._uploads is not None:
             self._write(request.data)
@@ -85,7 +85,7 @@ class HeldWrite:
             return error
 
     def _write(self, data: bytes) -> None:
-        """After an error the rest of the object is let pass: the coordinator hears of it with `staged`."""
+        """Stage bytes. After an error the rest of the object is ignored; the coordinator gets the error in `staged`."""
         assert self._uploads is not None
         upload = self._uploads[0]
         if isinstance(upload, Upload):
@@ -185,23 +185,23 @@ class HeldWrite:
             committed.object.add(version=to_wire(result.version), superseded=result.path == SUPERSEDED)
             if at in mending:
                 self._store.damaged.drop(*mending[at], mended=True)
-        committed.map_version = self._known_map()  # as it is after the commit
+        committed.map_version = self._known_map()  # read after the commit
         return wire.WriteResponse(committed=committed)
 
     @property
     def has_ended(self) -> bool:
-        """Nothing is left to be aborted."""
+        """Nothing is left to abort."""
         return all(not isinstance(upload, Upload) or upload.has_ended for upload in self._uploads or ())
 
     def abort(self) -> None:
-        """What has not been committed goes; harmless afterwards."""
+        """Remove everything that was not committed; harmless if called again."""
         for upload in self._uploads or ():
             if isinstance(upload, Upload):
                 upload.abort()
 
 
 def require_bucket(store: Store, name: str, uuid: bytes) -> None:
-    """Raise BucketNotFound unless the bucket of this name is the one meant."""
+    """Raise BucketNotFound unless the bucket of this name has this uuid."""
     if store.bucket(name).uuid_bytes != uuid:
         raise errors.BucketNotFound(f"bucket {name!r} was deleted and made again, or will be")
 
@@ -210,7 +210,7 @@ def require_bucket(store: Store, name: str, uuid: bytes) -> None:
 
 
 def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> wire.NewestResponse:
-    """`map_version`: noted before this is called; see `map.lease`."""
+    """`map_version`: the map's version, noted before this call; see `map.lease`."""
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     if request.make_lasting:
         for drive in store.drive_set.live():
@@ -248,8 +248,10 @@ def write_tombstone(
 def late_fault(
     store: Store, bucket_uuid: bytes, name: str, version: Version, writes: bytes, looked_ms: int
 ) -> WriteTooLate | None:
-    """What keeps this node from taking a write whose coordinator looked so long ago what there is: it may have missed
-    another one of the name since, which may have come after a repeat of this one. What has no id has no repeats.
+    """Return an error if this node may have missed another write of the name since the coordinator looked for existing
+    versions.
+
+    The missed write may be newer than a retry of this one. A write without an id is never retried.
     """
     if not id_of(writes) or not store.replicas.stale.missed(bucket_uuid, name, version, looked_ms / 1000):
         return None
@@ -262,7 +264,7 @@ def late_fault(
 def versions(store: Store, request: wire.VersionsRequest) -> wire.VersionsResponse:
     require_bucket(store, request.bucket.name, request.bucket.uuid)
     limit = min(request.limit or 1000, MAX_VERSIONS)
-    # One more than asked tells whether another page is worth a request.
+    # Read one more than requested, which shows whether there is another page.
     found = list(store.replicas.versions(request.bucket.name, request.start_after, limit + 1))
     limit = within(PAGE_BYTES, (state.name for state in found[:limit]))
     states = [
@@ -293,7 +295,7 @@ def _state_or_unknown(store: Store, bucket: str, name: str) -> wire.ObjectState:
     try:
         record = store.replicas.newest(bucket, [name])[0]
         if record is not None and store.damaged.version_of(store.bucket(bucket).uuid_bytes, name) == record.version:
-            return wire.ObjectState(name=name, unknown=True)  # nobody may rely on this copy
+            return wire.ObjectState(name=name, unknown=True)  # this replica is damaged
         return to_state(name, record)
     except errors.DriveFailed:
         return wire.ObjectState(name=name, unknown=True)

@@ -1,4 +1,4 @@
-"""RPC client of a coordinator: calls to the nodes of a map, this one among them. Belongs to the node's event loop."""
+"""RPC client of a coordinator: calls the nodes of a map, including this one. Belongs to the node's event loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from storage_node.node import Node
 
 R = TypeVar("R")
 _FEW_NAMES = 128
-"""To look them up takes a node no time worth speaking of."""
+"""Looking up this many names takes a node negligible time."""
 
 
 async def outcome(step: Awaitable[R]) -> R | ReplicaLost:
@@ -43,7 +43,7 @@ async def outcome(step: Awaitable[R]) -> R | ReplicaLost:
 
 
 async def close_all(copies: Iterable[ReplicaStream]) -> None:
-    # Shielded: a call that is cancelled now, at its end, must not leave copies open.
+    # Shielded: a call cancelled at this point must not leave streams open.
     await asyncio.shield(asyncio.gather(*(copy.close() for copy in copies)))
 
 
@@ -68,12 +68,13 @@ class ReplicaClient:
         return view is not None and any(node.peer_endpoint == endpoint for node in view.nodes)
 
     def heard_of_map(self, endpoint: str, version: int) -> None:
-        """The node there knows a map of this version."""
+        """Note that the node at this endpoint knows a map of this version."""
         if version > self._newest_map[1]:
             self._newest_map = endpoint, version
 
     async def teach(self, endpoint: str, bucket: Bucket) -> bool:
-        """Have the node there learn this node's map, if it has this very bucket; whether it knows that map now."""
+        """Send this node's map to the node at this endpoint, if it has this very bucket; return whether it knows the
+        map now."""
         view = self.node.membership.view if self.node.membership is not None else None
         known = view.buckets.get(bucket[0]) if view is not None else None
         if view is None or known is None or known.uuid != bucket[1]:
@@ -88,7 +89,7 @@ class ReplicaClient:
         return answer.version >= view.version
 
     async def keep_up(self) -> bool:
-        """Learn the newest map that a node has spoken of; whether this node knows it now."""
+        """Fetch the newest map that a node has mentioned; return whether this node knows it now."""
         membership, (endpoint, version) = self.node.membership, self._newest_map
         known = membership.view.version if membership is not None and membership.view is not None else 0
         if membership is None or known >= version:
@@ -101,9 +102,10 @@ class ReplicaClient:
         return False
 
     async def has_changed(self, replica_set: ReplicaSet) -> bool:
-        """Whether somebody is known to act by a newer map, which this node has learned then if it could.
+        """Return whether a newer map is known to be in use. This node then knows it too, if it could fetch it.
 
-        What nodes of this one lack may have been handed over by that one, to a node that this one does not have.
+        Objects that the nodes of this map lack may have been moved, by the newer one, to a node that this map does not
+        have.
         """
         membership, version = self.node.membership, replica_set.view.version
         if membership is None or (self._newest_map[1] <= version and membership.view is replica_set.view):
@@ -112,17 +114,17 @@ class ReplicaClient:
         return True
 
     def copy(self, replica_set: ReplicaSet, node: int, held: HeldWrite | None = None) -> ReplicaStream:
-        """`held`: what takes the copy in where it is this node's own."""
+        """Open a stream for one replica. `held` receives this node's own."""
         if node == replica_set.position:
             return LocalReplicaStream(node, self.node, held)
         return RemoteReplicaStream(node, replica_set.endpoint(node), self.channels, self.node.config.reach_timeout_s)
 
     def clock_faults(self, writes: Sequence[ReplicaSelection]) -> list[ClockOffset | None]:
-        """See `check_clocks`."""
+        """Check these writes with `check_clocks`."""
         return check_clocks(self.node.peer_clocks, self.node.store.clock.max_offset_ms, writes)
 
     def note_clock(self, replica_set: ReplicaSet, node: int, wall_ms: int) -> None:
-        """What the wall clock of a node shows at this moment."""
+        """Record the wall clock that a node has just reported."""
         if node != replica_set.position:
             self.node.peer_clocks.note(replica_set.view.nodes[node].uuid, wall_ms)
 
@@ -132,7 +134,7 @@ class ReplicaClient:
     async def newest(
         self, replica_set: ReplicaSet, node: int, names: Sequence[str], *, allow_unknown: bool = False
     ) -> wire.NewestResponse:
-        """What the node has of these names. Raises ReplicaLost."""
+        """Return the node's entries of these names. Raises ReplicaLost."""
         request = wire.NewestRequest(bucket=_ref(replica_set), name=names, allow_unknown=allow_unknown)
         if node == replica_set.position:
             return await self._here(replica.newest, request)
@@ -156,8 +158,8 @@ class ReplicaClient:
         writes: bytes = b"",
         looked_ms: int = 0,
     ) -> wire.BuryResponse:
-        """Have the node keep a tombstone, if it has nothing newer than `not_above`, and has missed nothing since it was
-        looked, `looked_ms` ago. Raises ReplicaLost."""
+        """Make the node write a tombstone. It refuses if it has a version newer than `not_above`, or may have missed a
+        write in the last `looked_ms`. Raises ReplicaLost."""
         request = wire.BuryRequest(
             bucket=_ref(replica_set),
             name=name,

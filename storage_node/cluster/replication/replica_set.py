@@ -1,4 +1,4 @@
-"""Replica selection: the copies of a write go to the first hosts in rendezvous order that answer. Does no I/O."""
+"""Replica selection: a write goes to the first hosts in rendezvous order that answer. Does no I/O."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from storage_node.cluster.errors import TooFewCopies, Unfinished
 from storage_node.cluster.replication.replica_stream import ReplicaLost
 
 _OF_THE_REQUEST = (InvalidRequest, SourceChanged, SourceUnreadable)
-"""What any node would say of the same request."""
+"""Errors that depend on the request alone, so that every node would return them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSet:
-    """A bucket of the map, and this node's part in it."""
+    """A bucket of the map, and this node's position in it."""
 
     view: ClusterView
     bucket: pb.MapBucket
     position: int
-    """Of this node in the map."""
+    """This node's index in the map."""
 
     @property
     def number(self) -> int:
@@ -33,24 +33,24 @@ class ReplicaSet:
         return max(1, min(self.bucket.min_copies, self.bucket.copies))
 
     def rankings(self, names: Sequence[str]) -> list[list[int]]:
-        """For each name one node of each host, best first: its owners, then those that take an owner's place."""
+        """Return one node per host for each name, best first: its owners, then the nodes that stand in for them."""
         placement = self.view.placement
         found: list[list[int]] = placement.owners(object_hashes(self.bucket.uuid, names), placement.hosts).tolist()
         return found
 
     def former(self, name: str) -> list[int]:
-        """Nodes that may still have the object from before the nodes that are joining or leaving began to, or from
-        before the number of copies was lowered."""
+        """Return nodes that may still have the object from an earlier map, or from before the number of copies was
+        lowered."""
         if self.view.former is None and not self.bucket.former_copies:
             return []
         owners = set(self.view.owners(self.bucket, name))
         return [node for node in self.view.concerned(self.bucket, [name])[0] if node not in owners]
 
     def nobody_has(self, name: str, asked: Container[int]) -> bool:
-        """Whether it is sure that there is no such object, as none of the nodes that were asked has one.
+        """Return whether the object surely does not exist, given that no node in `asked` has it.
 
-        One owner is enough: it has been told of all writes. While nodes join or leave the new ones may lack what the
-        former ones have. Of nodes that only stand in, nobody has told any what there is.
+        One owner is enough, since owners are told of all writes. While nodes join or leave, new owners may lack what
+        the former ones have. Stand-ins are not told of writes, so they do not count.
         """
         if self.view.former is not None:
             return all(node in asked for node in self.view.concerned(self.bucket, [name])[0])
@@ -60,7 +60,7 @@ class ReplicaSet:
         return self.view.nodes[node].peer_endpoint
 
     def left_behind(self, name: str) -> LoaderError:
-        """What is wrong with saying by this map what there is of a name, or is not, when there is a newer one."""
+        """Return the error for an answer by this map when there is a newer one."""
         return TooFewCopies(
             f"{self.bucket.name}/{name}: there is a newer map than {self.view.version}, by which other nodes may have "
             "it; try again, nothing was changed"
@@ -69,26 +69,26 @@ class ReplicaSet:
 
 @dataclass(slots=True)
 class ReplicaSelection:
-    """The nodes that may take part in one write, and what came of asking them."""
+    """The nodes that may take part in one write, and the outcome of asking them."""
 
     replica_set: ReplicaSet
     name: str
     ranking: list[int]
-    """One node of each host, best first."""
+    """One node per host, best first."""
     taking: list[int] = field(default_factory=list)
-    """Those that take part."""
+    """Nodes that take part."""
     tried: set[int] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
     fault: LoaderError | None = None
-    """What any node would have against the request."""
+    """An error that every node would return for this request."""
     refusal: LoaderError | None = None
-    """What a node that answered had against taking part."""
+    """The reason of a node that answered and refused."""
     unreachable: bool = False
 
     def next_nodes(self, avoided: Callable[[int], bool]) -> list[int]:
-        """Who is to be asked now; empty when enough take part, or nobody is left. They count as tried from now on.
+        """Return the nodes to ask next; empty if enough take part or no node is left. They count as tried.
 
-        Nodes that failed a moment ago are passed over, unless there would be too few without them.
+        Nodes that failed a moment ago are skipped, unless too few would remain.
         """
         if self.fault is not None:
             return []
@@ -103,19 +103,20 @@ class ReplicaSelection:
 
     @property
     def owners(self) -> list[int]:
-        """Those whom it belongs to, whether they answer or not."""
+        """The owners, whether they answer or not."""
         return self.ranking[: self.replica_set.bucket.copies]
 
     @property
     def missing(self) -> list[int] | None:
-        """The numbers of the owners that take no part; None while objects move, when others may have older ones."""
+        """The numbers of the owners that take no part; None while objects move, since other nodes may then have older
+        replicas."""
         view = self.replica_set.view
         if view.former is not None:
             return None
         return [view.nodes[owner].number for owner in self.owners if owner not in self.taking]
 
     def lose(self, problem: ReplicaLost) -> None:
-        """A node takes no part, or not any more."""
+        """Record that a node takes no part, or no longer."""
         self.problems.append(str(problem))
         self.unreachable |= problem.refusal is None
         self.refusal = self.refusal or problem.refusal
@@ -123,7 +124,7 @@ class ReplicaSelection:
             self.fault = self.fault or problem.refusal
 
     def shortage(self) -> LoaderError | None:
-        """Why the write cannot go on; None when it can."""
+        """Return the error that stops the write; None if it can go on."""
         if self.fault is not None or len(self.taking) >= self.replica_set.min_copies:
             return self.fault
         message = f"{self._sentence(len(self.taking))}; nothing was changed"
@@ -132,17 +133,17 @@ class ReplicaSelection:
         return TooFewCopies(message)
 
     def without_its_first_owner(self) -> LoaderError:
-        """Why a write on a condition cannot go on, which this node decides about and has no part in."""
+        """Return the error for a conditional write in which this node, the first owner, cannot take part."""
         kind = type(self.refusal) if self.refusal is not None else TooFewCopies
         why = "; ".join(dict.fromkeys(self.problems))
         return kind(f"{self.replica_set.bucket.name}/{self.name}: its first owner cannot take it now ({why})")
 
     def unfinished(self, count: int) -> LoaderError:
-        """What a client is told when too few nodes of those that took part have said that they are done."""
+        """Return the error for a write that too few participants have confirmed."""
         return Unfinished(f"{self._sentence(count)}; others may be changed already, trying again makes them equal")
 
     def untold(self) -> LoaderError:
-        """Why a write is not begun, of which a node cannot be told that may be read from."""
+        """Return the error for a write that is not begun, because a readable node cannot be told of it."""
         label = f"{self.replica_set.bucket.name}/{self.name}"
         return TooFewCopies(
             f"{label}: a node that has an older copy cannot be told of the write, and too few others answer to be sure "
@@ -155,7 +156,7 @@ class ReplicaSelection:
         return f"{label}: {count} copies can be written now, {self.replica_set.min_copies} at least are needed ({why})"
 
     def require(self) -> None:
-        """Raises LoaderError when the write cannot go on."""
+        """Raise a LoaderError if the write cannot go on."""
         shortage = self.shortage()
         if shortage is not None:
             raise shortage

@@ -1,7 +1,7 @@
-"""Replica stream: one copy of a write as its coordinator drives it, on another node over gRPC or on this one.
+"""Replica stream: one replica of a write as its coordinator drives it, on this node or on another one over gRPC.
 
-Every step has a deadline. A copy that misses one is lost, as is one whose node cannot be reached; its coordinator goes
-on without it. Closing a copy that has not been committed takes back what it staged.
+Every step has a deadline. A replica that misses one is lost, as is one whose node cannot be reached, and the
+coordinator continues without it. Closing a stream that was not committed removes what it staged.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.node import Node
 
 REACH_TIMEOUT_S = 2.0
-"""For a node to say that it is there; after that the next host in order takes its place."""
+"""Time for a node to accept the stream; after that, the next host in order takes its place."""
 STEP_TIMEOUT_S = 10.0
-"""For everything after that: taking a piece of an object in, staging a group, committing."""
+"""Time for each later step: receiving a piece, staging a group, committing."""
 
 
 class ReplicaLost(Exception):
-    """A node takes no part in a write, or not any more. `refusal` is its reason, None when it did not answer."""
+    """A node takes no part in a write, or no longer. `refusal` is its reason; None if it did not answer."""
 
     def __init__(self, message: str, refusal: LoaderError | None = None) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class ReplicaLost(Exception):
 
     @property
     def may_pass(self) -> bool:
-        """The node did not answer, or cannot say now: its copy may be old, or it is stopping."""
+        """Whether another attempt may succeed: the node did not answer, or is stopping."""
         return self.refusal is None or type(self.refusal) in (LoaderError, NodeUnavailable, Overloaded, SilenceTimeout)
 
 
@@ -50,25 +50,25 @@ def refused(who: str, error: pb.Error) -> ReplicaLost:
 
 
 class ReplicaStream(ABC):
-    """Belongs to one task at a time."""
+    """One replica of a write. Belongs to one task at a time."""
 
     def __init__(self, node: int) -> None:
         self.node = node
-        """Its position in the map."""
+        """The node's index in the map."""
         self.objects = 1
-        """How many it was given."""
+        """Number of objects in the stream."""
 
     @abstractmethod
     async def begin(self, request: wire.WriteRequest) -> wire.WriteResponse:
-        """Send the first message; its answer. Raises ReplicaLost, soon when the node is not there."""
+        """Send the first message and return its answer. Raises ReplicaLost, quickly if the node is down."""
 
     @abstractmethod
     async def send(self, request: wire.WriteRequest, timeout_s: float) -> None:
-        """Raises ReplicaLost."""
+        """Send a message without waiting for an answer. Raises ReplicaLost."""
 
     @abstractmethod
     async def receive(self, timeout_s: float) -> wire.WriteResponse:
-        """The next answer. Raises ReplicaLost."""
+        """Return the next answer. Raises ReplicaLost."""
 
     @abstractmethod
     async def close(self) -> None: ...
@@ -79,7 +79,7 @@ class ReplicaStream(ABC):
 
 
 class LocalReplicaStream(ReplicaStream):
-    """On this node. A drive has no deadline: it answers, or fails."""
+    """The replica on this node. A drive has no deadline: it answers or fails."""
 
     def __init__(self, node: int, here: Node, held: HeldWrite | None = None) -> None:
         super().__init__(node)
@@ -103,11 +103,13 @@ class LocalReplicaStream(ReplicaStream):
 
     async def close(self) -> None:
         if not self._held.has_ended:
-            await asyncio.shield(self._here.read(self._held.abort))  # cancelled before it runs, it would never run
+            await asyncio.shield(
+                self._here.read(self._held.abort)
+            )  # a cancelled read that has not started would never run
 
 
 class RemoteReplicaStream(ReplicaStream):
-    """On another node, for as long as the stream lasts."""
+    """A replica on another node, for the lifetime of the stream."""
 
     def __init__(self, node: int, endpoint: str, channels: Channels, reach_timeout_s: float = REACH_TIMEOUT_S) -> None:
         super().__init__(node)
@@ -120,7 +122,7 @@ class RemoteReplicaStream(ReplicaStream):
         with self._reporting():
             async with asyncio.timeout(self._reach_timeout_s):
                 await self._call.write(request)
-                await self._call.initial_metadata()  # sent at once, before anything is done
+                await self._call.initial_metadata()  # sent at once, before the node does any work
         return await self.receive(STEP_TIMEOUT_S)
 
     async def send(self, request: wire.WriteRequest, timeout_s: float) -> None:
@@ -147,7 +149,7 @@ class RemoteReplicaStream(ReplicaStream):
 
 @contextlib.contextmanager
 def reporting(channels: Channels, endpoint: str) -> Iterator[None]:
-    """Turns what gRPC raises for a node that does not answer into ReplicaLost, and remembers the node for it."""
+    """Translate gRPC errors of an unresponsive node into ReplicaLost, and mark the node as failed."""
     try:
         yield
     except TimeoutError as error:
@@ -163,12 +165,12 @@ def reporting(channels: Channels, endpoint: str) -> Iterator[None]:
                 raise refused(endpoint, pb.Error(kind=str(kind), message=error.details())) from error
         raise ReplicaLost(f"{endpoint}: {'no answer in time' if late else error.details()}") from error
     except asyncio.CancelledError as error:
-        # gRPC raises it also when the other node ended the call so, which is not this task's end.
+        # gRPC also raises this if the other node cancelled the call, which does not end this task.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         channels.failed(endpoint)
         raise ReplicaLost(f"{endpoint}: it is stopping") from error
-    except asyncio.InvalidStateError as error:  # writing on a call that has ended
+    except asyncio.InvalidStateError as error:  # raised by a write to a call that has ended
         channels.failed(endpoint)
         raise ReplicaLost(f"{endpoint}: the connection broke") from error

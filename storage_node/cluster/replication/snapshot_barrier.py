@@ -1,7 +1,7 @@
-"""Commit barrier: holds up the writes that this node coordinates while a snapshot of their bucket is made.
+"""Commit barrier: holds back the writes that this node coordinates while a snapshot of their bucket is cut.
 
-A write passes from before its version is chosen until its commits are over. Who holds a bucket waits for those that are
-passing; nothing passes until it is released, or its time is over: the node that wanted it may have died.
+A write is inside the barrier from before its version is chosen until its commits have ended. `hold` waits for the
+writes inside. No write enters until the hold is released or has expired, as the node that requested it may have died.
 Belongs to the node's event loop.
 """
 
@@ -16,7 +16,7 @@ from storage_node.cluster.errors import TooFewCopies
 
 HOLD_S = 10.0
 DRAIN_S = 5.0
-"""Of that time, for the writes that are passing."""
+"""Part of `HOLD_S` for which `hold` waits for the writes inside the barrier."""
 
 
 class _Hold:
@@ -34,7 +34,7 @@ class SnapshotBarrier:
 
     @contextlib.asynccontextmanager
     async def passing(self, buckets: Iterable[bytes]) -> AsyncIterator[None]:
-        """Waits while one of these buckets, by their uuids, is held: for HOLD_S at most, each time."""
+        """Enter the barrier for these buckets (uuids). Waits while one is held, at most `HOLD_S` per hold."""
         mine = set(buckets)
         while held := [self._holds[bucket] for bucket in mine if bucket in self._holds]:
             await held[0].over.wait()
@@ -46,9 +46,9 @@ class SnapshotBarrier:
             self._drained.set()
 
     async def hold(self, bucket: bytes, attempt: bytes) -> None:
-        """Returns when nothing passes any more; `release` should follow.
+        """Hold a bucket, and return once no write is inside; call `release` afterwards.
 
-        Raises TooFewCopies when somebody else holds the bucket, or writes take too long; it is not held then.
+        Raises TooFewCopies, and does not hold the bucket, if another attempt holds it or writes take too long.
         """
         if bucket in self._holds:
             raise TooFewCopies("another snapshot of the bucket is being made; try again")
@@ -67,12 +67,12 @@ class SnapshotBarrier:
             raise
 
     def holds(self, bucket: bytes, attempt: bytes) -> bool:
-        """Whether nothing has passed since this attempt's `hold`."""
+        """Return whether no write has entered since this attempt's `hold`."""
         hold = self._holds.get(bucket)
         return hold is not None and hold.attempt == attempt
 
     def release(self, bucket: bytes, attempt: bytes) -> bool:
-        """Whether it was held until now."""
+        """Release the bucket; return whether this attempt still held it."""
         hold = self._holds.get(bucket)
         if hold is None or hold.attempt != attempt:
             return False

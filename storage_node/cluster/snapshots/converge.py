@@ -1,4 +1,5 @@
-"""Convergence of a snapshot: a node goes through what the snapshot sees here, and sends to owners what those lack.
+"""Convergence of a snapshot: a node goes through what the snapshot sees here and sends owners what they lack.
+
 Belongs to the node's event loop; every call has a deadline.
 """
 
@@ -30,7 +31,7 @@ from storage_node.store.retained_replicas import NewerFirst, Seen, seen, seen_af
 
 PAGE_NAMES = 5000
 KEEP_TIMEOUT_S = 120.0
-"""For one version, whatever its size."""
+"""Time limit for one version of any size."""
 _KEPT_AT_ONCE = 8
 log = logging.getLogger(__name__)
 
@@ -84,8 +85,8 @@ class Convergence:
         names: Sequence[str],
         owners: Sequence[Sequence[int]],
     ) -> tuple[dict[int, Answer], set[int]]:
-        """What the cut sees on the other owners of these names, without those that do not answer; and who of them
-        answered by this map."""
+        """Return what the cut sees on the other owners of these names, as far as they answer, and which of them
+        answered under this map."""
         here = view.position[self._membership.node_uuid]
         asked: dict[int, list[str]] = {}
         for name, positions in zip(names, owners, strict=True):
@@ -106,13 +107,13 @@ class Convergence:
         here: int,
         answers: Mapping[int, Answer],
     ) -> Unsettled:
-        """See `compare_seen`."""
+        """Compare what owners see with `compare_seen`, on a reader thread."""
         return await self._node.read(compare_seen, names, states, owners, here, answers)
 
     async def _ask(
         self, endpoint: str, bucket: cluster_pb.MapBucket, cut: int, names: Sequence[str]
     ) -> tuple[Answer, int]:
-        """What the cut sees there, and by which map it says so; nothing of a node that does not answer."""
+        """Return what the cut sees on a node, and the version of that node's map; empty if it does not answer."""
         request = pb.SeenRequest(bucket=bucket_ref(bucket), cut=cut, name=names)
         try:
             with reporting(self._channels, endpoint):
@@ -127,7 +128,7 @@ class Convergence:
     # -- sending
 
     async def mend(self, view: ClusterView, bucket: cluster_pb.MapBucket, cut: int, unsettled: Unsettled) -> str:
-        """Send what owners lack; the last thing that went wrong."""
+        """Send owners what they lack; return the last error."""
         problems: list[str] = []
 
         async def push(node: int, names: Sequence[str]) -> None:
@@ -150,7 +151,7 @@ class Convergence:
         return problems[-1] if problems else ""
 
     async def _keep(self, endpoint: str, bucket: cluster_pb.MapBucket, cut: int, name: str, version: Seen) -> None:
-        """Have the node retain one version. Raises ReplicaLost, LoaderError."""
+        """Make the node retain one version. Raises ReplicaLost, LoaderError."""
         async with self._slots:
             try:
                 messages = self._messages(bucket, cut, name, version)
@@ -159,7 +160,7 @@ class Convergence:
                         stub = rpc.SnapshotCopiesStub(self._channels.to(endpoint))
                         await stub.Keep(messages, timeout=KEEP_TIMEOUT_S)
             except ObjectNotFound:
-                return  # it has ended here meanwhile: the next round finds it where it is now
+                return  # replaced in the meantime: the next round finds it
             except ReplicaLost as lost:
                 if not isinstance(lost.refusal, NewerFirst):
                     raise
@@ -168,7 +169,7 @@ class Convergence:
     async def _messages(
         self, bucket: cluster_pb.MapBucket, cut: int, name: str, version: Seen
     ) -> AsyncGenerator[pb.KeepRequest, None]:
-        """Raises LoaderError."""
+        """Yield the messages that transfer one version. Raises LoaderError."""
         record = version.record
         cuts = self._store.record.current.cuts.get(bucket.uuid, [])
         header = pb.KeepHeader(

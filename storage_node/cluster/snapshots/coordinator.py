@@ -1,13 +1,13 @@
-"""Snapshot coordinator: any node makes a snapshot of a bucket with all the others, and the map keeps it.
+"""Snapshot coordinator: any node creates a snapshot of a bucket together with all others, and the map records it.
 
-Making one: every node holds the commits of the bucket that it coordinates, and says the highest number that it has
-given or heard of. The highest of all is the cut. The map is changed to say so, with all nodes holding; each of them
-retains what the cut sees before it counts the map as known. Then they let go: what is given a version from now on is
-above the cut, and of what was given one before nothing is on its way any more. Then the nodes compare what the cut
-sees, until all owners see the same, and the map is changed once more: now it is there.
+Creation: every node holds back the commits of the bucket that it coordinates, and reports the highest version number
+that it has assigned or heard of. The maximum is the cut. The map is changed to record it while all nodes hold. Each
+node retains what the cut sees before it acknowledges that map. Then the nodes release their commits: versions assigned
+from now on are above the cut, and no commit with an earlier version is in progress any more. The nodes compare what the
+cut sees until all owners see the same, and the map is changed once more to mark the snapshot as complete.
 
-Whatever fails on the way, the map says what is to be retained, and a snapshot in it that nobody makes any more is taken
-out again. Belongs to the node's event loop.
+If anything fails, the map still says what must be retained, and a snapshot in it that nobody is creating any more is
+removed. Belongs to the node's event loop.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from storage_node.store.wall_clock import advice, shown
 
 CHANGE_TIMEOUT_S = 20.0
 CUT_TIMEOUT_S = 8.0
-"""For the change of the map under which all nodes hold."""
+"""Time limit for the change of the map during which all nodes hold."""
 BEGIN_S = 30.0
-"""So long it is tried again while other changes of the map come first."""
+"""How long to retry while other changes of the map come first."""
 SETTLE_S = 60.0
-"""So long the nodes may differ as much as before."""
+"""How long the number of differences may fail to decrease."""
 _PAUSE_S = 0.2
 _BACKOFF = Backoff(_PAUSE_S, _PAUSE_S, jitter=0.5)
 T = TypeVar("T")
@@ -61,29 +61,29 @@ class SnapshotCoordinator:
         self._clock = clock
         self._channels = channels
         self.making: set[tuple[bytes, str, int]] = set()
-        """The bucket's uuid, the name, and the moment at which it was begun."""
+        """The bucket's uuid, the name, and the time at which creation began."""
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
     def view(self) -> ClusterView | None:
-        """None while the node belongs to no cluster and has its buckets to itself."""
+        """The map; None while the node belongs to no cluster and has its own buckets."""
         return self._membership.view
 
     async def listed(self, name: str) -> Sequence[cluster_pb.MapSnapshot]:
-        """Oldest first. Raises BucketNotFound, ChangeFailed."""
+        """List snapshots, oldest first. Raises BucketNotFound, ChangeFailed."""
         bucket = await self._bucket(name)
         return [one for one in bucket.snapshot if not one.maker]
 
     async def delete(self, bucket_name: str, name: str) -> None:
-        """Raises BucketNotFound, SnapshotNotFound, ChangeFailed."""
+        """Delete a snapshot. Raises BucketNotFound, SnapshotNotFound, ChangeFailed."""
         bucket = await self._bucket(bucket_name, to_change=True)
         await self._change(snapshot_mutations.delete_snapshot(bucket.uuid, name))
 
     async def create(self, bucket_name: str, name: str) -> cluster_pb.MapSnapshot:
-        """Raises InvalidName, BucketNotFound, SnapshotExists, SnapshotReadOnly, Unsupported while nodes or drives come
-        or go, DriveFailed, TooFewCopies when not all nodes answer, ChangeFailed.
+        """Create a snapshot. Continues if the caller is cancelled.
 
-        Goes on when the caller is cancelled.
+        Raises InvalidName, BucketNotFound, SnapshotExists, SnapshotReadOnly; Unsupported while nodes or drives are
+        being added or removed; DriveFailed; TooFewCopies if not all nodes answer; ChangeFailed.
         """
         check_snapshot_name(name)
         task = asyncio.create_task(self._create(bucket_name, name), name="making a snapshot")
@@ -112,7 +112,7 @@ class SnapshotCoordinator:
     async def _begin(
         self, bucket_name: str, name: str
     ) -> tuple[ClusterView, cluster_pb.MapBucket, cluster_pb.MapSnapshot]:
-        """Have the map say that it is being made."""
+        """Record in the map that the snapshot is being created."""
         until_s = time.monotonic() + BEGIN_S
         while True:
             bucket = await self._bucket(bucket_name, to_change=True)
@@ -127,10 +127,10 @@ class SnapshotCoordinator:
                 if time.monotonic() > until_s:
                     raise TooFewCopies(str(error)) from error
                 await self._change(unchanged)
-            await asyncio.sleep(_BACKOFF.pause_s())  # writes go on before it is tried again
+            await asyncio.sleep(_BACKOFF.pause_s())  # let writes proceed before the retry
 
     async def _bucket(self, name: str, *, to_change: bool = False) -> cluster_pb.MapBucket:
-        """By the newest map, where this node's has none of this name. Raises BucketNotFound, ChangeFailed."""
+        """Return the bucket, by the newest map if this node's map lacks it. Raises BucketNotFound, ChangeFailed."""
         view = self._membership.view
         if view is None or name not in view.buckets:
             view = ClusterView(await self._change(unchanged))
@@ -148,7 +148,7 @@ class SnapshotCoordinator:
     # -- the cut
 
     async def _cut(self, view: ClusterView, bucket: cluster_pb.MapBucket, name: str) -> cluster_pb.MapSnapshot:
-        """Have the map say that a snapshot with this name is being made. Raises _Overtaken, LoaderError."""
+        """Choose the cut while all nodes hold, and record it in the map. Raises _Overtaken, LoaderError."""
         attempt, ref = os.urandom(16), bucket_ref(bucket)
         endpoints = [node.peer_endpoint for node in sorted(view.nodes, key=lambda node: node.uuid)]
         await asyncio.gather(*(_all_needed(reach(self._channels, endpoint)) for endpoint in endpoints))
@@ -189,7 +189,8 @@ class SnapshotCoordinator:
             raise
 
     def _believe(self, endpoint: str, clock: int, wall_ms: int) -> None:
-        """Raises ClockOffset: all nodes would go on above a cut that is further ahead than clocks may differ."""
+        """Raise ClockOffset if the cut is further ahead than clocks may differ: all nodes would have to continue above
+        it."""
         own = self._clock
         if not own.believes(clock, wall_ms):
             raise ClockOffset(
@@ -199,7 +200,8 @@ class SnapshotCoordinator:
             )
 
     async def _hold_first(self, endpoint: str, hold: pb.HoldRequest) -> pb.HoldResponse:
-        """Everybody begins at the same node, so that nobody holds some nodes while somebody else holds others."""
+        """Hold the first node. All coordinators start at the same node, so that two of them cannot each hold a part of
+        the nodes."""
         until_s = time.monotonic() + HOLD_S
         while True:
             try:
@@ -211,13 +213,13 @@ class SnapshotCoordinator:
             await asyncio.sleep(_BACKOFF.pause_s())
 
     async def _let_go(self, endpoints: Sequence[str], ref: Any, attempt: bytes) -> None:
-        """Those that do not hear of it let go by themselves."""
+        """Release all nodes; those that cannot be reached release by themselves."""
         request = pb.ReleaseRequest(bucket=ref, attempt=attempt)
         calls = (self._ask(endpoint, "Release", request, REACH_TIMEOUT_S) for endpoint in endpoints)
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _abandon(self, bucket_uuid: bytes, making: cluster_pb.MapSnapshot) -> None:
-        with contextlib.suppress(LoaderError, ValueError):  # otherwise whoever finds it, see `sweep`
+        with contextlib.suppress(LoaderError, ValueError):  # otherwise `sweep` removes it
             await asyncio.shield(self._change(snapshot_mutations.abandon_snapshot(bucket_uuid, making)))
 
     # -- the same for all
@@ -225,7 +227,7 @@ class SnapshotCoordinator:
     async def _settle(
         self, view: ClusterView, bucket: cluster_pb.MapBucket, making: cluster_pb.MapSnapshot
     ) -> tuple[int, int]:
-        """Returns when all owners see the same: how many objects, and their bytes. Raises LoaderError."""
+        """Return the number of objects and their bytes once all owners see the same. Raises LoaderError."""
         endpoints = [node.peer_endpoint for node in view.nodes]
         fewest, since_s = -1, time.monotonic()
         while True:
@@ -257,7 +259,7 @@ class SnapshotCoordinator:
     # -- asking
 
     async def _ask_all(self, endpoints: Sequence[str], method: str, request: Any, timeout_s: float) -> list[Any]:
-        """Raises the first error, when all have answered or failed."""
+        """Call a method on all nodes. Raises the first error once all have answered or failed."""
         calls = (self._ask(endpoint, method, request, timeout_s) for endpoint in endpoints)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         for answer in answers:
@@ -266,7 +268,7 @@ class SnapshotCoordinator:
         return list(answers)
 
     async def _ask(self, endpoint: str, method: str, request: Any, timeout_s: float) -> Any:
-        """Raises LoaderError."""
+        """Call a method on a node. Raises LoaderError."""
         return await _all_needed(self._call(endpoint, method, request, timeout_s))
 
     async def _call(self, endpoint: str, method: str, request: Any, timeout_s: float) -> Any:
@@ -275,7 +277,7 @@ class SnapshotCoordinator:
             return await call(request, timeout=timeout_s)
 
     async def _change(self, edit: Edit) -> cluster_pb.ClusterMap:
-        """Raises ChangeFailed, and what the edit raises."""
+        """Change the map. Raises ChangeFailed, and what the edit raises."""
         view = self._membership.view
         if view is None:
             raise _left()
@@ -287,17 +289,17 @@ class SnapshotCoordinator:
                 caller=self._channels.caller,
             )
         except LoaderError:
-            raise  # many are a ValueError, too
+            raise  # many of them are ValueErrors as well
         except ValueError as error:
             raise ChangeFailed(str(error)) from error
 
 
 class _Overtaken(LoaderError):
-    """The same may succeed at once when it is tried again."""
+    """The same call may succeed at once when it is retried."""
 
 
 async def _all_needed(answer: Awaitable[T]) -> T:
-    """Raises what the node said, with its endpoint, or TooFewCopies."""
+    """Await an answer; raise the node's error with its endpoint, or TooFewCopies if there is none."""
     try:
         return await answer
     except ReplicaLost as lost:

@@ -1,4 +1,4 @@
-"""Snapshot components of one node, put together."""
+"""Snapshot components of one node, assembled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storage_node.node import Node
 
 
 class NodeSnapshots:
-    """`sweep` is to be run; `close` when the node stops."""
+    """The components; run `sweep`, and call `close` when the node stops."""
 
     def __init__(self, node: Node, membership: Membership, writes: WriteCoordinator, repair: Repair) -> None:
         self._channels = Channels(node.caller)
@@ -26,7 +26,7 @@ class NodeSnapshots:
         self.sweep = SnapshotSweep(node, membership, self.snapshots, self._channels)
 
     def _holds(self, bucket_uuid: bytes, name: str) -> bool:
-        """Whether this node is, or was before the last change of the map, an owner."""
+        """Return whether this node is an owner, or was one before the last change of the map."""
         view, position = self._membership.view, self._membership.position
         bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
         return view is None or bucket is None or position in view.holders(bucket, [name])[0]

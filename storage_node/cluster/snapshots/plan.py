@@ -1,8 +1,8 @@
-"""Convergence planning: what one node does so that all owners see the same, from versions alone. Pure, without I/O.
+"""Convergence planning: the steps of one node until all owners see the same, from versions alone. Pure, without I/O.
 
-Nothing that a cut sees is made after it, so what it sees of a name can only become newer, until all owners have the
-newest. A node that goes through what it sees itself, and finds that all owners see at least that, is done; once all
-nodes are, in one round, all owners see the same.
+Nothing that a cut sees is created after it. What it sees of a name can only become newer, until all owners have the
+newest version. A node is done when all owners see at least what it sees itself. Once all nodes are done in one round,
+all owners see the same.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from storage_node.cluster.repair.plan import UNKNOWN, Answer, State
 @dataclass(slots=True)
 class Unsettled:
     push: dict[int, list[str]] = field(default_factory=dict)
-    """To these nodes, by their positions in the map, these names."""
+    """Names to send, by the node's position in the map."""
     behind: int = 0
-    """Names of which this node is an owner and another one sees something newer: it sends that."""
+    """Number of names of which this node is an owner and another one sees something newer, which that one sends."""
     unknown: int = 0
-    """Names of which an owner said nothing."""
+    """Number of names for which an owner gave no answer."""
 
     @property
     def names(self) -> int:
@@ -29,7 +29,7 @@ class Unsettled:
 
 @dataclass(slots=True)
 class Counted:
-    """Objects of which a node is the first owner, so that those of all nodes make the sum."""
+    """Objects of which a node is the first owner, so that the counts of all nodes add up."""
 
     objects: int = 0
     size_bytes: int = 0
@@ -42,10 +42,12 @@ def compare_seen(
     here: int,
     answers: Mapping[int, Answer],
 ) -> Unsettled:
-    """Args:
-    states: what the cut sees here of these names.
-    owners: of each name, positions in the map, best first.
-    answers: what it sees on the other owners that answered.
+    """Decide what owners lack.
+
+    Args:
+        states: what the cut sees here of these names.
+        owners: for each name, positions in the map, best first.
+        answers: what the cut sees on the other owners that answered.
     """
     found = Unsettled()
     for name, mine, positions in zip(names, states, owners, strict=True):
@@ -57,12 +59,12 @@ def compare_seen(
             if theirs is UNKNOWN:
                 unknown = True
             elif theirs is None:
-                # Where nothing is seen a deletion has nothing to hide.
+                # Where nothing is visible, a tombstone has nothing to hide.
                 if not mine.is_tombstone:
                     found.push.setdefault(node, []).append(name)
             elif theirs.version < mine.version:
                 found.push.setdefault(node, []).append(name)
-            elif here in positions:  # what another node has left from before is in nobody's way
+            elif here in positions:  # leftovers on other nodes do no harm
                 behind = behind or theirs.version > mine.version
         found.behind += behind
         found.unknown += unknown
@@ -70,7 +72,7 @@ def compare_seen(
 
 
 def sees_as_much(answer: Answer, name: str, mine: State) -> bool:
-    """Whether a node has said that it sees at least this."""
+    """Return whether a node has reported that it sees at least this."""
     theirs = answer.get(name, UNKNOWN)
     if theirs is None:
         return mine.is_tombstone
@@ -87,10 +89,10 @@ def count_first(states: Sequence[State], owners: Sequence[Sequence[int]], here: 
 
 
 def end_of(ended: int, counter: int, cuts: Sequence[int]) -> int:
-    """The number with which a version is retained on another node.
+    """Return the version number at which a version ends on another node that retains it.
 
     Args:
-        ended: when it ended here; 0 when it has not, although it has there.
-        cuts: of the bucket's snapshots.
+        ended: when it ended here; 0 if it has not, although it has there.
+        cuts: the cuts of the bucket's snapshots.
     """
     return ended or max([counter, *cuts]) + 1

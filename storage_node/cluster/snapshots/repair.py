@@ -1,9 +1,10 @@
-"""Repair of retained versions: each pass brings what snapshots see and has ended to where the map wants it.
+"""Repair of retained versions: each pass moves versions that snapshots see, and that were replaced, to where the map
+wants them.
 
-A pass goes through all versions that are retained on this node. Owners that see nothing newer, and lack one, are sent
-it: so what was on a lost drive or node is made again, and nodes that join have what they own. What a node retains
-without owning it goes once all owners, who act by the same map, see it, or something newer: see `map.lease` for why
-that is enough. What has not ended is among the objects, where the rest of repair finds it.
+A pass goes through all versions that this node retains. An owner that lacks one, and sees nothing newer, is sent it.
+This restores what was on a lost drive or node, and gives joining nodes what they own. A version retained by a node that
+is not an owner is released once all owners, acting under the same map, see it or something newer; `map.lease` explains
+why that suffices. Current versions are repaired with the objects.
 
 Belongs to the node's event loop.
 """
@@ -35,7 +36,8 @@ class RetainedRepair:
         self._convergence = convergence
 
     async def pass_(self, view: ClusterView) -> bool:
-        """Go through all; whether everything is where it belongs, as far as this node knows. Raises LoaderError."""
+        """Go through all retained versions; return whether everything is in its place, as far as this node knows.
+        Raises LoaderError."""
         in_place = True
         for bucket in view.buckets.values():
             for drive in self._store.drives if bucket.snapshot else ():
@@ -53,7 +55,7 @@ class RetainedRepair:
         names = [one.name for one in held]
         owners = await self._node.read(owners_of, view, bucket, names)
         cuts = [[one.cut for one in bucket.snapshot if one.cut in version.seen_by] for version in held]
-        # Of each version whether all owners, by this map, have said that they see as much, for all cuts.
+        # For each version, whether all owners by this map have reported that they see as much, for all cuts.
         settled = [bool(seen_by) and here not in nodes for seen_by, nodes in zip(cuts, owners, strict=True)]
         in_place = True
         for cut in sorted({cut for of_version in cuts for cut in of_version}):
@@ -74,7 +76,7 @@ class RetainedRepair:
         return await self._release(view, gone) and in_place
 
     async def _release(self, view: ClusterView, gone: Sequence[RetainedHere]) -> bool:
-        """Whether there was nothing to let go of."""
+        """Release versions; return whether there was nothing to release."""
         if not gone or not self._membership.lease.begin(view):
             return not gone
         try:

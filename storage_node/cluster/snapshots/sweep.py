@@ -1,4 +1,5 @@
-"""Snapshot garbage collection: abandoned snapshots are taken out of the map, and what deleted ones have left is let go.
+"""Snapshot garbage collection: removes abandoned snapshots from the map, and releases what deleted ones have retained.
+
 Belongs to the node's event loop.
 """
 
@@ -24,7 +25,7 @@ from storage_node.node import Node
 
 INTERVAL_S = 1.0
 SILENT_S = 20.0
-"""A node that makes a snapshot, and cannot be asked about it for so long, is taken for dead."""
+"""A node that is creating a snapshot and cannot be reached for this long is assumed dead."""
 log = logging.getLogger(__name__)
 
 
@@ -37,7 +38,7 @@ class SnapshotSweep:
         self._silent_since_s: dict[tuple[bytes, str, int], float] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             if self._node.store.record.current.trimming:
                 try:
