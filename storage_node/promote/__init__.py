@@ -1,5 +1,5 @@
-"""Promotion: files that this machine sees become objects without passing through a client.
+"""Promotion: files on this machine become objects without passing through a client.
 
-In reading order: `walk` (finds them) over `confined_path` and `source`, `job` (what to do with each), then `into_store`
-(into this store) or `cluster`.
+In reading order: `walk` (finds files) with `confined_path` and `source`, `job` (decides what to do with each), then
+`into_store` (this store) or `cluster`.
 """

@@ -1,7 +1,7 @@
-"""Promotion into a bucket of a cluster: this node coordinates ordinary writes, whose bytes are files that it sees.
+"""Promotion into a bucket of a cluster: this node coordinates ordinary writes whose bytes come from its files.
 
-Small files are read and written in groups. A large one is staged here by the store's own means where this node is one
-of its owners, and streamed to the other ones; its bytes are compared everywhere before anything is committed.
+Small files are read and written in groups. A large file is staged here directly if this node is one of its owners, and
+streamed to the other owners. All replicas compare checksums before anything is committed.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Work(Protocol):
 
 
 class ClusterPromotion:
-    """Belongs to the node's event loop."""
+    """The promotion of groups of files. Belongs to the node's event loop."""
 
     def __init__(self, store: Store, writes: WriteCoordinator, replica_set: ReplicaSet, job: Job, work: Work) -> None:
         self._store, self._writes, self._job, self._work = store, writes, job, work
         self._replica_set = replica_set
 
     async def promote_group(self, group: Sequence[Found]) -> list[Outcome]:
-        """As `here.promote_group`."""
+        """Store these files; one outcome per file, in order. See `into_store.promote_group`."""
         replica_set = self._writes.replica_set(self._job.bucket)  # by the newest map
         if replica_set is None or replica_set.bucket.uuid != self._replica_set.bucket.uuid:
             raise BucketNotFound(f"bucket {self._job.bucket!r} has been deleted meanwhile")
@@ -84,7 +84,7 @@ class ClusterPromotion:
         small: dict[int, pb.SmallObject],
         stamps: dict[int, Stamp],
     ) -> None:
-        """Sort the files: those that need nothing into `outcomes`, the others by their size."""
+        """Open the files: those that need no work get an outcome, the others are sorted by size."""
         for at, found in files.items():
             try:
                 source = open_unless_there(self._job, found, there.get(found.name))
@@ -113,7 +113,8 @@ class ClusterPromotion:
     # -- what is there
 
     async def _have(self, replica_set: ReplicaSet, names: Sequence[str]) -> dict[str, Stored]:
-        """What the first owner of each name has of it. Who does not answer has nothing: it is written anew then."""
+        """Return the object of each name on its first owner. An owner that does not answer counts as having none, so
+        the file is written again."""
         by_owner: dict[int, list[str]] = {}
         for name, ranking in zip(names, replica_set.rankings(names) if names else [], strict=True):
             by_owner.setdefault(ranking[0], []).append(name)
@@ -157,7 +158,7 @@ class ClusterPromotion:
         ]
 
     async def _put_large(self, replica_set: ReplicaSet, source: SourceFile) -> tuple[Stored | LoaderError, Taken]:
-        """And how this node's own copy, if it has one, came by its bytes."""
+        """Store a large file; also return how this node's own replica, if any, got its bytes."""
         name = source.found.name
         taken: Taken = "copied"
         held: OwnCopy | None = None
@@ -176,7 +177,8 @@ class ClusterPromotion:
                 await asyncio.shield(asyncio.ensure_future(self._work(held.drop)))
 
     def _stage(self, replica_set: ReplicaSet, source: SourceFile) -> Upload | LoaderError:
-        """Raises what is wrong with the source; what is wrong here is for another node to make good."""
+        """Stage this node's replica. Raises errors of the source; returns errors of this node, which other replicas
+        make up for."""
         try:
             require_bucket(self._store, self._job.bucket, replica_set.bucket.uuid)
             return stage(self._store, self._job, source)
@@ -202,7 +204,7 @@ class ClusterPromotion:
 
 
 def have(store: Store, request: wire.HaveRequest) -> wire.HaveResponse:
-    """What this node has of these names. Raises BucketNotFound, DriveFailed, StoreFormatError, Closed."""
+    """Return this node's objects of these names. Raises BucketNotFound, DriveFailed, StoreFormatError, Closed."""
     found = zip(request.name, find_many(store, request.bucket, request.name), strict=True)
     return wire.HaveResponse(
         object=[pb.ObjectInfo() if stored is None else info_of(request.bucket, name, stored) for name, stored in found]

@@ -1,7 +1,7 @@
-"""Confined path resolution: no symbolic link, no "..", and nobody who changes a path meanwhile leads out of a folder.
+"""Confined path resolution: neither symbolic links, "..", nor concurrent renames can lead out of a folder.
 
-With openat2(2), Linux 5.6, the kernel itself refuses whatever leaves the folder, and links that stay within it are
-followed. Without it no link is followed at all.
+With openat2(2), Linux 5.6, the kernel refuses any path that leaves the folder, and follows links that stay inside.
+Without it, no link is followed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ais_loader.errors import SourceRefused, SourceUnreadable
 _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08
 _TRIES = 16
-"""The kernel says EAGAIN when something was renamed while it looked for a ".."."""
+"""The kernel returns EAGAIN if something was renamed while it resolved a ".."."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Not blocking: whoever replaces a file by a pipe must not hold the node up."""
+"""Non-blocking: a file that is replaced by a pipe must not block the node."""
 
 
 def root_of(path: bytes, roots: Sequence[str]) -> tuple[bytes, bytes]:
-    """The configured root that a path lies in, and the way from there; b"." is the root itself.
+    """Return the configured root that contains a path, and the path relative to it; b"." for the root itself.
 
-    Raises SourceRefused for a path that is not absolute, has a "..", or lies in no root.
+    Raises SourceRefused for a path that is not absolute, contains "..", or lies in no root.
     """
     text = os.fsdecode(path)
     if not roots:
@@ -46,7 +46,7 @@ def root_of(path: bytes, roots: Sequence[str]) -> tuple[bytes, bytes]:
 
 
 def open_beneath(folder_fd: int, path: bytes, flags: int) -> int:
-    """A descriptor of what lies at `path` in a folder. Raises SourceRefused where that leads out, SourceUnreadable."""
+    """Open `path` inside a folder. Raises SourceRefused if it leads out of the folder, SourceUnreadable."""
     try:
         return _openat2(folder_fd, path, flags) if has_openat2() else _walk(folder_fd, path, flags)
     except OSError as error:
@@ -84,7 +84,7 @@ def _openat2(folder_fd: int, path: bytes, flags: int) -> int:
 
 
 def _walk(folder_fd: int, path: bytes, flags: int) -> int:
-    """Component by component, following no link."""
+    """Open a path component by component, without following links."""
     here = os.dup(folder_fd)
     try:
         *folders, last = path.split(b"/")

@@ -29,7 +29,7 @@ from storage_node.store.upload import Upload
 
 
 def find(store: Store, bucket: str, name: str) -> Stored | None:
-    """The object of this name; None also where nobody can say. Raises LoaderError."""
+    """Return the object of this name; None if there is none or this replica may be outdated. Raises LoaderError."""
     try:
         return stored_of(store.head(bucket, name))
     except (ObjectNotFound, ReplicaStale):
@@ -37,7 +37,8 @@ def find(store: Store, bucket: str, name: str) -> Stored | None:
 
 
 def find_many(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | None]:
-    """As `find`, of many. Raises LoaderError, DriveFailed also for one of them."""
+    """Return the objects of several names, as `find` does. Raises LoaderError; DriveFailed even if only one name is
+    affected."""
     bucket_uuid = store.bucket(bucket).uuid_bytes
     found: list[Stored | None] = []
     for name, record in zip(names, store.replicas.newest(bucket, names), strict=True):
@@ -48,9 +49,9 @@ def find_many(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | 
 
 
 def promote_path(store: Store, path: str, wanted: Wanted, job: Job) -> Iterator[Outcome]:
-    """Promote what lies at an absolute path of this machine, wherever that is.
+    """Promote the file or folder at an absolute path of this machine.
 
-    Raises SourceRefused, SourceUnreadable for the path itself, BucketNotFound, StoreReadOnly, LoaderError.
+    Raises SourceRefused and SourceUnreadable for the path itself, BucketNotFound, StoreReadOnly, LoaderError.
     """
     store.bucket_to_change(job.bucket)
     if not store.writable:
@@ -69,7 +70,8 @@ def promote_path(store: Store, path: str, wanted: Wanted, job: Job) -> Iterator[
 
 
 def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcome]:
-    """Store these files; one outcome for each, in order. Sources that are given up go when their objects last."""
+    """Store these files; one outcome per file, in order. With `move`, sources are removed once their objects are
+    durable."""
     outcomes: dict[int, Outcome] = {}
     known = _known(store, job, group)
     staged: dict[int, tuple[FoundFile, Stamp, Upload]] = {}
@@ -97,7 +99,7 @@ def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcom
         results = store.commit_many([upload for _, _, upload in staged.values()])
     finally:
         for _, _, upload in staged.values():
-            upload.abort()  # harmless once it has been committed
+            upload.abort()  # harmless after a commit
     for (at, (found, stamp, upload)), result in zip(staged.items(), results, strict=True):
         if isinstance(result, LoaderError):
             outcomes[at] = failed(found, result)
@@ -110,7 +112,7 @@ def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcom
 
 
 def _known(store: Store, job: Job, group: Sequence[Found]) -> dict[str, Stored | None] | None:
-    """None where each file has to be asked for by itself: a drive is missing."""
+    """Look up all names at once; None if a drive is missing, so that each file has to be looked up separately."""
     names = [found.name for found in group if isinstance(found, FoundFile)]
     try:
         return dict(zip(names, find_many(store, job.bucket, names), strict=True))
@@ -119,7 +121,7 @@ def _known(store: Store, job: Job, group: Sequence[Found]) -> dict[str, Stored |
 
 
 def stage(store: Store, job: Job, source: SourceFile) -> Upload:
-    """Raises LoaderError; nothing is left behind then."""
+    """Stage a file. Raises LoaderError, with nothing left behind."""
     name, metadata = source.found.name, stamp_metadata(source)
     if is_small(source):
         data = source.read()
@@ -137,7 +139,7 @@ def stage(store: Store, job: Job, source: SourceFile) -> Upload:
 
 
 def give_up(store: Store, done: Sequence[tuple[int, Outcome, FoundFile, Stamp]]) -> dict[int, Outcome]:
-    """Remove files whose objects are stored, when those survive a power cut here; the outcomes that have changed."""
+    """Remove files once their objects survive a power failure; return the outcomes that have changed."""
     changed: dict[int, Outcome] = {}
     if not done:
         return changed

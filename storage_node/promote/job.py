@@ -18,7 +18,7 @@ from storage_node.store.files.staged_file import StagedFile
 Overwrite: TypeAlias = Literal["changed", "always", "never"]
 OVERWRITES = get_args(Overwrite)
 STAMP_KEY = "ais.promoted-mtime-ns"
-"""In an object's metadata: when the file that it was promoted from had last been changed."""
+"""Key in an object's metadata: the modification time of the file that it was promoted from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Job:
     move: bool = False
     overwrite: str = "changed"
     go_on: Callable[[], None] = lambda: None
-    """Raises when the promotion is given up."""
+    """Called at intervals; raises when the promotion is cancelled."""
 
     def __post_init__(self) -> None:
         if self.overwrite not in OVERWRITES:
@@ -35,16 +35,16 @@ class Job:
 
 
 class Outcome(NamedTuple):
-    """What became of one file; without an object there is an error."""
+    """The result for one file. Without an object there is an error."""
 
     path: str
     name: str
     stored: Stored | None = None
     skipped: bool = False
-    """It was there already."""
+    """The object existed already."""
     error: LoaderError | None = None
     taken: Taken = "copied"
-    """Of an object that was stored: how this node came by its bytes."""
+    """How this node got the bytes of a stored object."""
 
 
 def failed(one: FoundFile | NotFit, error: LoaderError, about: str = "") -> Outcome:
@@ -56,10 +56,10 @@ def stamp_metadata(source: SourceFile) -> dict[str, str]:
 
 
 def open_unless_there(job: Job, found: FoundFile, there: Stored | None) -> SourceFile | None:
-    """The file, opened, unless nothing is to be done with it; `equal` if it need not be stored.
+    """Open the file; None if nothing has to be done. The result's `equal` is set if the object need not be stored.
 
-    `there`: the object of its name. Equal is what has its size and the stamp of an earlier promotion, or else its
-    checksum; of a file that would be given up only the checksum counts. Raises SourceRefused, SourceUnreadable,
+    `there` is the object of the same name. It is equal if size and stamp of an earlier promotion match, or else the
+    checksum. For a file that would be removed, only the checksum counts. Raises SourceRefused, SourceUnreadable,
     SourceChanged.
     """
     if found.is_link and job.move:
@@ -88,12 +88,12 @@ def _same_stamp(there: Stored | None, size_bytes: int, mtime_ns: int) -> bool:
 
 
 def is_small(source: SourceFile) -> bool:
-    """Read whole, and stored with others."""
+    """Return whether the file is read whole and stored in a group."""
     return source.size_bytes < FROM_BYTES
 
 
 def staging(job: Job, source: SourceFile) -> Callable[[Drive], StagedFile]:
-    """How a drive stages the file: by a hard link, if it is given up and lies on the drive's own file system."""
+    """Return how a drive stages the file: by a hard link if it is moved and lies on the drive's own file system."""
     if job.move and not source.found.is_link:
         return partial(_stage_link, source=source)
     return partial(Drive.stage, held=is_small(source))

@@ -1,4 +1,4 @@
-"""Metric counters of promotions since the node began; `storage_node.metrics` reads them."""
+"""Metric counters of promotions since the node started; read by `storage_node.metrics`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from storage_node.store.files.clone_or_copy import Taken
 
 
 class PromoteMetrics:
-    """Written on the node's event loop only."""
+    """Counters, written on the node's event loop only."""
 
     def __init__(self) -> None:
         # Present from the start: a rate needs the zero before the first event.
         self.files: dict[str, int] = dict.fromkeys(get_args(Taken), 0)
-        """By how their bytes were taken."""
+        """Files by the way in which their bytes were taken."""
         self.taken_bytes = dict(self.files)
         self.skipped = 0
-        """Files whose objects were there already."""
+        """Files whose objects existed already."""
         self.errors = {kind.kind: 0 for kind in (SourceRefused, SourceUnreadable, SourceChanged, InvalidName)}
-        """Files of which there is no object, or that were not given up, by the error's kind."""
+        """Files without an object, or that could not be removed, by the error's kind."""
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:

@@ -1,7 +1,7 @@
-"""Source file of a promotion: opened once, never by its name again, and found to be the same at the end.
+"""Source file of a promotion: opened once, never again by its name, and checked for changes at the end.
 
-A file counts as changed when its size or one of its times differs. Times have the kernel's ticks: a file that was
-written to within the last one is waited for, so that whatever is written later shows.
+A file counts as changed if its size or one of its times differs. File times have the resolution of the kernel's ticks.
+A file modified within the last tick is therefore waited for, so that any later write is visible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.files.clone_or_copy import read_source, source_pieces
 
 _TICK_NS, _WHOLE_SECONDS_NS = 20_000_000, 2_100_000_000
-"""Two of the longest ticks that kernels have; and what file systems need that count in seconds."""
+"""Two of the longest kernel ticks; and the time needed on file systems with a resolution of seconds."""
 
 
 class Stamp(NamedTuple):
@@ -40,13 +40,13 @@ class Stamp(NamedTuple):
 
 
 class SourceFile:
-    """Open for reading; close it. Belongs to one thread at a time."""
+    """A file open for reading; close it afterwards. Belongs to one thread at a time."""
 
     def __init__(self, found: FoundFile) -> None:
-        """Raises SourceRefused, SourceUnreadable."""
+        """Open the file. Raises SourceRefused, SourceUnreadable."""
         self.found = found
         self.equal = False
-        """Whether the store has it already."""
+        """Whether the store already has it."""
         self.fd = _open(found)
         try:
             before = os.fstat(self.fd)
@@ -55,7 +55,7 @@ class SourceFile:
                 raise SourceRefused("is a link to a folder, which is not followed" if links_to_folder else "is no file")
             tick_ns = _TICK_NS if before.st_ctime_ns % 10**9 else _WHOLE_SECONDS_NS
             if 0 <= (age_ns := time.time_ns() - before.st_ctime_ns) < tick_ns:
-                time.sleep((tick_ns - age_ns) / 1e9)  # for the clock alone: nobody says when it has ticked
+                time.sleep((tick_ns - age_ns) / 1e9)  # the clock's next tick is no event to wait for
                 before = os.fstat(self.fd)
             self.stamp = Stamp.of(before)
             self._links, self._owner, self._mode = before.st_nlink, before.st_uid, before.st_mode
@@ -68,7 +68,7 @@ class SourceFile:
         return self.stamp.size_bytes
 
     def read(self) -> bytes:
-        """All of a small file. Raises SourceUnreadable, SourceChanged."""
+        """Read all of a small file. Raises SourceUnreadable, SourceChanged."""
         data = read_source(self.fd, self.size_bytes + 1)
         while data and len(data) < self.size_bytes and (more := read_source(self.fd, self.size_bytes, len(data))):
             data += more
@@ -76,11 +76,11 @@ class SourceFile:
         return data
 
     def is_same(self, fd: int) -> bool:
-        """Whether another descriptor is of this very file."""
+        """Return whether another descriptor refers to this file."""
         return Stamp.of(os.fstat(fd))[:2] == self.stamp[:2]
 
     def checksum(self, go_on: Callable[[], None]) -> int:
-        """CRC-32C of the bytes; `go_on` is called now and then. Raises SourceUnreadable, SourceChanged."""
+        """Compute the CRC-32C of the bytes; `go_on` is called at intervals. Raises SourceUnreadable, SourceChanged."""
         checksum = size_bytes = 0
         for piece in source_pieces(self.fd):
             go_on()
@@ -89,9 +89,9 @@ class SourceFile:
         return checksum
 
     def require_unchanged(self, size_bytes: int, *, linked: bool = False) -> None:
-        """Raise SourceChanged unless the file is what it was when it was opened, and `size_bytes` is its size.
+        """Raise SourceChanged unless the file is unchanged since it was opened and has this size.
 
-        `linked`: it has got another name since, which its third time tells of.
+        `linked`: it has been given another name since, which changes its ctime.
         """
         now = Stamp.of(os.fstat(self.fd))
         if (
@@ -102,16 +102,17 @@ class SourceFile:
             raise SourceChanged("was changed while it was promoted; nothing was stored of it")
 
     def may_be_linked(self) -> bool:
-        """Whether an object may take this very file over: it is ours, has no other name, and can be marked as one.
+        """Return whether an object may take over this very file: this user owns it, it has no other name, and it can be
+        marked.
 
-        Raises SourceChanged when somebody has it open for writing.
+        Raises SourceChanged if a process has it open for writing.
         """
         writable = self._mode & stat.S_IWUSR and self._mode & stat.S_IRUSR
         return self._links == 1 and self._owner == os.geteuid() and bool(writable) and self._nobody_writes()
 
     def is_object(self) -> bool:
-        """Whether it is the only name of a file that holds an object of some store; of the two names that a file has
-        which is just being taken over, this one may go."""
+        """Return whether it is the only name of a file that contains an object of some store. A file that is being
+        taken over has two names, of which this one may be removed."""
         if self._links != 1:
             return False
         try:
@@ -122,14 +123,14 @@ class SourceFile:
 
     def _nobody_writes(self) -> bool:
         try:
-            # A lease that is broken says so with a signal, and the usual one would end this process.
+            # A broken lease is signalled, and the default signal would end this process.
             fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except BlockingIOError:
             raise SourceChanged("is open for writing; it cannot be moved") from None
         except OSError:
-            return False  # a file system that cannot tell
+            return False  # the file system has no leases
         return True
 
     def close(self) -> None:
@@ -156,8 +157,8 @@ def _open(found: FoundFile) -> int:
 
 
 def remove(found: FoundFile, stamp: Stamp) -> None:
-    """Give up a file whose object is there to stay. Raises SourceChanged when the name stands for another file by now,
-    SourceUnreadable when it cannot be removed."""
+    """Remove a file whose object is durable. Raises SourceChanged if the name refers to another file by now,
+    SourceUnreadable if it cannot be removed."""
     with contextlib.suppress(FileNotFoundError):
         try:
             now = os.stat(found.file_name, dir_fd=found.folder.fd, follow_symlinks=False)

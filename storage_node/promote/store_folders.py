@@ -1,7 +1,7 @@
-"""Store folders: drives, and a cluster's own folder, out of which nothing is promoted, by whatever name it is reached.
+"""Store folders: drives, and a cluster's own folder, from which nothing is promoted under any name.
 
-A folder is known by where it is in its file system: a symbolic link or a bind mount leads to the same place by another
-name. Besides, a folder with the identity of a drive is one, whichever process on this machine has it open.
+A folder is identified by its location in its file system: a symbolic link or a bind mount reaches the same location
+under another name. In addition, a folder with a drive's identity file is a drive, whichever process has it open.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from storage_node.store.drive import identity as identities
 from storage_node.store.store import Store
 
 CLUSTER_FOLDER = ".cluster"
-"""Beside the nodes' folders: settings, and secrets."""
+"""Folder beside the nodes' folders, with settings and secrets."""
 _INSIDE = ("objects", "staging", "catalog", "members")
 _MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
 class _Place(NamedTuple):
-    """Where something is, in its own file system."""
+    """The location of a folder in its own file system."""
 
     device: bytes
     way: tuple[bytes, ...]
@@ -43,7 +43,7 @@ class _Mount(NamedTuple):
 
 
 def _mounts() -> list[_Mount]:
-    """In the order in which they were made; none where the system does not tell."""
+    """Return the mounts in the order in which they were made; none if the system does not list them."""
     try:
         lines = _MOUNTS.read_bytes().splitlines()
     except OSError:
@@ -61,7 +61,7 @@ def _parts(path: bytes) -> tuple[bytes, ...]:
 
 
 def _place(real: bytes, mounts: Sequence[_Mount]) -> _Place:
-    """Of a path without links."""
+    """Return the location of a path without links."""
     parts = _parts(real)
     best = _Mount((), _Place(b"", ()))
     for mount in mounts:
@@ -76,7 +76,7 @@ def _mounted_below(real: bytes, mounts: Sequence[_Mount]) -> list[_Mount]:
 
 
 class StoreFolders:
-    """Belongs to one thread; for one promotion, since drives come and go."""
+    """The store's own folders. Belongs to one thread and one promotion, since drives come and go."""
 
     def __init__(self, folders: Iterable[Path] = ()) -> None:
         self._mounts = _mounts()
@@ -93,7 +93,7 @@ class StoreFolders:
             self._own.add((found.st_dev, found.st_ino))
 
     def require_outside(self, fd: int) -> None:
-        """Raise SourceRefused for an open folder that is, or lies in, one of a store's."""
+        """Raise SourceRefused for an open folder that is one of a store's, or lies in one."""
         real = os.path.realpath(os.fsencode(f"/proc/self/fd/{fd}"))
         place = _place(real, self._mounts)
         folders = [Path(os.fsdecode(real)), *Path(os.fsdecode(real)).parents]
@@ -104,7 +104,7 @@ class StoreFolders:
                 self._add(b"/" + b"/".join(mount.at))
 
     def is_one(self, fd: int, name: str) -> bool:
-        """Whether an open folder that was met on the way is a store's. Raises OSError."""
+        """Return whether an open folder met by the walk belongs to a store. Raises OSError."""
         found = os.fstat(fd)
         return (found.st_dev, found.st_ino) in self._own or name == CLUSTER_FOLDER or _has_identity(fd)
 
@@ -127,7 +127,8 @@ def _is_store_folder(folder: Path) -> bool:
 
 
 def of_store(store: Store) -> list[Path]:
-    """The folders of all its drives, those that do not work now among them, and of the cluster that it is part of."""
+    """Return the folders of all drives, including those that do not work now, and of the cluster that the store is part
+    of."""
     roots = [slot.root for slot in store.drive_set.slots if slot.root is not None]
     return [*roots, *cluster_folders(roots)]
 
@@ -138,7 +139,7 @@ def cluster_folders(roots: Iterable[Path]) -> list[Path]:
 
 
 def require_apart(promote_roots: Sequence[str], folders: Sequence[Path]) -> None:
-    """Raise InvalidRequest when a folder to promote from holds one of a store's, or lies in one."""
+    """Raise InvalidRequest if a folder to promote from contains one of the store's, or lies in one."""
     mounts = _mounts()
     for root in promote_roots:
         real = os.path.realpath(os.fsencode(root))

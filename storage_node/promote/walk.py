@@ -1,7 +1,7 @@
-"""Directory walk of a promotion: yields files while they are promoted, so that a million of them need no list.
+"""Directory walk of a promotion: yields files while they are promoted, so that a million files need no list.
 
-Folders are opened from their own folder's descriptor and never through a symbolic link. What cannot be promoted is
-found, too, each with its error.
+Folders are opened relative to their parent's descriptor and never through a symbolic link. Entries that cannot be
+promoted are yielded too, each with its error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage_node.promote.store_folders import StoreFolders
 from storage_node.store.names import check_object_name
 
 GROUP_FILES, GROUP_BYTES, GROUP_FOLDERS = 128, 8 << 20, 32
-"""A group is promoted together: so many files, bytes and open folders at most, or one file."""
+"""Limits of a group that is promoted together: files, bytes and open folders, or a single file."""
 
 
 class Folder:
@@ -34,12 +34,12 @@ class Folder:
 
 
 class FoundFile(NamedTuple):
-    """A file, or a symbolic link that may lead to one, as it was when it was found."""
+    """A file, or a symbolic link that may lead to one, as it was when found."""
 
     path: str
-    """From the path that is promoted."""
+    """Relative to the path that is promoted."""
     name: str
-    """Of its object."""
+    """Name of its object."""
     folder: Folder
     file_name: str
     root: Folder
@@ -62,31 +62,32 @@ Found: TypeAlias = FoundFile | NotFit
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be promoted of what lies below a path, and under which names."""
+    """Which files below a path are promoted, and under which names."""
 
     prefix: str = ""
     recursive: bool = True
     include: Sequence[str] = ()
-    """Patterns as of a shell. One with a slash is of the path from the top, another of a file's own name."""
+    """Shell patterns. One with a slash is matched against the path from the top, others against the file's name."""
     exclude: Sequence[str] = ()
 
     def chooser(self) -> Callable[[str], bool]:
-        """Whether a path from the top is wanted."""
+        """Return a function that tells whether a path from the top is wanted."""
         include, exclude = matcher(self.include), matcher(self.exclude)
         return lambda path: (not self.include or include(path)) and not exclude(path)
 
 
 class Walk:
-    """Of one path within a root.
+    """The walk of one path within a root.
 
     Args:
-        root: an open folder that nothing leads out of.
-        path: from there; b"." is the root itself.
-        own: folders that are not walked: the store's.
-        mine: whether a name is wanted; the others are only counted. Of a folder that cannot be listed all names are.
+        root: an open folder that nothing may lead out of.
+        path: relative to the root; b"." is the root itself.
+        own: folders of the store, which are not walked.
+        mine: whether a name is wanted; others are only counted. If a folder cannot be listed, all its names count as
+            wanted.
 
-    Raises SourceRefused, SourceUnreadable: the path itself is not there, is no file and no folder, or is a folder and
-    `recursive` was not asked for.
+    Raises SourceRefused or SourceUnreadable if the path does not exist, is neither a file nor a folder, or is a folder
+    without `recursive`.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Walk:
             yield from self._below(self._top)
 
     def _below(self, top: Folder) -> Generator[Found, None, None]:
-        """Depth first, each folder as it is listed: one open listing for each level."""
+        """Yield files depth first, while each folder is listed: one open listing per level."""
         listings: list[tuple[Folder, Iterator[os.DirEntry[str]], str]] = []
         with contextlib.ExitStack() as held:
 
@@ -164,7 +165,7 @@ class Walk:
                         continue
                     below = Folder(os.open(entry.name, FOLDER | os.O_NOFOLLOW, dir_fd=folder.fd))
                 except FileNotFoundError:
-                    continue  # gone since it was listed
+                    continue  # deleted since it was listed
                 except OSError as error:
                     yield _unfit(path, self._wanted, _unreadable(error))
                     continue
@@ -172,7 +173,7 @@ class Walk:
                     yield fault
 
     def _file(self, folder: Folder, file_name: str, path: str) -> Found | None:
-        """None for what is not wanted. Raises OSError."""
+        """Return the file, or None if it is not wanted. Raises OSError."""
         if not self._chosen(path):
             return None
         self.files_seen += 1
@@ -225,7 +226,7 @@ def _unfit(path: str, wanted: Wanted, error: LoaderError) -> NotFit:
 
 
 def _shown(path: str) -> str:
-    """As valid Unicode, for people."""
+    """Return the path as valid Unicode, for people."""
     return path if path.isascii() else os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -239,7 +240,7 @@ def _kind(mode: int) -> str:
 
 
 def groups(found: Iterator[Found]) -> Generator[list[Found], None, None]:
-    """What is promoted together, as it is found."""
+    """Group files that are promoted together, as they are found."""
     group: list[Found] = []
     size_bytes, folders = 0, set[int]()
     for one in found:
