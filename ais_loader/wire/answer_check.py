@@ -1,7 +1,8 @@
-"""Whether the answer to a request is whole: each entry once and in its place, pieces end to end, and END's word for it.
+"""Answer check: whether a response is complete. Each entry arrives once and in its place, pieces are contiguous, and
+END agrees.
 
-Pure bookkeeping, of whoever asked: a client's session, a node's part of a merged batch, a node that gathers from its
-peers. What is found wrong is a FrameError; what that means to its caller, the caller knows.
+Pure bookkeeping for any requester: a client's session, one part of a merged batch, or a node that gathers from its
+peers. A violation raises FrameError; the caller knows what follows from it.
 
 Shapes: n entries of the request.
 """
@@ -18,20 +19,22 @@ _OK_SEED = crc32c(bytes((pb.OK,)))
 
 
 def digest(status: U8, checksum: U32) -> int:
-    """What END carries: equal for equal answers, however they were cut into frames and wherever they came from.
+    """Compute the digest that END carries. It is equal for equal responses, however they were cut into frames and
+    whoever sent them.
 
-    Of entries in index order; both arrays have shape (n,).
+    Both arrays are in index order and have shape (n,).
     """
     return crc32c(checksum.astype("<u4", copy=False).tobytes(), crc32c(status.tobytes()))
 
 
 def digest_of_ok(checksum: int) -> int:
-    """The same for one entry that is OK."""
+    """Compute the digest of one entry that is OK."""
     return crc32c(checksum.to_bytes(4, "little"), _OK_SEED)
 
 
 def damaged_entry(frame: Frame, seed: int) -> int | None:
-    """The first entry whose bytes have not the checksum that came with them. `seed`: that of the pieces before."""
+    """Return the first entry whose bytes do not match the checksum sent with them. `seed` is the checksum of earlier
+    pieces."""
     start = 0
     for index, size, expected in zip(frame.index.tolist(), frame.size.tolist(), frame.checksum.tolist(), strict=True):
         if size and crc32c(frame.payload[start : start + size], seed) != expected:
@@ -41,11 +44,11 @@ def damaged_entry(frame: Frame, seed: int) -> int | None:
 
 
 class DamagedEntry(FrameError):
-    """Bytes that the node has not compared with their checksum are not what was put."""
+    """Bytes that the node has not verified do not match their stored checksum."""
 
 
 def compare_unchecked(frame: Frame) -> None:
-    """Compare with their checksums what the node has not: those entries are of the kind STORED then.
+    """Verify entries that the node has not verified, and mark them as STORED.
 
     Raises DamagedEntry.
     """
@@ -58,14 +61,14 @@ def compare_unchecked(frame: Frame) -> None:
 
 
 class AnswerCheck:
-    """The answer to one request, as far as it has come. Belongs to one thread.
+    """The response to one request, as far as it has arrived. Belongs to one thread.
 
     Args:
         n: entries of the request.
         first_index: the index of entry 0 in frames.
-        resume_offset: where entry 0 goes on, if its beginning has been delivered.
-        may_stop: END may come behind the first entry that failed.
-        verify: compare each payload with its checksum.
+        resume_offset: where entry 0 continues, if its beginning was delivered before.
+        may_stop: whether END may follow the first failed entry.
+        verify: whether to compare each payload with its checksum.
     """
 
     def __init__(
@@ -73,9 +76,9 @@ class AnswerCheck:
     ) -> None:
         self.n = n
         self.received = 0
-        """Entries that have come whole. In order, that one is the next."""
+        """Number of entries that have arrived completely. In ordered mode, this is the index of the next one."""
         self.partial: Frame | None = None
-        """The last piece of the entry of which some have come, and not all."""
+        """The last piece of an entry that has arrived partially."""
         self._first_index = first_index
         self._resume_offset = resume_offset
         self._may_stop = may_stop
@@ -85,15 +88,16 @@ class AnswerCheck:
         self._checksum: U32 = np.zeros(n, np.uint32)
 
     def ask_again(self) -> None:
-        """What has not come is asked for anew: END counts from here. A large entry goes on where it broke off."""
+        """Prepare for a repeated request of what has not arrived: END counts from here. A large entry continues where
+        it stopped."""
         self._base = self.received
 
     def take(self, frame: Frame) -> None:
-        """The next frame, in order. Raises FrameError when it is not what is due."""
+        """Check the next frame, in order. Raises FrameError if it is not the expected one."""
         first = self.received
         stop = first + len(frame.index)
         due = np.arange(self._first_index + first, self._first_index + stop, dtype=WIRE_U32)
-        if stop > self.n or frame.index.tobytes() != due.tobytes():  # quicker than to compare the arrays
+        if stop > self.n or frame.index.tobytes() != due.tobytes():  # faster than comparing the arrays
             came = frame.index[:4].astype(np.int64) - self._first_index
             raise FrameError(f"entries {came.tolist()} arrived where {first} was due")
         if frame.piece is not None or self.partial is not None or (self._resume_offset and not first):
@@ -119,7 +123,7 @@ class AnswerCheck:
             raise FrameError(f"entry {self.received}: {frame.piece or 'a whole entry'} arrived after {after}")
 
     def count(self, frame: Frame) -> None:
-        """A frame in any order, which has been found to be due by whoever puts them in order."""
+        """Count a frame in any order. Whoever restores the order has checked that it was expected."""
         if frame.completes_entry:
             at = frame.index - self._first_index if self._first_index else frame.index
             self._status[at] = frame.status
@@ -127,9 +131,10 @@ class AnswerCheck:
             self.received += len(frame.index)
 
     def finish(self, end: pb.End) -> None:
-        """END has come, and is no refusal. Raises FrameError when it says something else than what came, or too early.
+        """Check END, which must not be a rejection. Raises FrameError if it disagrees with what arrived, or comes too
+        early.
 
-        What was counted in any order has come whole by then, or END is wrong: with a gap, the digest is another one.
+        Frames counted in any order have arrived completely, or END is wrong: a gap changes the digest.
         """
         status, checksum = self._status[self._base : self.received], self._checksum[self._base : self.received]
         got = (self.received - self._base, int(np.count_nonzero(status)), digest(status, checksum))

@@ -1,7 +1,7 @@
-"""Back-off: how long to wait between the tries of one thing, longer each time, and not all at the same time.
+"""Back-off: pauses between attempts, each longer than the last, with jitter.
 
-Whoever tries counts the failures, and says with which pause to begin and where to stop growing. What may be done by
-many at once is drawn at random, so that those who failed together do not come back together.
+The caller counts the failures, and sets the first and the longest pause. If many may retry at once, the pause is drawn
+at random, so that callers that failed together do not return together.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Backoff:
     jitter: float = 1.0
 
     def whole_s(self, failures: int = 0) -> float:
-        """The pause after so many failures before this one, undiminished."""
+        """Return the pause after this many earlier failures, without jitter."""
         return min(self.longest_s, math.ldexp(self.first_s, min(failures, _DOUBLINGS)))
 
     def pause_s(self, failures: int = 0, at_least_s: float = 0.0, source: random.Random | None = None) -> float:
-        """The same as drawn; of `at_least_s`, where that is longer."""
+        """Return the pause with jitter applied, at least `at_least_s` before the jitter."""
         share = (random if source is None else source).uniform(1 - self.jitter, 1)
         return share * max(self.whole_s(failures), at_least_s)

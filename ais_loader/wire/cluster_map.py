@@ -1,9 +1,9 @@
-"""Cluster map with host placement: who owns an object, and who had it before the last change.
+"""Cluster map with host placement: which nodes own an object, and which did before the last change.
 
-Pure functions of the map, the same on clients and nodes, so their inputs are part of the wire contract. Rendezvous
-hashing in two steps: hosts, which are the failure domains, are ranked for an object with the weight of their nodes, and
-within a host its nodes are; copies go to the best hosts, one each. Whole batches are placed at once: per object there
-is one hash in Python, the rest is array arithmetic.
+Pure functions of the map, computed alike on clients and nodes, so their inputs are part of the wire contract. Placement
+is rendezvous hashing in two steps. Hosts, the failure domains, are ranked for an object by the weight of their nodes;
+then the nodes of each host are ranked. Copies go to the best hosts, one each. Whole batches are placed at once: each
+object costs one hash in Python, the rest is array arithmetic.
 
     object  xxh3_64(bucket uuid, name)        host  xxh3_64(name of the host)        node  xxh3_64(uuid)
     drawn   splitmix64 finalizer of (object xor host), or of (object xor node)
@@ -37,7 +37,7 @@ _64_BITS = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A node with a part in a placement, by its position in the map."""
+    """A node that takes part in a placement, by its position in the map."""
 
     node: int
     host: str
@@ -46,7 +46,7 @@ class Place:
 
 
 class HostPlacement:
-    """Who owns objects among these nodes."""
+    """Ownership of objects among these nodes."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         by_host: dict[str, list[Place]] = {}
@@ -74,7 +74,7 @@ class HostPlacement:
         ]
 
     def owners(self, hashes: U64, copies: int) -> I32:
-        """Positions of the owning nodes, best first: shape (n, min(copies, hosts))."""
+        """Return the positions of the owning nodes, best first: shape (n, min(copies, hosts))."""
         copies = min(copies, self.hosts)
         if copies == 0:
             return np.empty((len(hashes), 0), np.int32)
@@ -94,7 +94,7 @@ class HostPlacement:
         return found
 
     def owners_of_one(self, hash_: int, copies: int) -> list[int]:
-        """As `owners`, of one object: with a few hosts plain arithmetic takes a fraction of the time."""
+        """Return the owners of one object. With few hosts, plain arithmetic is much faster than arrays."""
         if self.hosts > _FEW_HOSTS:
             owners: list[int] = self.owners(np.array([hash_], np.uint64), copies)[0].tolist()
             return owners
@@ -112,7 +112,7 @@ class HostPlacement:
 
 
 def object_hashes(bucket_uuid: bytes, names: Sequence[str]) -> U64:
-    """Names without a UTF-8 form, which no object can have, count as empty."""
+    """Hash names. Names without a UTF-8 form, which no object can have, count as empty."""
     return np.array([_hash(bucket_uuid, name) for name in names], np.uint64)
 
 
@@ -137,7 +137,7 @@ def _mixed(value: U64) -> U64:
 
 
 def _score(hash_: int, key: int, weight: float) -> float:
-    """As `_scores`, of one."""
+    """Compute the score of one candidate, as `_scores` does for arrays."""
     value = hash_ ^ key
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _64_BITS
@@ -145,7 +145,7 @@ def _score(hash_: int, key: int, weight: float) -> float:
 
 
 class ClusterView:
-    """One version of the map. Immutable: do not change the message it was made from.
+    """One version of the map. Immutable: do not modify the message that it was made from.
 
     Raises ValueError for a map that no cluster can have.
     """
@@ -156,7 +156,7 @@ class ClusterView:
         self.version = map_.version
         self.position = {node.uuid: at for at, node in enumerate(self.nodes)}
         self.transforming = frozenset(node.uuid for node in self.nodes if TRANSFORMS in node.feature)
-        """Nodes that pass entries through transforms; any other one would send them as they are stored."""
+        """Nodes that apply transforms; others would send entries as they are stored."""
         self.buckets = {bucket.name: bucket for bucket in map_.bucket}
         self.pinned = {
             name: pb.MapBucket(
@@ -169,7 +169,7 @@ class ClusterView:
             for bucket in map_.bucket
             for name in (f"{bucket.name}@{one.name}" for one in bucket.snapshot if not one.maker)
         }
-        """Buckets as they were, by bucket@snapshot: read like others, wherever those are."""
+        """Buckets as they were, by bucket@snapshot; read like other buckets, at the same nodes."""
         if len(self.position) != len(self.nodes) or any(len(node.uuid) != 16 for node in self.nodes):
             raise ValueError("every node of a map needs a 16-byte uuid of its own")
         if any(one.cut >> 62 for bucket in map_.bucket for one in bucket.snapshot):
@@ -187,34 +187,34 @@ class ClusterView:
             if any(states)
             else None
         )
-        """Where they were before the nodes that are joining or leaving began to; None when none is."""
+        """Where objects were before nodes began to join or leave; None if none does."""
         self.is_changing = self.former is not None or any(bucket.former_copies for bucket in map_.bucket)
-        """Whether copies may be where they do not belong, or not be where they do."""
+        """Whether replicas may be in places where they do not belong, or be missing where they do."""
 
     def to_read(self, name: str) -> pb.MapBucket | None:
-        """A bucket, or one of its snapshots."""
+        """Return a bucket or one of its snapshots."""
         return self.buckets.get(name) or self.pinned.get(name)
 
     def bucket_with_uuid(self, bucket_uuid: bytes) -> pb.MapBucket | None:
         return next((bucket for bucket in self.buckets.values() if bucket.uuid == bucket_uuid), None)
 
     def holders(self, bucket: pb.MapBucket, names: Sequence[str]) -> list[list[int]]:
-        """For each name the nodes that readers ask for it, most likely first: its owners, then its former ones.
+        """Return the nodes that readers ask for each name, most likely first: its owners, then its former ones.
 
-        After the number of copies was changed these are the owners by the number before, until all copies are where
-        they belong. What new owners have may be out of date: nobody has told them so far. Who owned the objects by the
-        number before has been told of all that came since.
+        While the number of copies changes, these are the owners by the former number, until all replicas are in their
+        places. New owners may have outdated replicas, as they were not told of writes before. The owners by the former
+        number were told of all writes.
         """
         return self._owners_now_and_before(bucket, names, _read(bucket))
 
     def objects_go(self, names: Iterable[str]) -> bool:
-        """Whether objects of one of these buckets or snapshots may go from where readers ask for them, once they are
-        where those ask as well."""
+        """Return whether objects of one of these buckets or snapshots may move away from where readers look, to a place
+        where they look as well."""
         buckets = map(self.to_read, names)
         return self.former is not None or any(known is not None and known.copies < _read(known) for known in buckets)
 
     def concerned(self, bucket: pb.MapBucket, names: Sequence[str]) -> list[list[int]]:
-        """For each name the nodes that may have it by this map or the one before, its owners first."""
+        """Return the nodes that may have each name by this map or the one before, its owners first."""
         return self._owners_now_and_before(bucket, names, most_copies(bucket))
 
     def _owners_now_and_before(self, bucket: pb.MapBucket, names: Sequence[str], copies: int) -> list[list[int]]:
@@ -232,25 +232,25 @@ class ClusterView:
         return found
 
     def owners(self, bucket: pb.MapBucket, name: str) -> list[int]:
-        """The nodes that should have copies of an object, best first."""
+        """Return the nodes that should have replicas of an object, best first."""
         return self.placement.owners_of_one(_hash(bucket.uuid, name), bucket.copies)
 
     def sure_owners(self, bucket: pb.MapBucket, name: str) -> list[int]:
-        """Those of them that have owned it since all copies were last where they belong, as far as that is a matter of
-        the number of copies."""
+        """Return the owners that have owned the object since all replicas were last in place, as far as the number of
+        copies is concerned."""
         return self.placement.owners_of_one(_hash(bucket.uuid, name), sure_copies(bucket))
 
 
-# Owners by a smaller number of copies are the first of those by a larger one.
+# The owners by a smaller number of copies are the first ones of those by a larger number.
 
 
 def most_copies(bucket: pb.MapBucket) -> int:
-    """On no more hosts than these, the first ones, there are copies that the map accounts for."""
+    """Return the number of hosts, in rank order, that may have replicas accounted for by the map."""
     return max([bucket.copies, *bucket.former_copies])
 
 
 def sure_copies(bucket: pb.MapBucket) -> int:
-    """So many copies each object has, whether the number is being raised or lowered."""
+    """Return the number of replicas that each object has, even while the number is being changed."""
     return min([bucket.copies, *bucket.former_copies])
 
 

@@ -1,10 +1,10 @@
-"""Features of nodes: what some can do that nodes before them could not, by the names that a cluster's map has."""
+"""Features of nodes: capabilities that older nodes lack, by the names used in a cluster's map."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 TRANSFORMS = "transforms"
-"""Entries of batches pass through transforms (BatchRequest.transform)."""
+"""Entries of batches can be transformed (BatchRequest.transform)."""
 FEATURES: Sequence[str] = (TRANSFORMS,)
-"""Of nodes of this version."""
+"""Features of nodes of this version."""

@@ -30,7 +30,7 @@ U8: TypeAlias = npt.NDArray[np.uint8]
 
 WIRE_U32 = np.dtype("<u4")
 MAX_PAYLOAD_BYTES = 4 << 20
-"""What a frame may have where it costs nobody a copy, and its receiver has room, as for an entry of that size."""
+"""Largest payload of a frame where it costs no copy and the receiver has room for an entry of that size."""
 TARGET_PAYLOAD_BYTES = 1 << 20
 """A frame is closed when its payload reaches this size: large enough that the cost per message vanishes, small enough
 that several fit in flight and a consumer that keeps one small view keeps little alive. What a lane sends from files may
@@ -53,12 +53,12 @@ _FRAME_TAGS = frozenset(
 
 
 class FrameError(ValueError):
-    """The bytes are not a frame; the connection that delivered them cannot be trusted further."""
+    """The bytes are not a frame; the connection that delivered them cannot be trusted any further."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Where a frame that carries part of one large entry lies within it."""
+    """The position of a frame that carries a part of one large entry."""
 
     offset: int
     entry_size: int
@@ -67,7 +67,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class EntryFault:
-    """Why one entry failed; `kind` is a stable name of ais_loader.errors, or empty."""
+    """The reason why one entry failed; `kind` is a stable name of ais_loader.errors, or empty."""
 
     message: str
     kind: str = ""
@@ -83,14 +83,14 @@ class Frame:
     status: U8
     checksum_kind: U8
     content: memoryview | list[memoryview]
-    """The entries end to end; of a frame whose entries came from several senders, the n entries where they lie."""
+    """The entries end to end; if they came from several senders, the n entries at their separate locations."""
     piece: Piece | None = None
     errors: dict[int, EntryFault] = field(default_factory=dict)
-    """By index, for entries that failed with more to say than their status."""
+    """Errors by index, for failed entries with more information than their status."""
 
     @property
     def payload(self) -> memoryview:
-        """The entries end to end: copied together, once, where they lie apart."""
+        """The entries end to end; copied together once if they are separate."""
         if isinstance(self.content, list):
             self.content = memoryview(b"".join(self.content))
         return self.content
@@ -101,7 +101,7 @@ class Frame:
         return sum(map(len, content)) if isinstance(content, list) else len(content)
 
     def entries(self) -> list[memoryview]:
-        """The bytes of each entry, without a copy."""
+        """Return the bytes of each entry without a copy."""
         content = self.content
         if isinstance(content, list):
             return content
@@ -113,20 +113,21 @@ class Frame:
 
     @property
     def completes_entry(self) -> bool:
-        """False while further pieces of this frame's only entry are to come."""
+        """False while more pieces of this frame's only entry are to come."""
         piece = self.piece
         return piece is None or self.status[0] != pb.OK or piece.offset + self.payload_bytes == piece.entry_size
 
     @property
     def begins_again(self) -> bool:
-        """The first piece of what a transform has made: what came of the entry before, of another making, is void."""
+        """Whether this is the first piece of a transform's new result, which replaces earlier pieces of the entry."""
         return self.piece is not None and not self.piece.offset and bool(self.checksum_kind[0] == pb.TRANSFORMED)
 
     def continues(self, before: Frame | None, due_bytes: int = 0) -> bool:
-        """Whether this piece goes on where `before`, the piece before it, ended, or begins at `due_bytes` if none was.
+        """Return whether this piece continues `before`, the piece before it; without one, whether it begins at
+        `due_bytes`.
 
-        A whole entry in its place fits when it is a failure: only that may stand for what is still to come. What a
-        transform has made may begin again: it need not make the same bytes twice.
+        A whole entry in its place fits only if it is a failure, which may replace what is still to come. The result of
+        a transform may begin again, since it need not produce the same bytes twice.
         """
         piece = self.piece
         if piece is None:
@@ -170,7 +171,7 @@ def _section(tag: int, content: bytes) -> bytes:
 
 
 def _message(tag: int, message: pb.Piece | pb.EntryError | pb.End) -> bytes:
-    """An empty message is still a message: its presence says something."""
+    """Encode a submessage, even an empty one: its presence has a meaning."""
     content = message.SerializeToString()
     return bytes((tag,)) + encode_varint(len(content)) + content
 
@@ -188,11 +189,11 @@ def encode_prefix(
     errors: dict[int, EntryFault] | None = None,
     end: pb.End | None = None,
 ) -> tuple[bytes, int]:
-    """Everything of a SessionResponse that stands before the payload.
+    """Encode everything of a SessionResponse that precedes the payload.
 
-    With `end` the message is the last one of its batch.
+    With `end`, the message is the last one of its batch.
 
-    Returns the bytes, and where in them the checksum array starts: a reader that learns the checksums only while it
+    Returns the bytes, and the position of the checksum array in them. A reader that learns the checksums only while it
     reads overwrites them there (four bytes each, little-endian).
     """
     before = _section(_TAG_INDEX, index.astype(WIRE_U32, copy=False).tobytes()) + _section(
@@ -215,12 +216,12 @@ def encode_prefix(
 
 
 def encode_frame(batch_id: int, frame: Frame, end: pb.End | None = None) -> bytes:
-    """A whole SessionResponse, with one copy of the payload. Raises FrameError for a frame that does not add up."""
+    """Encode a SessionResponse with one copy of the payload. Raises FrameError for an inconsistent frame."""
     return b"".join(encode_parts(batch_id, frame, end))
 
 
 def encode_parts(batch_id: int, frame: Frame, end: pb.End | None = None) -> list[bytes | memoryview]:
-    """The same without a copy: what stands before the payload, and that, in one part or several."""
+    """Encode a SessionResponse without a copy: the bytes before the payload, then the payload in one or more parts."""
     checked(frame)
     prefix, _ = encode_prefix(
         batch_id,
@@ -248,9 +249,9 @@ class Response:
 
 
 def decode_response(data: bytes | memoryview) -> Response:
-    """A serialized SessionResponse; a frame's payload and arrays are views of `data`.
+    """Decode a SessionResponse; a frame's payload and arrays are views of `data`.
 
-    Raises FrameError on bytes that are not what a node sends.
+    Raises FrameError on bytes that no node sends.
     """
     try:
         if data[:1] == b"\x08":
@@ -275,7 +276,7 @@ def decode_response(data: bytes | memoryview) -> Response:
 
 
 def _from_response(response: pb.SessionResponse) -> Response:
-    """From an encoder that orders or splits fields in another way than ours."""
+    """Convert a message from an encoder that orders or splits fields differently."""
     return Response(
         response.batch_id,
         _from_message(response.frame) if response.HasField("frame") else None,
@@ -289,7 +290,7 @@ _EMPTY_U8: U8 = np.empty(0, np.uint8)
 
 
 def decode_frame(data: bytes | memoryview, at: int) -> Frame:
-    """The frame that fills `data` from `at` to its end."""
+    """Decode the frame that fills `data` from `at` to its end."""
     arrays: dict[int, tuple[int, int]] = {}
     piece: Piece | None = None
     errors: dict[int, EntryFault] = {}
@@ -298,7 +299,7 @@ def decode_frame(data: bytes | memoryview, at: int) -> Frame:
     while at < end:
         tag = data[at]
         if tag not in _FRAME_TAGS or tag in arrays:
-            # From another encoder, or of a later version: legal, and rare enough to be copied.
+            # From another encoder or a later version: legal, and rare enough to be copied.
             return _from_message(pb.Frame.FromString(bytes(data[begin:])))
         length, at = _decode_varint(data, at + 1)
         stop = at + length
@@ -361,10 +362,9 @@ def _from_message(message: pb.Frame) -> Frame:
 
 
 def checked(frame: Frame) -> Frame:
-    """The frame, if its columns fit each other and its payload. Raises FrameError.
+    """Return the frame if its columns match each other and its payload. Raises FrameError.
 
-    Every frame is looked at before it leaves and when it has come: one size that is not its entry's shifts all entries
-    behind it.
+    Every frame is checked before it is sent and after it was received: one wrong size would shift all later entries.
     """
     lengths = {len(frame.index), len(frame.size), len(frame.checksum), len(frame.status), len(frame.checksum_kind)}
     if len(lengths) != 1:
@@ -380,14 +380,15 @@ def checked(frame: Frame) -> Frame:
     return frame
 
 
-# A whole answer of one small object, which a busy node writes and its clients read thousands of times a second: always
-# the same fields, so both ends handle it as one struct. Any other encoder's bytes go through decode_response.
+# The complete response for one small object, which a busy node writes, and clients read, thousands of times a second.
+# It always has the same fields, so both ends process it as one struct. Bytes of other encoders go through
+# decode_response.
 _SINGLE = struct.Struct("<2s4x2sI2sI7s")
 _SINGLE_BEGINS = b"\x0a\x04\0\0\0\0\x12\x04"
 
 
 def encode_single(batch_id: int, size_bytes: int, checksum: int, answer_digest: int, kind: int = pb.STORED) -> bytes:
-    """Everything that stands before the payload of a complete, verified answer of one entry, END included."""
+    """Encode everything before the payload of a complete, verified response with one entry, END included."""
     end = b"".join((b"\x28\x01\x38", encode_varint(size_bytes), b"\x45", answer_digest.to_bytes(4, "little")))
     frame = _SINGLE.pack(
         b"\x0a\x04", b"\x12\x04", size_bytes, b"\x1a\x04", checksum, b"\x22\x01\x00\x2a\x01%c\x7a" % kind
@@ -409,9 +410,10 @@ def encode_single(batch_id: int, size_bytes: int, checksum: int, answer_digest: 
 def decode_single(
     data: bytes, batch_id: int, digest_of: Callable[[int], int], kind: int = pb.STORED
 ) -> tuple[memoryview, int] | None:
-    """Payload and checksum of what encode_single began; None for anything else, an entry of another kind too.
+    """Return payload and checksum of a message by encode_single; None for anything else, including entries of another
+    kind.
 
-    `digest_of` gives the digest that END must carry for an OK entry with a given checksum.
+    `digest_of` returns the digest that END must carry for an OK entry with a given checksum.
     """
     if (said := _single_said(data)) is None:
         return None
@@ -425,8 +427,8 @@ def decode_single(
 def decode_single_parts(
     prefix: bytes, payload: bytes, batch_id: int, digest_of: Callable[[int], int], kind: int = pb.STORED
 ) -> int | None:
-    """The checksum, of a message that was received in two parts; None for anything that `decode_single` refuses, and
-    for one that was cut elsewhere."""
+    """Return the checksum of a message received in two parts; None for anything that `decode_single` refuses, and for a
+    message split elsewhere."""
     if (said := _single_said(prefix)) is None:
         return None
     size_bytes, checksum = said
@@ -437,7 +439,7 @@ def decode_single_parts(
 
 
 def _single_said(data: bytes) -> tuple[int, int] | None:
-    """The size in bytes and the checksum that a message of encode_single's form names; None for one of another form."""
+    """Return the size in bytes and the checksum in a message of encode_single's form; None for another form."""
     at = data.find(_SINGLE_BEGINS, 0, 64)
     if at < 0 or len(data) < at + _SINGLE.size:
         return None
@@ -446,6 +448,6 @@ def _single_said(data: bytes) -> tuple[int, int] | None:
 
 
 def single_prefix_bytes(batch_id: int, message_bytes: int) -> int:
-    """Where the payload begins in a message of this size, if it is one that encode_single began."""
+    """Return where the payload begins in a message of this size, if encode_single wrote it."""
     most = len(encode_single(batch_id, message_bytes, 0, 0))
     return len(encode_single(batch_id, max(0, message_bytes - most), 0, 0))

@@ -1,6 +1,6 @@
-"""Names of a job that passes a bucket through a transform: which objects it takes, and what their results are called.
+"""Names of a transform job: which objects it takes, and the names of their results.
 
-Pure, and the same on clients, which show it beforehand, and on every node.
+Pure, and computed alike on every node and on clients, which show the names in advance.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from ais_loader.patterns import matcher
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 
 MAX_NAMES_BYTES = 256 << 10
-"""Of the names that a job lists: they are part of the cluster's map."""
+"""Limit for the names that a job lists, since they are part of the cluster's map."""
 _SNAPSHOT_MARK = "@"
 _OF_PATTERNS = "*?["
 
 
 class JobNames:
-    """Of one job. Raises InvalidRequest for one whose names make no sense."""
+    """The names of one job. Raises InvalidRequest if they make no sense."""
 
     def __init__(self, job: pb.TransformJob) -> None:
         self._prefix, self._strip, self._to = job.prefix, job.strip_prefix, job.to_prefix
-        # The longest first: of "tar.gz" and "gz" the one that fits more counts.
+        # Longest first: of "tar.gz" and "gz", the longer match counts.
         self._extensions = sorted(job.extension.items(), key=lambda pair: len(pair[0]), reverse=True)
         self._listed = frozenset(job.object)
         self._matches = matcher(job.pattern) if job.pattern else None
@@ -39,16 +39,16 @@ class JobNames:
         if job.bucket == job.to_bucket:
             self._require_apart(job.pattern)
         self.renames = bool(self._extensions or self._strip)
-        """Whether two sources may have results of one name."""
+        """Whether two sources may have results of the same name."""
 
     def takes(self, name: str) -> bool:
-        """Whether an object is one of the job's sources."""
+        """Return whether an object is one of the job's sources."""
         if self._listed and name not in self._listed:
             return False
         return name.startswith(self._prefix) and (self._matches is None or self._matches(name))
 
     def result_of(self, name: str) -> str:
-        """What a source's result is called; perhaps no name that an object may have."""
+        """Return the name of a source's result, which may not be a valid object name."""
         rest = name.removeprefix(self._strip)
         folder, slash, last = rest.rpartition("/")
         for before, after in self._extensions:
@@ -58,8 +58,8 @@ class JobNames:
         return f"{self._to}{folder}{slash}{last}"
 
     def rivals(self, name: str) -> list[str]:
-        """Names before `name`, in their order, that the job would take, and that have a result of the same name. The
-        first of them that exists has the result, and the others are refused."""
+        """Return names before `name`, in order, that the job would take and whose result has the same name. The first
+        one that exists gets the result; the others are refused."""
         if not self.renames:
             return []
         result = self.result_of(name)
@@ -74,7 +74,7 @@ class JobNames:
         return sorted(one for one in found if one < name and self.takes(one) and self.result_of(one) == result)
 
     def _require_apart(self, patterns: Sequence[str]) -> None:
-        """A bucket passed through into itself: no result may be a source as well."""
+        """For a job within one bucket, check that no result is also a source."""
         if self._listed:
             if again := next((name for name in sorted(self._listed) if self.result_of(name) in self._listed), None):
                 raise InvalidRequest(f"{again!r}: its result {self.result_of(again)!r} is one of the sources")
@@ -87,7 +87,7 @@ class JobNames:
         )
 
     def _results_begin_elsewhere(self) -> bool:
-        # Sources begin with `prefix`; of results it is only sure that they begin with `to_prefix`.
+        # Sources begin with `prefix`; results are only known to begin with `to_prefix`.
         to, prefix = self._to, self._prefix
         return bool(to and prefix) and not to.startswith(prefix) and not prefix.startswith(to)
 
@@ -102,7 +102,7 @@ class JobNames:
 
 
 def expand_template(template: str) -> list[str]:
-    """Names of a template such as "shard-{000..127}.tar" or "{a,b}/{1..3}": ranges of numbers, padded as their first,
+    """Expand a template such as "shard-{000..127}.tar" or "{a,b}/{1..3}": ranges of numbers, padded like their first,
     and alternatives. Raises InvalidRequest."""
     opened = template.find("{")
     if opened < 0:

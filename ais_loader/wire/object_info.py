@@ -1,4 +1,4 @@
-"""ObjectInfo: an object as a catalog, a message and a caller know it, and the way from one to the other."""
+"""ObjectInfo: an object's properties in a catalog, a message and a caller's value, and the conversions between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 
 class Described(Protocol):
-    """A catalog's record, a message, or a Stored."""
+    """A catalog entry, a message, or a Stored."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -24,7 +24,7 @@ class Described(Protocol):
 
 
 class Stored(NamedTuple):
-    """An object, as its owner knows it."""
+    """An object's properties as its owner knows them."""
 
     size_bytes: int
     version: str
@@ -46,6 +46,6 @@ def info_of(bucket: str, name: str, found: Described) -> pb.ObjectInfo:
         checksum=found.checksum,
         modified_ns=found.modified_ns,
     )
-    if metadata := found.metadata:  # to set none costs as much as all the rest
+    if metadata := found.metadata:  # setting an empty map costs as much as everything else
         info.metadata.update(metadata)
     return info

@@ -1,8 +1,8 @@
 """Placement: which of several drives (or nodes, or hosts) owns an object, as a pure function of their identities.
 
-Rendezvous hashing: every candidate draws a number from the object and its own identity, the highest wins. When a
-candidate comes or goes, only the objects that it wins or held move. Clients and nodes must compute the same owner, so
-the hash and its inputs are part of the wire contract.
+Rendezvous hashing: every candidate draws a number from the object and its own identity, and the highest wins. When a
+candidate is added or removed, only the objects that it wins or had move. Clients and nodes must compute the same owner,
+so the hash and its inputs are part of the wire contract.
 
 Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998); weights as in Schindelhauer
 and Schomaker, "Weighted distributed hash tables" (2005).
@@ -42,16 +42,16 @@ def _score(object_hash_value: int, candidate: Candidate) -> float:
 
 
 def ranked(bucket_uuid: bytes, name: str, candidates: Sequence[Candidate]) -> list[int]:
-    """Positions of the candidates that may own the object, best first. Ties go to the smaller uuid."""
+    """Return the positions of the candidates that may own the object, best first. Ties go to the smaller uuid."""
     value = object_hash(bucket_uuid, name)
     eligible = [position for position, candidate in enumerate(candidates) if candidate.weight > 0]
     return sorted(eligible, key=lambda at: (-_score(value, candidates[at]), candidates[at].uuid))
 
 
 def owner(bucket_uuid: bytes, name: str, candidates: Sequence[Candidate]) -> int:
-    """Position of the candidate that owns the object.
+    """Return the position of the candidate that owns the object.
 
-    Raises ValueError when no candidate has weight.
+    Raises ValueError if no candidate has a weight.
     """
     if len(candidates) == 1 and candidates[0].weight > 0:
         return 0

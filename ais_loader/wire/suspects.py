@@ -1,7 +1,7 @@
-"""Suspects: nodes that did not answer, as whoever asks them remembers them, each for a while or until it answers.
+"""Suspects: nodes that did not answer, as a caller remembers them, each for a while or until it answers.
 
-So that one dead node does not cost every call its time-out. Whoever remembers says for how long, and what follows: to
-ask such a node last, or not at all.
+They keep one dead node from costing every call its time limit. The caller decides how long to remember, and whether to
+ask such a node last or not at all.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class _Suspect(NamedTuple):
     since_s: float
     until_s: float
     times: int
-    """How often it has been suspected before, and not answered since."""
+    """Number of earlier suspicions since the node last answered."""
 
 
 class Suspects(Generic[Node]):
-    """Any thread may ask and tell: each step is one look-up, or one assignment.
+    """Suspected nodes. Thread-safe: each step is one look-up or one assignment.
 
     Args:
         clock: monotonic seconds.
@@ -34,11 +34,11 @@ class Suspects(Generic[Node]):
         self._known: dict[Node, _Suspect] = {}
 
     def __bool__(self) -> bool:
-        """Whether any node has failed and not answered since."""
+        """Return whether any node has failed and not answered since."""
         return bool(self._known)
 
     def failed(self, node: Node, pause: Backoff) -> None:
-        """It did not answer: it is suspect for `pause` from now on, each time longer until it answers."""
+        """Suspect a node for `pause` from now on, longer each time until it answers."""
         now, before = self._clock(), self._known.get(node)
         since_s, times = (now, 0) if before is None else (before.since_s, before.times + 1)
         self._known[node] = _Suspect(since_s, now + pause.whole_s(times), times)
@@ -52,10 +52,10 @@ class Suspects(Generic[Node]):
         return known is not None and self._clock() < known.until_s
 
     def among(self, nodes: set[Node]) -> set[Node]:
-        """Those of these nodes that are suspect now."""
+        """Return those of these nodes that are suspected now."""
         return {node for node in self._known.keys() & nodes if node in self}
 
     def failing_s(self, node: Node) -> float:
-        """For how long it has been failing, since it last answered; 0 when it has not failed since."""
+        """Return how long the node has been failing since its last answer; 0 if it has not failed."""
         known = self._known.get(node)
         return 0.0 if known is None else self._clock() - known.since_s

@@ -1,6 +1,6 @@
-"""Reassembly buffer: whole entries that have arrived and not gone out yet, and runs of them.
+"""Reassembly buffer: whole entries that have arrived and were not delivered yet, and runs of them.
 
-A run goes out as one frame, whichever frames its entries came in: they are handed on where they lie, not copied.
+A run is delivered as one frame, whichever frames its entries came in. Entries are passed on as views, not copied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TAKEN = memoryview(b"")
 
 
 class Arrived:
-    """Of one batch of n entries, by their positions."""
+    """The entries of one batch of n, by their positions."""
 
     def __init__(self, n: int) -> None:
         self.kind: U8 = np.zeros(n, np.uint8)
@@ -28,14 +28,15 @@ class Arrived:
         self._bytes = [_TAKEN] * n
 
     def put(self, positions: I64, frame: Frame) -> None:
-        """Entry k of the frame is the one at positions[k]."""
+        """Store the entries of a frame; entry k of the frame is the one at positions[k]."""
         self.kind[positions] = frame.checksum_kind
         self.size[positions] = frame.size
         for position, data in zip(positions.tolist(), frame.entries(), strict=True):
             self._bytes[position] = data
 
     def run_stop(self, first: int, ready: Mask, most_bytes: int) -> int:
-        """The end of the run, from `first` on, that goes out as one frame; ready[k] says whether first + k may."""
+        """Return the end of the run from `first` that is delivered as one frame; ready[k] tells whether first + k may
+        be."""
         count = len(ready) if ready.all() else int(ready.argmin())
         if count <= 1:
             return first + count
@@ -43,7 +44,7 @@ class Arrived:
         return first + max(1, int(np.searchsorted(ends, most_bytes, side="right")))
 
     def take(self, first: int, stop: int) -> memoryview | list[memoryview]:
-        """The bytes of a run, as a frame has them; they are held no longer."""
+        """Return the bytes of a run in the form that a frame has, and release them."""
         taken = self._bytes[first:stop]
         self._bytes[first:stop] = [_TAKEN] * len(taken)
         return taken[0] if len(taken) == 1 else taken

@@ -1,7 +1,7 @@
-"""Claims: the sender that is to deliver each entry of a batch, or two that race for it, or none.
+"""Claims: which sender is to deliver each entry of a batch; there may be two that race for it, or none.
 
-Whichever of two delivers any of an entry first has it from then on, so that no entry is ever made of two answers; what
-the other one sends of it, once, is passed over.
+The first of two senders to deliver any part of an entry owns it from then on, so that no entry is made of two
+responses. What the other one sends of it, once, is ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOBODY = -1
 
 
 class Claims:
-    """Of n entries, by their positions; senders by their numbers."""
+    """Claims on n entries, by their positions; senders by their numbers."""
 
     def __init__(self, n: int) -> None:
         self.sender_of: I32 = np.full(n, NOBODY, np.int32)
@@ -29,7 +29,8 @@ class Claims:
         self._lost: dict[int, set[int]] = {}
 
     def give(self, sender: int, positions: I64, *, rival: bool) -> None:
-        """To a sender: what nobody has, or with `rival` what one other sender has. Raises ValueError for all else."""
+        """Give entries to a sender: unclaimed ones, or, with `rival`, entries of one other sender. Raises ValueError
+        otherwise."""
         if (self.rival_of[positions] != NOBODY).any():
             raise ValueError("two senders race for an entry already")
         if ((self.sender_of[positions] == NOBODY) == rival).any():
@@ -38,7 +39,7 @@ class Claims:
         self._raced = self._raced or rival
 
     def has(self, sender: int, positions: I64) -> Mask:
-        """Which of these entries the sender is to deliver."""
+        """Return which of these entries the sender is to deliver."""
         found: Mask = self.sender_of[positions] == sender
         return found | (self.rival_of[positions] == sender) if self._raced else found
 
@@ -47,7 +48,7 @@ class Claims:
         return found
 
     def release(self, sender: int, positions: I64) -> I64:
-        """Take entries from a sender that has them and delivered nothing; returns those that nobody has now."""
+        """Take entries from a sender that has delivered nothing of them; return those that are unclaimed now."""
         if not self._raced:
             self.sender_of[positions] = NOBODY
             return positions
@@ -59,7 +60,7 @@ class Claims:
         return free
 
     def win(self, sender: int, positions: I64) -> list[tuple[int, int]]:
-        """The sender has begun to deliver these entries, its own; returns who lost which, as (sender, position)."""
+        """Record that the sender has begun to deliver these entries; return the losers, as (sender, position)."""
         if not self._raced:
             return []
         lost: list[tuple[int, int]] = []
@@ -72,9 +73,9 @@ class Claims:
         return lost
 
     def lost_by(self, sender: int) -> set[int]:
-        """Entries that others have delivered, or begun to, and of which this sender may still send its answer."""
+        """Return entries that other senders deliver, and that this sender may still send once."""
         return self._lost.get(sender, set())
 
     def answered_late(self, sender: int, positions: set[int]) -> None:
-        """The sender has answered these after all; a second time would be wrong."""
+        """Record that the sender has sent these entries after all; a second time would be an error."""
         self._lost[sender] -= positions

@@ -1,4 +1,4 @@
-"""Frame editing: frames made of parts of others, and of entries that failed before anybody sent them."""
+"""Frame editing: frames made from parts of others, and from entries that failed before anyone sent them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIRST_SEARCH = 1024
 
 
 def first_unset(mask: Mask, at: int) -> int:
-    """The first place from `at` on where the mask is not set; its length when it is set everywhere."""
+    """Return the first position from `at` on where the mask is not set; its length if it is set everywhere."""
     width = _FIRST_SEARCH
     while at < len(mask):
         window = mask[at : at + width]
@@ -32,7 +32,7 @@ def first_unset(mask: Mask, at: int) -> int:
 
 
 def subset(frame: Frame, keep: Mask) -> Frame | None:
-    """A frame without some of its entries, which must have no bytes; None when nothing is left."""
+    """Return a frame without some entries, which must be empty; None if nothing remains."""
     if not keep.any():
         return None
     index = frame.index[keep]
@@ -50,7 +50,7 @@ def subset(frame: Frame, keep: Mask) -> Frame | None:
 
 
 def failing(frame: Frame, which: Mask, faults: Mapping[int, EntryFault]) -> Frame:
-    """A frame of whole entries, some of which have failed after all: their bytes are left out. Faults by index."""
+    """Return a frame of whole entries of which some are marked as failed, without their bytes. Faults by index."""
     left = without(frame, which)
     size, checksum, status, kind = frame.size.copy(), frame.checksum.copy(), frame.status.copy(), frame.checksum_kind
     size[which], checksum[which], status[which] = 0, 0, pb.FAILED
@@ -61,9 +61,10 @@ def failing(frame: Frame, which: Mask, faults: Mapping[int, EntryFault]) -> Fram
 
 
 def without_untransformed(frame: Frame, transformed: Mask, node_of: Callable[[int], str]) -> Frame:
-    """A node that knows no transforms ignores them, and sends what is stored: nobody is to take that for the result.
+    """Mark entries that a node has sent untransformed as failed. A node without transforms ignores them and sends what
+    is stored, which must not be taken for the result.
 
-    Such entries fail as Unsupported, in their place. `node_of`: who has sent an entry, by its index.
+    Such entries fail as Unsupported, in their place. `node_of` returns who sent an entry, by its index.
     """
     sent = (frame.status == pb.OK) & (frame.checksum_kind != pb.TRANSFORMED) & transformed[frame.index]
     if not sent.any():
@@ -82,7 +83,7 @@ def without_untransformed(frame: Frame, transformed: Mask, node_of: Callable[[in
 
 
 def without(frame: Frame, drop: Mask) -> Frame | None:
-    """A frame without some of its entries and their bytes; None when nothing is left."""
+    """Return a frame without some entries and their bytes; None if nothing remains."""
     if drop.all():
         return None
     stops = frame.size.astype(np.int64).cumsum().tolist()
@@ -93,7 +94,7 @@ def without(frame: Frame, drop: Mask) -> Frame | None:
 
 
 def failures(status: int, faults: Sequence[EntryFault]) -> Frame:
-    """Entries 0 to len(faults) - 1, which all failed."""
+    """Return a frame of entries 0 to len(faults) - 1, all failed."""
     count = len(faults)
     zeros = np.zeros(count, WIRE_U32)
     return Frame(
@@ -109,7 +110,7 @@ def failures(status: int, faults: Sequence[EntryFault]) -> Frame:
 
 
 def failed_as(frame: Frame, kind: str) -> Mask:
-    """Entries that failed with an error of this kind."""
+    """Return which entries failed with an error of this kind."""
     which = np.zeros(len(frame.index), np.bool_)
     for index, fault in frame.errors.items():
         if fault.kind == kind:
@@ -118,10 +119,10 @@ def failed_as(frame: Frame, kind: str) -> Mask:
 
 
 def torn(frame: Frame, had_bytes: int) -> Frame:
-    """A frame whose first entry is one of which the consumer has had so many bytes.
+    """Adjust a frame whose first entry fails after the consumer has received some of its bytes.
 
-    That there is no such object is then said of the version that they are of: it has been replaced since, and whoever
-    asks again gets another one.
+    "Not found" then refers to the version of those bytes: the object was replaced since, and a new request gets the new
+    version.
     """
     index = int(frame.index[0])
     fault = frame.errors.get(index, EntryFault("it is gone"))

@@ -1,10 +1,10 @@
-"""Hedging: when a slow answer is asked for at a second place as well, and how much of that there may be.
+"""Hedging: when to request a slow response from a second node as well, and how often.
 
-Slow is what keeps its reader waiting for longer than nearly everything did of late. Asking twice doubles the work for
-an entry, which is worth it for the few that would hold up all others, and would be ruin if an overloaded cluster were
-asked for everything twice: so a budget, a share of what is asked for at all, bounds it.
+A response is slow if its reader waits longer than for nearly all recent ones. A second request doubles the work for an
+entry. That pays off for the few entries that hold up all others, and would be fatal if an overloaded cluster were asked
+for everything twice. A budget, a share of all requests, therefore bounds it.
 
-The idea is that of Dean and Barroso, "The Tail at Scale" (2013). Shared by clients and by nodes that gather batches.
+Source: Dean and Barroso, "The Tail at Scale" (2013). Shared by clients and by nodes that gather batches.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from collections import deque
 import numpy as np
 
 BURST_ENTRIES = 20_000
-"""The budget may be spent at once for as many entries as these were asked for: it begins full."""
+"""The full budget, which is also the initial one, corresponds to this many requested entries."""
 _SAMPLES, _AT_LEAST, _EVERY = 512, 20, 32
 _QUANTILE = 0.95
 _LAST_FACTOR, _FACTOR = 1.5, 3.0
 
 
 class HedgeBudget:
-    """Tokens, one for each entry that is asked for twice. Thread-safe.
+    """Tokens, one per entry that is requested twice. Thread-safe.
 
     Args:
-        share: tokens that come in for each entry asked for, 0 to 1; 0: nothing is ever asked for twice.
+        share: tokens gained per requested entry, 0 to 1. 0 disables hedging.
     """
 
     def __init__(self, share: float) -> None:
         self.share = share
         self.hedged = 0
-        """Entries that were asked for twice."""
+        """Number of entries that were requested twice."""
         self._most = share * BURST_ENTRIES
         self._tokens = self._most
         self._lock = threading.Lock()
 
     def asked(self, entries: int) -> None:
-        """Entries have been asked for, once."""
+        """Add tokens for entries that were requested once."""
         with self._lock:
             self._tokens = min(self._most, self._tokens + self.share * entries)
 
     @property
     def available(self) -> bool:
-        """Whether anything may be asked for again."""
+        """Whether anything may be requested again."""
         return self._tokens >= 1
 
     def take(self, entries: int) -> int:
-        """How many of these may be asked for again; they count as spent."""
+        """Return how many of these entries may be requested again, and spend their tokens."""
         with self._lock:
             granted = min(entries, int(self._tokens))
             self._tokens -= granted
@@ -55,16 +55,16 @@ class HedgeBudget:
             return granted
 
     def forget_inherited(self) -> None:
-        """In a forked child: the lock may be held by a thread that is not here."""
+        """Replace the lock in a forked child: a thread of the parent may hold it."""
         self._lock = threading.Lock()
 
 
 class Silences:
-    """How long answers have kept their readers waiting, of late.
+    """Recent waiting times of readers.
 
     Args:
-        floor_s: shorter silences are nothing.
-        first_s: what counts as long before enough has been seen.
+        floor_s: shorter waits are never slow.
+        first_s: limit until enough waits were observed.
     """
 
     def __init__(self, floor_s: float = 0.1, first_s: float = 1.0) -> None:
@@ -75,27 +75,27 @@ class Silences:
         self._high_s = first_s
 
     def note(self, waited_s: float) -> None:
-        """A reader has waited for something, which then came."""
+        """Record a wait that ended with a response."""
         self._samples.append(waited_s)
         self._seen += 1
         if len(self._samples) >= _AT_LEAST and self._seen % _EVERY in (0, _AT_LEAST):
             self._high_s = float(np.quantile(np.array(self._samples), _QUANTILE))
 
     def limit_s(self, *, last: bool) -> float:
-        """How long a silence must be to be out of the ordinary; less where it is the last that a batch waits for."""
+        """Return how long a wait must be to count as slow; less if it is the last one of a batch."""
         if len(self._samples) < _AT_LEAST:
             return self._first_s
         return max(self._floor_s, self._high_s * (_LAST_FACTOR if last else _FACTOR))
 
 
 class Hedging:
-    """What one client, or one node, knows and may do."""
+    """Hedging state of one client or node."""
 
     def __init__(self, share: float) -> None:
         self.budget = HedgeBudget(share)
         self.parts = Silences()
-        """Of nodes that send what they have."""
+        """Waits for nodes that send their own objects."""
         self.gathered = Silences(0.5, 2.0)
-        """Of nodes that gather from others first, and hedge themselves."""
+        """Waits for nodes that gather from others first, and hedge by themselves."""
         self.singles = Silences()
-        """Of nodes that are asked for one object."""
+        """Waits for single objects."""

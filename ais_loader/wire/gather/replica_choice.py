@@ -1,13 +1,13 @@
-"""Replica choice for reads: the first holder's copy, as long as that node has no more to do than others.
+"""Replica choice for reads: the first holder is read, unless it has clearly more work than the others.
 
-Reading one copy alone keeps the page caches of a cluster as large as they are together. But where the first holder is
-clearly behind, what goes beyond an equal share is read from the other holders: always the same objects, by the hashes
-of their names, so that different readers fill a second page cache with the same ones.
+Reading always the same replica makes the page caches of a cluster add up. If the first holder is clearly behind, the
+excess over an equal share is read from other holders. It is always the same objects, chosen by the hash of their names,
+so that different readers fill a second page cache with the same ones.
 
-How much a node has to do is what its reader sees: entries it has asked for and not got, how long an entry has taken of
-late, being told to come back; and what the node says of itself, since other readers ask it, too.
+A node's load is what its reader observes: outstanding entries, the recent time per entry, and rejections. In addition,
+the node reports its own waiting time, since other readers use it too.
 
-Pure planning (`choose`), and the numbers it needs (`NodeLoads`). Shared by clients and by nodes that gather batches.
+`choose` is pure planning; `NodeLoads` collects its numbers. Shared by clients and by nodes that gather batches.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ import numpy as np
 K = TypeVar("K", bound=Hashable)
 
 CLEARLY, SLACK_S = 1.5, 0.02
-"""A node is overloaded that needs this much longer than another holder, and this time on top of it."""
+"""A node is overloaded if it needs this factor and this time longer than another holder."""
 _DEFAULT_ENTRY_S = 1e-4
 _SAMPLES = 3
-"""How long an entry takes is the middle one of as many batches: one that had to connect first says nothing."""
+"""The time per entry is the median of this many batches, since a batch that had to connect first is no measure."""
 _FORGET_S, _FORGET_SAID_S = 5.0, 1.0
 _SUSPICION_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a node has to do, in the time that it takes."""
+    """The work of a node, as the time that it takes."""
 
     backlog_s: float = 0.0
     entry_s: float = _DEFAULT_ENTRY_S
     suspected: bool = False
-    """Nothing is moved to it."""
+    """Nothing is moved to a suspected node."""
 
 
 def choose(
     holders: Sequence[Sequence[K]], loads: Mapping[K, Load], key: Callable[[int], int], stay: Collection[K] = ()
 ) -> Sequence[Sequence[K]]:
-    """The holders of each entry, n rows, in the order in which they are to be asked.
+    """Return the holders of each entry, n rows, in the order in which to ask them.
 
     Args:
-        holders: for each entry the nodes that have it, in the order to be asked by default.
-        loads: of all of these nodes.
-        key: from a row to a number that is the same for every reader of that object, such as a hash of its name.
-        stay: nodes from which nothing is moved, and to which nothing is.
+        holders: for each entry the nodes that have it, in default order.
+        loads: the loads of all these nodes.
+        key: maps a row to a number that is equal for all readers of that object, such as a hash of its name.
+        stay: nodes from and to which nothing is moved.
     """
     load_s, counts = {}, Counter(row[0] for row in holders if row)
     for node in set(chain.from_iterable(holders)):
@@ -89,7 +89,7 @@ def _most(other_s: float) -> float:
 
 
 class _Node:
-    """What is known of one."""
+    """The observations of one node."""
 
     __slots__ = (
         "busy_until_s",
@@ -109,14 +109,14 @@ class _Node:
 
 
 class NodeLoads(Generic[K]):
-    """What one reader sees of the nodes that it asks. Thread-safe."""
+    """The loads of nodes as one reader observes them. Thread-safe."""
 
     def __init__(self) -> None:
         self._nodes: dict[K, _Node] = {}
         self._lock = threading.Lock()
 
     def forget_inherited(self) -> None:
-        """In a forked child: what was open is the parent's, and the lock may be held by a thread that is not here."""
+        """Reset a forked child: open requests are the parent's, and one of its threads may hold the lock."""
         self._lock = threading.Lock()
         for node in self._nodes.values():
             node.open_entries = 0
@@ -126,7 +126,7 @@ class NodeLoads(Generic[K]):
             self._node(node).open_entries += entries
 
     def over(self, node: K, entries: int, answered: int = 0, waited_s: float = 0.0) -> None:
-        """These, which were asked for, are awaited no longer; `answered` of them came, after so long a wait in all."""
+        """Record that entries are no longer awaited; `answered` of them arrived, after `waited_s` in total."""
         now = time.monotonic()
         with self._lock:
             it = self._node(node)
@@ -141,14 +141,14 @@ class NodeLoads(Generic[K]):
             self._node(node).busy_until_s = time.monotonic() + retry_after_s
 
     def said(self, node: K, wait_s: float) -> None:
-        """By the node itself: how long a read waits there before it begins."""
+        """Record a node's report of how long a read waits before it begins."""
         if wait_s or node in self._nodes:
             with self._lock:
                 it = self._node(node)
                 it.said_s, it.said_at_s = wait_s, time.monotonic()
 
     def suspect(self, node: K) -> None:
-        """It has said that its copies may be old."""
+        """Suspect a node that has reported that its replicas may be outdated."""
         with self._lock:
             self._node(node).suspected_until_s = time.monotonic() + _SUSPICION_S
 
@@ -156,7 +156,7 @@ class NodeLoads(Generic[K]):
         return self._nodes.setdefault(node, _Node())
 
     def of(self, nodes: Iterable[K]) -> dict[K, Load]:
-        """The loads of these nodes, now."""
+        """Return the current loads of these nodes."""
         now = time.monotonic()
         with self._lock:
             known = [sample_s for node in self._nodes.values() for sample_s in node.samples_s]
@@ -167,7 +167,7 @@ class NodeLoads(Generic[K]):
     def _load(it: _Node | None, typical_s: float, now: float) -> Load:
         if it is None:
             return Load(0.0, typical_s)
-        # What nobody has measured for a while may not be so any more: it is given another chance, bit by bit.
+        # An old measurement may no longer hold; the node gradually returns to a typical value.
         samples_s = [*it.samples_s, *[typical_s] * (_SAMPLES - len(it.samples_s))]
         own_s = sorted(samples_s)[_SAMPLES // 2]
         entry_s = typical_s + (own_s - typical_s) * 0.5 ** ((now - it.measured_at_s) / _FORGET_S)

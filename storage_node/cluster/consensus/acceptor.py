@@ -21,7 +21,7 @@ BallotOrder: TypeAlias = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class AcceptorState:
-    """What has to last. Messages in it are never changed."""
+    """The durable state. Messages in it are never modified."""
 
     promise: pb.Ballot | None = None
     """No proposal with a lower ballot is accepted any more."""

@@ -46,7 +46,7 @@ class MapLease:
 
     @property
     def version(self) -> int:
-        """To be noted before looking at what this node has; 0 while it knows no map."""
+        """The version to note before looking at this node's replicas; 0 while it knows no map."""
         with self._lock:
             view = self._membership.view
             return version_told(view.version if view is not None else 0, self._under_way)

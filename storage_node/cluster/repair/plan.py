@@ -21,7 +21,7 @@ from storage_node.store.format import CatalogEntry, Version
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a node has of one name."""
+    """A node's entry of one name."""
 
     version: Version
     is_tombstone: bool

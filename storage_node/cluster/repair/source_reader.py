@@ -46,7 +46,7 @@ class Stream(Protocol):
 
     async def open(self, request: pb.GetRequest) -> None: ...
     async def next(self) -> bytes:
-        """Empty at the end. Raises ReplicaLost, LoaderError, as `open` does."""
+        """Return the next piece; empty at the end. Raises ReplicaLost and LoaderError, as `open` does."""
 
     async def close(self) -> None: ...
 

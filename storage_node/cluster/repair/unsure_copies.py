@@ -116,7 +116,7 @@ class UnsureCopies:
 
     @property
     def pending(self) -> bool:
-        """Whether there is anything that may have to be asked about."""
+        """Whether any replica may have to be asked about."""
         return self._since is not None
 
     async def resolve(self) -> None:

@@ -88,7 +88,7 @@ class ReadLeases:
 
     @property
     def apply(self) -> bool:
-        """Whether nodes of this map read out their copies under leases."""
+        """Whether the nodes of this map need leases to serve replicas."""
         return self._lease_s(self._view) > 0
 
     # -- granting
