@@ -696,7 +696,7 @@ class Bucket(BucketComposing, BucketTransforming):
             entries = [replace(to_entry(name, self.name), etl=etl, args=args) for name in names]
             batch: Batch = self.client.get_batch(entries, **options)
             return batch
-        chosen = batch_options("get_batch", options)
+        chosen = batch_options("get_batch", options, parameters=("etl", "args"))
         wanted: Sequence[Any] = names if isinstance(names, (str, Sequence)) else list(names)
         if not isinstance(wanted, str) and len(wanted) and isinstance(wanted[0], (Entry, ObjectInfo, MemberInfo)):
             listed: Batch = self.client.get_batch(wanted, bucket=self.name, **options)

@@ -25,6 +25,7 @@ from ais_loader.transport.fork_safety import GATE
 from ais_loader.urls import split_url, store_folders
 
 URL_VARIABLE = "AIS_LOADER_URL"
+_GET_BATCH_PARAMETERS = ("bucket", "archive", "archive_names", "opaque")
 
 
 def connect(
@@ -225,7 +226,7 @@ class Client:
             BucketNotFound, RangeError, CorruptObject, NodeUnavailable or EntryFailed. With either setting, a batch that
             cannot continue raises NodeUnavailable, SilenceTimeout or Overloaded.
         """
-        chosen = batch_options("get_batch", options)
+        chosen = batch_options("get_batch", options, parameters=_GET_BATCH_PARAMETERS)
         if archive is not None:
             check_options(archive, archive_names)
         parsed = to_entries(entries, bucket)

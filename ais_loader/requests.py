@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from ais_loader.entry import Entry, EntryLike, MemberInfo, ObjectInfo, to_entry
 from ais_loader.errors import InvalidRequest
+from ais_loader.hints import unknown_option
 from ais_loader.pipeline import Etl, args_text, to_pipeline
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
@@ -68,11 +68,19 @@ class BatchOptions:
 
 
 def batch_options(
-    function: str, options: Mapping[str, Any], elsewhere: Mapping[str, str] | None = None
+    function: str,
+    options: Mapping[str, Any],
+    elsewhere: Mapping[str, str] | None = None,
+    *,
+    parameters: Iterable[str] = (),
 ) -> BatchOptions:
-    """What `function` was called with. `elsewhere`: names that are no options, and where they belong.
+    """Return the options with which `function` was called.
 
-    Raises TypeError for what is none, in the words of `function`; InvalidRequest for what an option cannot be.
+    Args:
+        elsewhere: Names that are not options of `function`, and where they belong.
+        parameters: The other keyword parameters of `function`, which are suggested for misspelled names too.
+
+    Raises TypeError for an unknown option, with the nearest known name; InvalidRequest for an invalid value.
     """
     try:
         return BatchOptions(**options)
@@ -81,9 +89,7 @@ def batch_options(
         unknown = next((name for name in options if name not in known), None)
         if unknown is None:
             raise
-    near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else (elsewhere or {}).get(unknown, f"there are {', '.join(known)}")
-    raise TypeError(f"{function}: no option {unknown!r}; {hint}")
+    raise unknown_option(function, unknown, [*parameters, *known], elsewhere)
 
 
 def to_entries(entries: Iterable[EntryLike], bucket: str | None = None) -> list[Entry]:

@@ -13,7 +13,6 @@ asked for only: what is left out keeps the default of the version that runs.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -24,6 +23,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ais_loader.hints import nearest
 from storage_node.config import ServerConfig
 
 Settings = dict[str, Any]
@@ -227,5 +227,5 @@ def _units(name: str) -> tuple[Mapping[str, float], str]:
 
 
 def _near(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = nearest(name, known)
+    return f"; did you mean {near}?" if near else ""

@@ -5,7 +5,6 @@ Nothing is imported before it is needed: `ais-loader --help` loads neither gRPC 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -20,6 +19,7 @@ from ais_loader.cli.show import in_commands
 from ais_loader.cli.standard_streams import hold_standard_streams
 from ais_loader.errors import LoaderError
 from ais_loader.extras import MissingExtra
+from ais_loader.hints import did_you_mean
 
 # Name of a trainer's command: the module that defines it, under its own name.
 _COMMANDS = {
@@ -105,9 +105,8 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1, cutoff=0.5)
-            meant = _ELSEWHERE.get(args[0], near[0] if near else None)
-            hint = f"; did you mean {meant!r}?" if meant else ""
+            meant = _ELSEWHERE.get(args[0])
+            hint = f"; did you mean {meant!r}?" if meant else did_you_mean(args[0], self.list_commands(ctx))
             ctx.fail(f"no command {args[0]!r}{hint}")
         name, command, rest = super().resolve_command(ctx, args)
         if ctx.params.get("store") and name not in _COMMANDS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from ais_loader.cli.show import waiting
 from ais_loader.cli.targets import Target
 from ais_loader.entry import ObjectInfo
 from ais_loader.errors import InvalidRequest
+from ais_loader.hints import PATTERN_HINT, is_pattern, nearest
 from ais_loader.objects.one_level import one_level as names_of_level
 from ais_loader.summary import PrefixSummary
 
@@ -55,7 +55,7 @@ def one_level(bucket: Bucket, target: Target, begun: str = "") -> Iterator[Liste
 
 def no_pattern(name: str, options: Collection[str]) -> str | None:
     """What to say of a name that is not there and looks like a shell pattern, to who runs a command with `options`."""
-    if not any(char in name for char in "*?["):
+    if not is_pattern(name):
         return None
     if "--include" in options:
         return "a name is not a pattern: use -r with --include"
@@ -64,9 +64,13 @@ def no_pattern(name: str, options: Collection[str]) -> str | None:
     return "a name is not a pattern"
 
 
+def with_hint(reason: str, hint: str) -> str:
+    """Return `reason` with the hint of a command in place of the hint for Python."""
+    return f"{reason.removesuffix(f'; {PATTERN_HINT}')}; {hint}"
+
+
 def nearest_name(bucket: Bucket, name: str) -> str | None:
     """The name most like one that is not there, of the first thousand that begin alike, up to their last slash."""
     top = name[: name.rfind("/") + 1]
     there = [info.name for info in itertools.islice(bucket.objects(top, page_size=_LOOKED_AT), _LOOKED_AT)]
-    near = difflib.get_close_matches(name, there, n=1, cutoff=0.75)
-    return near[0] if near else None
+    return nearest(name, there, cutoff=0.75)

@@ -9,7 +9,7 @@ from typing import IO
 import click
 
 from ais_loader.cli.batch_list import parse_list
-from ais_loader.cli.names import no_pattern
+from ais_loader.cli.names import no_pattern, with_hint
 from ais_loader.cli.show import confirmed, count_text, fail, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, options_of_command, takes_store
 from ais_loader.cli.targets import Target, named_by, parse_target
@@ -128,7 +128,8 @@ def _delete(client: Client, names: Sequence[Target]) -> int:
                         raise result  # nobody answers: the next one would fare no better
                     failed += 1
                     hint = no_pattern(name, options_of_command()) if isinstance(result, ObjectNotFound) else None
-                    fail(f"{printable(f'{bucket}/{name}')}: {result}{f'; {hint}' if hint else ''}")
+                    reason = with_hint(str(result), hint) if hint else str(result)
+                    fail(f"{printable(f'{bucket}/{name}')}: {reason}")
                 bar.update()
     note(f"deleted {count_text(len(names) - failed, 'object')}")
     if failed:

@@ -59,7 +59,9 @@ class StoreChoice:
         except ObjectNotFound as error:
             if (hint := self._hint(client, str(error))) is None:
                 raise
-            raise type(error)(f"{error}; {hint}") from error
+            from ais_loader.cli.names import with_hint
+
+            raise type(error)(with_hint(str(error), hint)) from error
 
     def _hint(self, client: Client, reason: str) -> str | None:
         """Of what the command is about and `reason` says is not there."""

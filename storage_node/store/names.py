@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from collections.abc import Iterable
 
 from ais_loader.errors import BucketNotFound, InvalidName
+from ais_loader.hints import nearest
 
 MAX_OBJECT_NAME_BYTES = 1024
 SNAPSHOT_MARK = "@"
@@ -30,8 +30,8 @@ def bucket_not_found(name: str, known: Iterable[str]) -> BucketNotFound:
     """What to say of a name that is that of no bucket; `known`: names of buckets that there are, all or some."""
     meant = name.removeprefix("ais://").partition("/")[0].lower()
     by_lower = {one.lower(): one for one in itertools.islice(known, _LOOKED_THROUGH)}
-    near = difflib.get_close_matches(meant, by_lower, n=1, cutoff=0.6)
-    hint = f"; did you mean {by_lower[near[0]]!r}?" if near else ""
+    near = nearest(meant, by_lower, cutoff=0.6)
+    hint = f"; did you mean {by_lower[near]!r}?" if near else ""
     return BucketNotFound(f"bucket {name!r} does not exist; create_bucket makes it{hint}")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ais_loader.errors import ClockOffset, DriveFailed, InvalidRequest, LoaderError, ObjectDeleted, ObjectNotFound
+from ais_loader.hints import PATTERN_HINT, is_pattern
 from storage_node.store.buckets import Buckets
 from storage_node.store.drive.version_clock import VersionClock, ms_of
 from storage_node.store.format import CatalogEntry, Version
@@ -48,7 +49,8 @@ def not_found_message(bucket: str, name: str) -> str:
         if name.startswith(begin) and not object_name_fault(rest := name[len(begin) :]):
             return f"no object {name!r} in bucket {bucket!r}; did you mean {rest!r}, without the bucket?"
     fault = object_name_fault(name)
-    return f"no object {name!r} in bucket {bucket!r}" + (f" (nor can there be: {fault})" if fault else "")
+    hint = f" (nor can there be: {fault})" if fault else f"; {PATTERN_HINT}" if is_pattern(name) else ""
+    return f"no object {name!r} in bucket {bucket!r}{hint}"
 
 
 class ReplicaState:

@@ -133,6 +133,16 @@ WRONG: list[tuple[str, str]] = [
         'bucket.download("cat/", "note.txt")',
         "InvalidRequest: note.txt is not a folder, and files below one are what is written",
     ),
+    (
+        'bucket.get("cat/*.png")',
+        "ObjectNotFound: no object 'cat/*.png' in bucket 'pictures'; a name is not a pattern: "
+        "Bucket.entries(pattern=...) lists the objects that match one",
+    ),
+    (
+        'list(bucket.get_batch(["cat/1.png", "*.npy"]))',
+        "ObjectNotFound: entry 1: no object '*.npy' in bucket 'pictures'; a name is not a pattern: "
+        "Bucket.entries(pattern=...) lists the objects that match one",
+    ),
     ('client.open("cat/1.png")', "InvalidRequest: 'cat/1.png': need a URL like ais://bucket/name"),
     (
         'Entry.from_url("ais://pictures")',
@@ -175,6 +185,16 @@ WRONG: list[tuple[str, str]] = [
     ),
     ("bucket.get_batch([1, 2])", "InvalidRequest: names must be strings with a UTF-8 form: 1 is a int"),
     ("bucket.get_batch(NAMES, timeout=3)", "TypeError: get_batch: no option 'timeout'; did you mean 'timeout_s'?"),
+    (
+        'client.get_batch(NAMES, buckt="pictures")',
+        "TypeError: get_batch: no option 'buckt'; did you mean 'bucket'?",
+    ),
+    ('bucket.get_batch(NAMES, ect="x")', "TypeError: get_batch: no option 'ect'; did you mean 'etl'?"),
+    (
+        "bucket.get_batch(NAMES, quick=True)",
+        "TypeError: get_batch: no option 'quick'; its options are etl, args, on_error, timeout_s, ordered, streaming, "
+        "assembly, colocation, verify_ranges",
+    ),
     (
         'bucket.get_batch(NAMES, on_error="skip")',
         "InvalidRequest: on_error='skip': one of 'raise', 'placeholder'",
