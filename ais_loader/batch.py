@@ -19,6 +19,7 @@ from ais_loader.joined_ranges import JoinedRanges
 from ais_loader.packed import PackedBatch, pack
 from ais_loader.requests import OnError, transformed_of
 from ais_loader.timing import BatchTiming, Cause, Stopwatch
+from ais_loader.tracebacks import short_traceback, shortened
 from ais_loader.transport.base import FrameStream
 from ais_loader.wire.frame import EntryFault, Frame
 from ais_loader.wire.gather.frame_edit import without_untransformed
@@ -100,7 +101,14 @@ class Batch:
             if self._closed:
                 raise Closed("this batch has been closed")
             self._items = self._deliver()
-        return next(self._items)
+        try:
+            return next(self._items)
+        except LoaderError as error:
+            failure = error
+        try:
+            raise shortened(failure)
+        finally:
+            del failure
 
     def _deliver(self) -> Iterator[Item]:
         entries, bucket = self._entries, self._bucket
@@ -214,6 +222,7 @@ class Batch:
         while self._waiting and len(self._streams) < _PARTS_IN_FLIGHT:
             self._streams.append(self._open_stream(self._waiting.popleft()))
 
+    @short_traceback
     def tobytes(self) -> list[bytes | None]:
         """Return all items as separate bytes objects, in order.
 
@@ -235,6 +244,7 @@ class Batch:
                     result[index] = bytes(data)
         return result
 
+    @short_traceback
     def packed(self) -> PackedBatch:
         """Return all items end to end in one array; see PackedBatch."""
         frames = []

@@ -20,6 +20,7 @@ from ais_loader.object_file import ObjectFile
 from ais_loader.options import ClusterOptions, EmbeddedOptions
 from ais_loader.requests import BatchOptions, batch_options, requests_for_entries, to_entries
 from ais_loader.snapshots import pinned_name
+from ais_loader.tracebacks import short_traceback
 from ais_loader.transport.base import BucketInfo, Transport
 from ais_loader.transport.fork_safety import GATE
 from ais_loader.urls import split_url, store_folders
@@ -28,6 +29,7 @@ URL_VARIABLE = "AIS_LOADER_URL"
 _GET_BATCH_PARAMETERS = ("bucket", "archive", "archive_names", "opaque")
 
 
+@short_traceback
 def connect(
     url: str | os.PathLike[str] | None = None,
     *,

@@ -28,7 +28,7 @@ the error. A node's own classes derive from the class here that its clients rece
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 
 class LoaderError(Exception):
@@ -36,6 +36,18 @@ class LoaderError(Exception):
 
     kind: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
+    cause: BaseException | None = None
+    """The error that led to this one, such as an error of gRPC or of the file system. Tracebacks do not show it, and it
+    is not pickled."""
+
+    def caused_by(self, cause: BaseException) -> Self:
+        """Set `cause`, and return this error: `raise InvalidRequest(...).caused_by(error) from None`."""
+        self.cause = cause
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {name: value for name, value in self.__dict__.items() if name != "cause"}
+        return (type(self), self.args, state) if state else (type(self), self.args)
 
 
 class NotFound(LoaderError, LookupError):

@@ -149,7 +149,7 @@ class Transforms:
             limits.timeout_s, limits.inflation = timeout_s, inflation
             limits.memory_bytes, limits.output_bytes, limits.retries = memory_bytes, output_bytes, retries
         except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"a limit of transform {name!r} is none: {error}") from error
+            raise InvalidRequest(f"transform {name!r}: invalid limit: {error}").caused_by(error) from None
         if isinstance(transform, Command):
             if isinstance(transform.words, str):
                 raise TypeError("a command is a list of words, as ['cat']: it is run without a shell")
@@ -234,8 +234,9 @@ def _pickled(transform: Callable[..., Any]) -> bytes:
             held.callback(cloudpickle.unregister_pickle_by_value, module)
         try:
             return bytes(cloudpickle.dumps(transform))
-        except Exception as error:
-            raise InvalidRequest(f"{transform!r} cannot be pickled: {type(error).__name__}: {error}") from error
+        except Exception as error:  # noqa: BLE001 - a transform may raise anything
+            refusal = InvalidRequest(f"{transform!r} cannot be pickled: {type(error).__name__}: {error}")
+            raise refusal.caused_by(error) from None
 
 
 def _is_installed(module: Any) -> bool:

@@ -61,7 +61,10 @@ def args_text(args: Mapping[str, Any] | None) -> str:
     try:
         return json.dumps(dict(args), sort_keys=True, separators=(",", ":"), allow_nan=False) if args else ""
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"args={args!r}: a transform's arguments are what JSON has: {error}") from error
+        refusal = InvalidRequest(
+            f"args={args!r}: a transform's arguments must be values that JSON can represent: {error}"
+        )
+        raise refusal.caused_by(error) from None
 
 
 def to_pipeline(etl: Etl, args: Mapping[str, Any] | None = None) -> Pipeline:

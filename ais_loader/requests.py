@@ -191,7 +191,7 @@ def _set_names(request: pb.BatchRequest, names: Sequence[str]) -> None:
     except (TypeError, UnicodeEncodeError, ValueError) as error:
         other = next((name for name in names if not isinstance(name, str)), None)
         why = error if other is None else f"{other!r} is a {type(other).__name__}"
-        raise InvalidRequest(f"names must be strings with a UTF-8 form: {why}") from error
+        raise InvalidRequest(f"names must be strings with a UTF-8 form: {why}").caused_by(error) from None
 
 
 def _int64(value: int) -> int:

@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 import traceback
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -20,6 +21,7 @@ from ais_loader.cli.standard_streams import hold_standard_streams
 from ais_loader.errors import LoaderError
 from ais_loader.extras import MissingExtra
 from ais_loader.hints import did_you_mean
+from ais_loader.tracebacks import DEBUG_VARIABLE
 
 # Name of a trainer's command: the module that defines it, under its own name.
 _COMMANDS = {
@@ -186,7 +188,7 @@ Exit codes:
 @click.option(
     "--debug",
     is_flag=True,
-    envvar="AIS_LOADER_DEBUG",
+    envvar=DEBUG_VARIABLE,
     show_envvar=True,
     help="Also show the Python traceback of a failure.",
 )
@@ -199,3 +201,6 @@ def main(debug: bool, store: str | None) -> None:
     grpc://HOST:PORT. Or set the environment variable AIS_LOADER_URL once. Objects are named BUCKET/NAME or
     ais://BUCKET/NAME. Data goes to standard output, everything else to standard error.
     """
+    if debug and DEBUG_VARIABLE not in os.environ:
+        os.environ[DEBUG_VARIABLE] = "1"  # so that tracebacks are complete
+        click.get_current_context().call_on_close(partial(os.environ.pop, DEBUG_VARIABLE))

@@ -30,7 +30,8 @@ def set_metadata(
             return transport.compose(request, None)
         except (errors.VersionConflict, errors.ObjectNotFound) as error:
             if if_version is not None and isinstance(error, errors.ObjectNotFound):
-                raise errors.VersionConflict(f"{bucket}/{name}: wanted version {if_version}: {error}") from error
+                found = errors.VersionConflict(f"{bucket}/{name}: wanted version {if_version}: {error}")
+                raise found.caused_by(error) from None
             if if_version is not None or not tries_left:
                 raise
     raise AssertionError("the last try returns or raises")

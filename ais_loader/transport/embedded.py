@@ -23,6 +23,7 @@ from ais_loader.options import EmbeddedOptions
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary, PrefixSummary
+from ais_loader.tracebacks import short_tracebacks
 from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, FrameStream, NoLongBatches, PutSpec
 from ais_loader.transport.validation import require_bucket, require_metadata, require_object, require_text
 from ais_loader.transport.write_tries import WriteTries
@@ -62,6 +63,7 @@ _writers: WeakValueDictionary[frozenset[str], EmbeddedTransport] = WeakValueDict
 """By their drives, those of this process that were opened for writing last."""
 
 
+@short_tracebacks
 class EmbeddedTransport(NoLongBatches):
     """A `Transport` on drives of this machine."""
 

@@ -265,7 +265,7 @@ def test_wrong_calls_say_so_at_once(client: Client) -> None:
         (Entry("b", "s/00", args={"n": 1}), "args without etl"),
         (Entry("b", "s/00", etl=Stage("a", {"n": 1}), args={"n": 1}), "beside a stage that has its own"),
         (Entry("b", "s/00", etl=Stage("a") >> "b", args={"n": 1}), "beside a pipeline"),
-        (Entry("b", "s/00", etl="a", args={"n": object()}), "what JSON has"),
+        (Entry("b", "s/00", etl="a", args={"n": object()}), "values that JSON can represent"),
         (Entry("b", "s/00", etl="a", ranges=((0, 1), (2, 3))), "several ranges"),
     ):
         with pytest.raises(errors.InvalidRequest, match=what):

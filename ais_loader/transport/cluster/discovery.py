@@ -19,6 +19,7 @@ from ais_loader.options import ClusterOptions
 from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary
+from ais_loader.tracebacks import short_tracebacks
 from ais_loader.transport.base import (
     BucketChange,
     BucketInfo,
@@ -43,6 +44,7 @@ QUICK_TIMEOUT_S = 2.0
 _ALL: weakref.WeakSet[ClusterTransport] = weakref.WeakSet()
 
 
+@short_tracebacks
 class ClusterTransport(NothingToRefresh):
     """A `Transport` to whatever answers at the endpoints of `url`. Pickles as its address.
 
