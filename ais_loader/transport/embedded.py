@@ -25,6 +25,7 @@ from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.summary import BucketSummary, PrefixSummary
 from ais_loader.tracebacks import short_tracebacks
 from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, FrameStream, NoLongBatches, PutSpec
+from ais_loader.transport.read_only import ETL_READS
 from ais_loader.transport.validation import require_bucket, require_metadata, require_object, require_text
 from ais_loader.transport.write_tries import WriteTries
 from ais_loader.wire.frame import Frame
@@ -59,6 +60,8 @@ _COMMIT_TOGETHER_BYTES = 8 << 20
 # More threads than cores do not read faster, and more than a few only take from the trainer.
 READ_PARTS = min(4, len(os.sched_getaffinity(0)))
 
+_FORKED = 'this client was opened with mode="a" by another process, which then forked this one'
+_UNPICKLED = 'this client is an unpickled copy of one that was opened with mode="a"'
 _writers: WeakValueDictionary[frozenset[str], EmbeddedTransport] = WeakValueDictionary()
 """By their drives, those of this process that were opened for writing last."""
 
@@ -84,12 +87,14 @@ class EmbeddedTransport(NoLongBatches):
         self._etl: EmbeddedEtl | None = None
         self._pid = os.getpid()
         self._closed = False
+        self._copied_by = ""
+        """Why a client that was opened for writing cannot write here, as the beginning of a message."""
         self.on_wanted: Callable[[], object] | None = None
         """Of a writer: called when another one is about to be opened in this process; may close this one."""
         self._store_here()  # a wrong path or a held lock is told at once
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reader, (self._paths, self._options)
+        return _reader, (self._paths, self._options, self._mode == "a" or bool(self._copied_by))
 
     def _store_here(self) -> Store:
         if self._closed:
@@ -98,6 +103,8 @@ class EmbeddedTransport(NoLongBatches):
             return self._store
         if self._pid != os.getpid():
             # Inherited through fork: a lock held by a thread that is not here would never be released.
+            if self._mode == "a":
+                self._copied_by = _FORKED
             self._lock, self._pid, self._store, self._mode = threading.Lock(), os.getpid(), None, "r"
             self._helpers = self._etl = None
         with self._lock:
@@ -114,6 +121,17 @@ class EmbeddedTransport(NoLongBatches):
                     _writers[_drives(self._paths)] = self
             return self._store
 
+    def _store_to_write(self) -> Store:
+        """The store, for a call that changes it. Raises StoreReadOnly if the client was opened by another process."""
+        store = self._store_here()
+        if self._copied_by:
+            raise errors.StoreReadOnly(
+                f"{self._copied_by}, and can only read: one process at a time writes to an embedded store. Write in "
+                'the process that opened it, or close the client there and call connect(..., mode="a") here. Several '
+                "processes can write to a storage node, see `ais-loader serve`"
+            )
+        return store
+
     @property
     def writes_here(self) -> bool:
         """Whether it holds the store for writing, in this process."""
@@ -125,14 +143,14 @@ class EmbeddedTransport(NoLongBatches):
         self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False
     ) -> BucketInfo:
         require_text(name, errors.InvalidName, "bucket name")
-        made = self._store_here().create_bucket(
+        made = self._store_to_write().create_bucket(
             name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
         )
         return _bucket_info(name, made)
 
     def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
         require_bucket(name)
-        store = self._store_here()
+        store = self._store_to_write()
         return _bucket_info(name, store.set_bucket(name, change.copies, change.min_copies, change.reframe))
 
     def bucket(self, name: str) -> BucketInfo:
@@ -144,12 +162,12 @@ class EmbeddedTransport(NoLongBatches):
 
     def delete_bucket(self, name: str, *, force: bool) -> int:
         require_bucket(name)
-        return self._store_here().delete_bucket(name, force=force)
+        return self._store_to_write().delete_bucket(name, force=force)
 
     def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
         require_bucket(bucket)
         require_text(name, errors.InvalidName, "snapshot name")
-        store = self._store_here()
+        store = self._store_here() if action == "list" else self._store_to_write()
         if action == "delete":
             store.snapshots.delete(bucket, name)
             return []
@@ -159,12 +177,12 @@ class EmbeddedTransport(NoLongBatches):
     # -- objects
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
-        return _object_info(spec.bucket, spec.name, _staged(self._store_here(), spec, source).commit())
+        return _object_info(spec.bucket, spec.name, _staged(self._store_to_write(), spec, source).commit())
 
     def put_many(
         self, objects: Iterable[tuple[PutSpec, Source]]
     ) -> Generator[ObjectInfo | errors.LoaderError, None, None]:
-        yield from _put_groups(self._store_here(), objects)
+        yield from _put_groups(self._store_to_write(), objects)
 
     def compose(
         self,
@@ -174,7 +192,7 @@ class EmbeddedTransport(NoLongBatches):
         retry: bool = True,
         tries: WriteTries | None = None,
     ) -> ObjectInfo:
-        record = compose_object(self._store_here(), request, moved or (lambda moved_bytes: None))
+        record = compose_object(self._store_to_write(), request, moved or (lambda moved_bytes: None))
         return _object_info(request.object.bucket, request.object.name, record)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
@@ -218,10 +236,10 @@ class EmbeddedTransport(NoLongBatches):
 
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         require_object(bucket, name)
-        self._store_here().delete(bucket, name, condition=parse_condition(False, if_version or ""))
+        self._store_to_write().delete(bucket, name, condition=parse_condition(False, if_version or ""))
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-        return self._store_here().delete_many(bucket, names)
+        return self._store_to_write().delete_many(bucket, names)
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         tally = Tally(prefix, depth)
@@ -261,7 +279,7 @@ class EmbeddedTransport(NoLongBatches):
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         wanted = Wanted(spec.prefix, spec.recursive, spec.include, spec.exclude)
         job = Job(spec.bucket, spec.move, spec.overwrite)
-        for outcome in promote_path(self._store_here(), os.path.abspath(spec.path), wanted, job):
+        for outcome in promote_path(self._store_to_write(), os.path.abspath(spec.path), wanted, job):
             if outcome.stored is None:
                 error = outcome.error or errors.LoaderError("")
                 yield PromoteResult(outcome.path, outcome.name, "failed", error=error)
@@ -272,12 +290,15 @@ class EmbeddedTransport(NoLongBatches):
     # -- transforms
 
     def etl(self, method: EtlMethod, request: Any) -> Any:
+        if method not in ETL_READS:
+            self._store_to_write()
         return self._etl_here().call(method, request)
 
     def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
         yield from self._etl_here().watch(name)
 
     def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo:
+        self._store_to_write()
         info = self._etl_here().call("CopyObject", request).info
         return ObjectInfo(request.to_bucket, request.to_name, *stored_of(info))
 
@@ -478,8 +499,10 @@ def _drives(paths: Iterable[str]) -> frozenset[str]:
     return frozenset(map(os.path.realpath, paths))
 
 
-def _reader(paths: list[str], options: EmbeddedOptions) -> EmbeddedTransport:
-    return EmbeddedTransport(paths, mode="r", options=options)
+def _reader(paths: list[str], options: EmbeddedOptions, of_a_writer: bool) -> EmbeddedTransport:
+    reader = EmbeddedTransport(paths, mode="r", options=options)
+    reader._copied_by = _UNPICKLED if of_a_writer else ""
+    return reader
 
 
 def _bucket_info(name: str, record: BucketRecord) -> BucketInfo:
