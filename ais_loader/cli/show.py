@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -44,6 +45,15 @@ def in_commands(reason: str) -> str:
     for python, command in _ADVICE.items():
         reason = reason.replace(python, command)
     return reason
+
+
+def cannot_listen(error: OSError, host: str, port: int, option: str) -> click.ClickException:
+    """Return the error of a command that could not listen on a port, which `option` chose."""
+    reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+    in_use = " is another program listening there?" if error.errno == errno.EADDRINUSE else ""
+    can_choose = error.errno in (errno.EADDRINUSE, errno.EACCES)
+    hint = f";{in_use} {option} takes another port, 0 any that is free" if can_choose else ""
+    return click.ClickException(f"cannot listen on {host}, port {port}: {reason}{hint}")
 
 
 def printable(text: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import webbrowser
 
 import click
 
-from ais_loader.cli.show import note
+from ais_loader.cli.show import cannot_listen, note
 from ais_loader.cli.stores import StoreChoice, takes_store
 
 
@@ -44,4 +45,9 @@ def ui(port: int, in_browser: bool, store: StoreChoice) -> None:
             webbrowser.open(address)
 
     with store.reading() as client:
-        asyncio.run(run())
+        try:
+            asyncio.run(run())
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            raise cannot_listen(error, "127.0.0.1", port, "--port") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ais_loader.cli.show import note
+from ais_loader.cli.show import cannot_listen, note
 from storage_node.cli.etl_options import takes_etl
 from storage_node.cli.insecure import WHY, insecure_option
 from storage_node.cli.settings import config_option, given_settings, set_option
@@ -250,10 +249,12 @@ def serve(
     beyond = [host for host in (chosen.host, chosen.peer_host) if not is_loopback(host)]
     if beyond and not insecure:
         raise click.UsageError(f"{beyond[0]} is more than loopback, and {WHY}")
-    _require_address(chosen.host.strip("[]"), chosen.port)
-    _require_address(chosen.peer_host.strip("[]"), chosen.peer_port)
+    host, peer_host = chosen.host.strip("[]"), chosen.peer_host.strip("[]")
+    taken: dict[tuple[str, int], str] = {}
+    _require_address(host, chosen.port, "--port", taken)
+    _require_address(peer_host, chosen.peer_port, "--peer-port", taken)
     if chosen.metrics_port is not None:
-        _require_address(chosen.host.strip("[]"), chosen.metrics_port)
+        _require_address(host, chosen.metrics_port, "--metrics-port", taken)
     drives = tuple(drive.expanduser() for drive in drives)  # a shell leaves the ~ of --drive=~/data alone
     tell_of_new_stores()
     try:
@@ -296,13 +297,16 @@ def _weights(given: tuple[str, ...]) -> dict[str, float]:
     return weights
 
 
-def _require_address(host: str, port: int) -> None:
-    """Find out here whether this address can be listened on: gRPC would bury the reason in lines of its log."""
+def _require_address(host: str, port: int, option: str, others: dict[tuple[str, int], str]) -> None:
+    """Find out here whether this address can be listened on: gRPC would bury the reason in lines of its log.
+
+    `others` are the addresses that this node listens on too, by option; this one is added.
+    """
+    if port and (other := others.get((host, port))) is not None:
+        raise click.UsageError(f"{other} and {option} are both port {port} of {host}: they need different ports")
+    others[host, port] = option
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         socket.create_server(address[:2], family=family).close()
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        hint = "; is a node running there? --port takes another one, 0 any that is free"
-        message = f"cannot listen on {host}, port {port}: {reason}{hint if error.errno == errno.EADDRINUSE else ''}"
-        raise click.ClickException(message) from error
+        raise cannot_listen(error, host, port, option) from error

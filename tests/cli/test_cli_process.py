@@ -108,13 +108,27 @@ def _killed_after(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.communicate()
 
 
-def test_a_second_node_on_a_port_says_so_in_one_line(node: NodeProcess, tmp_path: Path) -> None:
-    result = run_process("serve", "--drive", tmp_path / "s", "--port", str(node.port))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("serve", "--port"), ("serve", "--peer-port"), ("serve", "--metrics-port"), ("ui", "--port")],
+)
+def test_a_port_in_use_is_one_line_with_the_option_that_chose_it(
+    node: NodeProcess, tmp_path: Path, command: str, option: str
+) -> None:
+    store = ["--store", node.url] if command == "ui" else ["--drive", tmp_path / "s", "--port", "0"]
+    result = run_process(command, *store, option, str(node.port))
     reason = (
-        f"Error: cannot listen on 127.0.0.1, port {node.port}: Address already in use; is a node running there? --port "
-        "takes another one, 0 any that is free\n"
+        f"Error: cannot listen on 127.0.0.1, port {node.port}: Address already in use; is another program listening "
+        f"there? {option} takes another port, 0 any that is free\n"
     )
     assert (result.returncode, result.stdout, result.stderr.decode()) == (1, b"", reason)
+
+
+@pytest.mark.slow
+def test_one_port_for_two_purposes_is_refused(tmp_path: Path) -> None:
+    result = run_process("serve", "--drive", tmp_path / "s", "--port", "17480", "--metrics-port", "17480")
+    assert result.returncode == 2 and b"--port and --metrics-port are both port 17480" in result.stderr
 
 
 @pytest.mark.slow
