@@ -177,8 +177,8 @@ class Bucket(BucketComposing, BucketTransforming):
         folder: str | os.PathLike[str],
         prefix: str = "",
         *,
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
+        include: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
         hidden: bool = False,
         follow_links: bool = False,
         skip_equal: bool = True,
@@ -193,8 +193,8 @@ class Bucket(BucketComposing, BucketTransforming):
             folder: The folder. `~` is the home folder. If an embedded store's own folders are below it, they are left
                 out.
             prefix: A folder of the bucket. "en" and "en/" mean the same.
-            include, exclude: Shell patterns. A pattern with a slash is matched against the path relative to `folder`,
-                any other pattern against the file name alone.
+            include, exclude: One shell pattern, or several. A pattern with a slash is matched against the path
+                relative to `folder`, any other pattern against the file name alone.
             hidden: Include files whose name begins with a dot, or that are in a folder whose name does.
             follow_links: Follow symbolic links.
             skip_equal: Skip files that are already stored as objects with the same bytes, so that you can call this
@@ -226,8 +226,8 @@ class Bucket(BucketComposing, BucketTransforming):
         prefix: str,
         folder: str | os.PathLike[str],
         *,
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
+        include: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
         overwrite: bool = False,
         timeout_s: float = 30.0,
         on_error: OnError = "raise",
@@ -242,8 +242,8 @@ class Bucket(BucketComposing, BucketTransforming):
 
         Args:
             folder: The folder, created if it does not exist. `~` is the home folder.
-            include, exclude: Shell patterns. A pattern with a slash is matched against the path relative to `folder`,
-                any other pattern against the file name alone.
+            include, exclude: One shell pattern, or several. A pattern with a slash is matched against the path
+                relative to `folder`, any other pattern against the file name alone.
             overwrite: Replace existing files that have other bytes. Without it, they count as failures.
             timeout_s: The longest time to wait for the next data from the store, in seconds.
             on_error: "raise" raises the first failure. "return" goes on, and the summary names the first 1,000
@@ -275,8 +275,8 @@ class Bucket(BucketComposing, BucketTransforming):
         move: bool = False,
         shared: Shared = "auto",
         overwrite: Overwrite = "changed",
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
+        include: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
         node: str | None = None,
         on_error: OnError = "raise",
         progress: OnProgress | None = None,
@@ -295,8 +295,8 @@ class Bucket(BucketComposing, BucketTransforming):
             overwrite: When to replace an object of the same name: "changed" if its bytes differ (without `move`, a file
                 that still has the size and modification time of its last promotion counts as equal and is not read),
                 "always" or "never".
-            include, exclude: Shell patterns. A pattern with a slash is matched against the path relative to `path`, any
-                other pattern against the file name alone.
+            include, exclude: One shell pattern, or several. A pattern with a slash is matched against the path
+                relative to `path`, any other pattern against the file name alone.
             node: For a cluster: host:port or the uuid of the node whose files to promote.
             on_error: "raise" raises PromoteIncomplete at the end if any file failed. "return" only reports failures in
                 the summary.
@@ -331,8 +331,8 @@ class Bucket(BucketComposing, BucketTransforming):
         move: bool = False,
         shared: Shared = "auto",
         overwrite: Overwrite = "changed",
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
+        include: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
         node: str | None = None,
     ) -> Generator[PromoteResult, None, None]:
         """Yield the result of each file as it becomes known, failures included: `promote` step by step.

@@ -5,6 +5,23 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from ais_loader.errors import InvalidRequest
+
+Patterns: TypeAlias = str | Sequence[str]
+"""One shell pattern, or several."""
+
+
+def pattern_list(option: str, patterns: Patterns | None) -> tuple[str, ...]:
+    """Return the patterns of an option, which may be a single one. Raises InvalidRequest, TypeError."""
+    found = (patterns,) if isinstance(patterns, str) else tuple(patterns or ())
+    for pattern in found:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{option}: a pattern is a {type(pattern).__name__}; need shell patterns such as '*.wav'")
+        if not pattern:
+            raise InvalidRequest(f"{option}: a pattern is empty and matches no name; need shell patterns like '*.wav'")
+    return found
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:

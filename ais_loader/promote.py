@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, get_args
 from ais_loader import errors
 from ais_loader.changes import Failure, OnError, OnProgress, PromoteSummary, Tally, check_on_error
 from ais_loader.entry import ObjectInfo
+from ais_loader.patterns import Patterns, pattern_list
 
 Overwrite: TypeAlias = Literal["changed", "always", "never"]
 Shared: TypeAlias = bool | Literal["auto"]
@@ -56,8 +57,8 @@ def promote_spec(
     move: bool,
     shared: Shared,
     overwrite: Overwrite,
-    include: Sequence[str],
-    exclude: Sequence[str],
+    include: Patterns,
+    exclude: Patterns,
     node: str | None,
 ) -> PromoteSpec:
     """Raises InvalidRequest, TypeError."""
@@ -68,9 +69,6 @@ def promote_spec(
         raise errors.InvalidRequest(f"overwrite={overwrite!r}: need {', '.join(map(repr, get_args(Overwrite)))}")
     if shared not in (True, False, "auto"):
         raise errors.InvalidRequest(f'shared={shared!r}: need True, False or "auto"')
-    for patterns in (include, exclude):
-        if isinstance(patterns, str):
-            raise TypeError(f"{patterns!r}: need a sequence of patterns, not one")
     return PromoteSpec(
         bucket=bucket,
         path=text,
@@ -78,8 +76,8 @@ def promote_spec(
         recursive=recursive,
         move=move,
         overwrite=overwrite,
-        include=tuple(include),
-        exclude=tuple(exclude),
+        include=pattern_list("include", include),
+        exclude=pattern_list("exclude", exclude),
         shared=shared,
         node=node,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ais_loader import errors
 from ais_loader.changes import Failure
+from ais_loader.patterns import Patterns, pattern_list
 from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import Patience
 from ais_loader.wire.generated import ais_etl_pb2 as pb
@@ -234,7 +235,7 @@ def job_message(
     *,
     prefix: str = "",
     names: Sequence[str] | str | None = None,
-    pattern: str | Sequence[str] | None = None,
+    pattern: Patterns | None = None,
     rename: Mapping[str, str] | None = None,
     to_prefix: str = "",
     strip_prefix: str = "",
@@ -251,7 +252,7 @@ def job_message(
         names = expand_template(names)
     if names is not None and not len(names):
         raise errors.InvalidRequest("names=[]: need at least one, or None for all")
-    patterns = [pattern] if isinstance(pattern, str) else list(pattern or ())
+    patterns = pattern_list("pattern", pattern)
     job = pb.TransformJob(
         name=name or f"job-{uuid.uuid4().hex[:8]}",
         uuid=uuid.uuid4().bytes,

@@ -16,6 +16,7 @@ from ais_loader.entry import ObjectInfo
 from ais_loader.objects.equal_files import holds
 from ais_loader.objects.folders import chooser
 from ais_loader.objects.whole_file import whole_file
+from ais_loader.patterns import Patterns
 
 if TYPE_CHECKING:
     from ais_loader.bucket import Bucket
@@ -39,8 +40,8 @@ def download(
     prefix: str,
     folder: str | os.PathLike[str],
     *,
-    include: Sequence[str],
-    exclude: Sequence[str],
+    include: Patterns,
+    exclude: Patterns,
     overwrite: bool,
     timeout_s: float,
     on_error: OnError,

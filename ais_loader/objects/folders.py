@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,18 +13,16 @@ from ais_loader import errors
 from ais_loader.changes import Failure, OnError, OnProgress, PutSummary, check_on_error
 from ais_loader.objects.equal_files import without_equal
 from ais_loader.objects.folder_walk import PutPlan, identity_of, walk_folder
-from ais_loader.patterns import matcher
+from ais_loader.patterns import Patterns, matcher, pattern_list
 from ais_loader.urls import store_folders
 
 if TYPE_CHECKING:
     from ais_loader.bucket import Bucket
 
 
-def chooser(include: Sequence[str], exclude: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a path is wanted. Raises TypeError for one pattern in place of several."""
-    for patterns in (include, exclude):
-        if isinstance(patterns, str):
-            raise TypeError(f"{patterns!r}: need a sequence of patterns, not one")
+def chooser(include: Patterns, exclude: Patterns) -> Callable[[str], bool]:
+    """Return whether a path is wanted. Raises InvalidRequest, TypeError."""
+    include, exclude = pattern_list("include", include), pattern_list("exclude", exclude)
     included, excluded = matcher(include), matcher(exclude)
     return lambda path: (not include or included(path)) and not excluded(path)
 
@@ -34,8 +32,8 @@ def put_folder(
     folder: str | os.PathLike[str],
     prefix: str,
     *,
-    include: Sequence[str],
-    exclude: Sequence[str],
+    include: Patterns,
+    exclude: Patterns,
     hidden: bool,
     follow_links: bool,
     skip_equal: bool,

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from ais_loader.entry import Entry, ObjectInfo
 from ais_loader.entry_table import EntryTable
-from ais_loader.patterns import matcher
+from ais_loader.patterns import Patterns, matcher, pattern_list
 
 
 def listed_entries(
-    objects: Iterable[ObjectInfo], bucket: str, *, pattern: str | Sequence[str] | None, pinned: bool
+    objects: Iterable[ObjectInfo], bucket: str, *, pattern: Patterns | None, pinned: bool
 ) -> Sequence[Entry]:
     """See `Bucket.entries`."""
     if pattern is not None:
-        fits = matcher([pattern] if isinstance(pattern, str) else pattern)
+        fits = matcher(pattern_list("pattern", pattern))
         objects = (info for info in objects if fits(info.name))
     if pinned:
         return [info.entry(pinned=True) for info in objects]

@@ -77,8 +77,12 @@ def test_only_the_files_that_are_wanted_are_put_and_downloaded(bucket: Bucket, t
     assert set(bucket) == {"a.wav", "link.wav", ".hidden", "b/.DS_Store"}
     bucket.download("", tmp_path / "out", include=["*.wav"], exclude=["l*"])
     assert files_in(tmp_path / "out") == {"a.wav": b"1"}
-    with pytest.raises(TypeError, match="need a sequence of patterns"):
-        bucket.download("", tmp_path / "out", include="*.wav")
+    assert bucket.download("", tmp_path / "one", include="*.wav", exclude="l*").downloaded == 1
+    assert files_in(tmp_path / "one") == {"a.wav": b"1"}
+    with pytest.raises(TypeError, match="include: a pattern is a PosixPath; need shell patterns"):
+        bucket.download("", tmp_path / "out", include=[tmp_path])
+    with pytest.raises(errors.InvalidRequest, match="exclude: a pattern is empty"):
+        bucket.put_folder(folder, exclude="")
 
 
 def test_files_are_named_by_what_follows_the_last_slash_of_the_prefix(bucket: Bucket, tmp_path: Path) -> None:

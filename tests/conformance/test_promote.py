@@ -191,7 +191,7 @@ def test_one_file_takes_its_own_name_and_patterns_choose_among_many(bucket: Buck
     write(folder, {"a.wav": b"a", "b.txt": b"b", "x/c.wav": b"c", "x/y/d.wav": b"d"})
     bucket.promote(folder / "x" / "c.wav", prefix="one-")
     assert stored(bucket) == {"one-c.wav": b"c"}
-    bucket.promote(folder, include=["*.wav"], exclude=["x/y/*"])
+    bucket.promote(folder, include="*.wav", exclude=["x/y/*"])
     assert stored(bucket) == {"one-c.wav": b"c", "a.wav": b"a", "x/c.wav": b"c"}
 
 
