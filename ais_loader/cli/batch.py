@@ -13,7 +13,7 @@ import click
 
 from ais_loader.archive import FORMATS, ArchiveFormat, ArchiveNames, BatchArchive
 from ais_loader.cli.batch_list import parse_list
-from ais_loader.cli.files import STDOUT, Writable, written_whole
+from ais_loader.cli.files import STDOUT, Writable, chosen_output, written_whole
 from ais_loader.cli.show import Lines, count_text, fail, in_commands, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import label
@@ -27,6 +27,7 @@ _MAX_NAME_BYTES = 180
 
 @click.command()
 @click.argument("list_file", metavar="LIST", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.argument("argument", metavar="[DIR]", required=False, type=click.Path(allow_dash=True))
 @click.option(
     "-o",
     "--output",
@@ -69,6 +70,7 @@ _MAX_NAME_BYTES = 180
 @takes_store
 def batch(
     list_file: str,
+    argument: str | None,
     output: str | None,
     archive: ArchiveFormat | None,
     archive_names: ArchiveNames,
@@ -84,8 +86,10 @@ def batch(
     fields bucket and name, and optionally start and length (in bytes) and version; the output of `ls` or `ls --json`
     works too. Blank lines and lines that begin with # are skipped. An object listed twice is delivered twice.
 
-    Without --output, the command fetches the objects and shows a line about each.
+    Without --output, the command fetches the objects and shows a line about each. DIR after LIST means the same as
+    --output DIR.
     """
+    output = chosen_output(argument, output, "DIR")
     if output == STDOUT:
         if as_json:
             raise click.UsageError("--json and --output - both want standard output")

@@ -14,6 +14,15 @@ import click
 from ais_loader.objects.whole_file import whole_file
 
 STDOUT = "-"
+
+
+def chosen_output(argument: str | None, option: str | None, name: str) -> str | None:
+    """Return where to write, which a command takes as the argument `name` or as --output. Raises UsageError."""
+    if argument is not None and option is not None:
+        raise click.UsageError(f"{name} and --output both say where to write: give one of them")
+    return argument if option is None else option
+
+
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n\r\f")
 
 

@@ -12,7 +12,7 @@ import click
 
 from ais_loader.checksum import crc32c
 from ais_loader.cli.etl_args import arguments_of
-from ais_loader.cli.files import STDOUT, Writable, written_to_stdout, written_whole
+from ais_loader.cli.files import STDOUT, Writable, chosen_output, written_to_stdout, written_whole
 from ais_loader.cli.get_folder import get_folder
 from ais_loader.cli.show import info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
@@ -29,7 +29,8 @@ _PIECE_BYTES = 16 << 20
 
 @click.command()
 @click.argument("name", metavar="OBJECT", shell_complete=complete_name)
-@click.argument("file", metavar="[FILE]", default=STDOUT, type=click.Path(allow_dash=True))
+@click.argument("argument", metavar="[FILE]", required=False, type=click.Path(allow_dash=True))
+@click.option("-o", "--output", metavar="FILE", type=click.Path(allow_dash=True), help="Another way to give FILE.")
 @click.option(
     "-r", "--recursive", is_flag=True, help="OBJECT is BUCKET or BUCKET/FOLDER: write its objects as files under FILE."
 )
@@ -54,7 +55,8 @@ _PIECE_BYTES = 16 << 20
 @takes_store
 def get(
     name: str,
-    file: str,
+    argument: str | None,
+    output: str | None,
     recursive: bool,
     begins: bool,
     include: tuple[str, ...],
@@ -83,6 +85,7 @@ def get(
     With -r, files that already have the same bytes are skipped: run it again to resume after an interruption. An
     object that cannot become a file is reported, and the others are written.
     """
+    file = chosen_output(argument, output, "FILE") or STDOUT
     if recursive:
         if head_only or start or length is not None or verify or etl is not None or arguments is not None:
             raise click.UsageError(

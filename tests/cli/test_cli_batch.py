@@ -46,6 +46,15 @@ def test_files_come_in_the_order_of_the_list_with_failures_in_place(
     }
 
 
+def test_the_folder_is_an_option_or_an_argument_but_not_both(run: Run, listing: Path, tmp_path: Path) -> None:
+    for number, words in enumerate((["--output"], [])):
+        out = tmp_path / str(number)
+        assert run("batch", "--on-error", "placeholder", listing, *words, out).exit_code == 1  # one does not exist
+        assert len(list(out.iterdir())) == 5
+    both = run("batch", listing, tmp_path / "a", "-o", tmp_path / "b")
+    assert both.exit_code == 2 and "DIR and --output both say where to write: give one of them" in both.stderr
+
+
 def test_the_first_failure_ends_it_unless_placeholders_are_wanted(run: Run, listing: Path, tmp_path: Path) -> None:
     result = run("batch", listing, "-o", tmp_path / "out")
     assert result.exit_code == 1

@@ -44,6 +44,18 @@ def _umask() -> int:
     return found
 
 
+def test_the_file_is_an_argument_or_an_option_but_not_both(
+    run: Run, filled: str, objects: dict[str, bytes], tmp_path: Path
+) -> None:
+    for option in ("-o", "--output"):
+        assert run("get", f"{filled}/z", option, tmp_path / option).exit_code == 0
+        assert (tmp_path / option).read_bytes() == objects["z"]
+    assert run("get", "-r", f"{filled}/en", "-o", tmp_path / "en").exit_code == 0
+    assert (tmp_path / "en" / "b.bin").read_bytes() == objects["en/b.bin"]
+    both = run("get", f"{filled}/z", tmp_path / "a", "-o", tmp_path / "b")
+    assert both.exit_code == 2 and "FILE and --output both say where to write: give one of them" in both.stderr
+
+
 def test_an_existing_file_is_replaced_only_when_forced(run: Run, filled: str, tmp_path: Path) -> None:
     file, link = tmp_path / "file", tmp_path / "link"
     file.write_bytes(b"precious")
