@@ -23,7 +23,7 @@ from ais_loader.changes import (
     check_on_error,
 )
 from ais_loader.content import Content, Source
-from ais_loader.entry import Entry, EntryLike, MemberInfo, ObjectInfo, to_entry
+from ais_loader.entry import Entry, EntryLike, MemberInfo, ObjectInfo, checked_range, to_entry
 from ais_loader.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.objects.bucket_composing import BucketComposing
 from ais_loader.objects.bucket_transforming import BucketTransforming
@@ -377,6 +377,8 @@ class Bucket(BucketComposing, BucketTransforming):
         CorruptObject, InvalidRequest, NodeUnavailable, SilenceTimeout.
         """
         timeout_s = checked_timeout_s(timeout_s)
+        if start != 0 or length is not None:
+            start, length = checked_range(start, length, name)
         if etl is not None or args is not None:
             whole = start == 0 and length is None and member is None and version is None
             if etl is not None and whole and "@" not in self.name:

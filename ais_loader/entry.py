@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import io
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -57,7 +58,7 @@ class Entry:
     and comes back as `item.entry.opaque`. `ranges` requests several ranges instead of one, as pairs of start and
     length. The data is then the bytes of all ranges, one after another, from the same version: `version` if you give
     it, otherwise the newest at the time of the request. If the object is replaced meanwhile, the item fails with
-    ObjectNotFound.
+    ObjectNotFound. Raises RangeError for a negative start or length, TypeError for one that is not an integer.
     """
 
     bucket: str
@@ -75,6 +76,22 @@ class Entry:
     args: Mapping[str, Any] | None = field(default=None, hash=False)
     """Arguments of a single transform, with values that JSON can represent."""
 
+    def __post_init__(self) -> None:
+        # A batch makes thousands of these, so the common case is decided by plain comparisons.
+        start, length = self.start, self.length
+        if (
+            type(start) is int
+            and start >= 0
+            and (length is None or (type(length) is int and length >= 0))
+            and self.ranges is None
+        ):
+            return
+        start, length = checked_range(start, length, self.name)
+        object.__setattr__(self, "start", start)
+        object.__setattr__(self, "length", length)
+        if self.ranges is not None:
+            object.__setattr__(self, "ranges", _checked_ranges(self.ranges, self.name))
+
     @classmethod
     def from_url(cls, url: str) -> Entry:
         """Parse `ais://bucket/name` or `ais://bucket/shard.tar/member`, which stand for a whole object or member.
@@ -90,6 +107,32 @@ class Entry:
         bucket, rest = split_url(url)
         name, member = split_member(rest)
         return cls(bucket, name, member)
+
+
+def checked_range(start: Any, length: Any, name: str) -> tuple[int, int | None]:
+    """Return the start and length of a range of `name` as plain integers. Raises RangeError, TypeError."""
+    return _range_number("start", start, name), None if length is None else _range_number("length", length, name)
+
+
+def _range_number(what: str, value: Any, name: str) -> int:
+    """Return an integer of any kind as an int. Raises RangeError for a negative one, TypeError."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name!r}: {what} is a {type(value).__name__}; need a whole number of bytes") from None
+    if number < 0:
+        raise errors.RangeError(
+            f"{name!r}: {what}={number}: need 0 or more, because ranges are counted from an object's first byte"
+        )
+    return number
+
+
+def _checked_ranges(ranges: Any, name: str) -> tuple[tuple[int, int | None], ...]:
+    try:
+        pairs = [(start, length) for start, length in ranges]
+    except (TypeError, ValueError):
+        raise TypeError(f"{name!r}: ranges={ranges!r}: need pairs of a start and a length in bytes") from None
+    return tuple(checked_range(start, length, name) for start, length in pairs)
 
 
 @dataclass(frozen=True, slots=True)

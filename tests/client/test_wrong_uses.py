@@ -6,14 +6,16 @@ The lines below are run as they stand, one after the other, against a store of p
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ais_loader
-from ais_loader import ShufflePlan, connect
+from ais_loader import Entry, ShufflePlan, connect
 from ais_loader.integrations.fsspec import AISFileSystem
 from ais_loader.testing import throwaway_folder
 from tests.tar_kit import packed_tar
@@ -200,6 +202,30 @@ WRONG: list[tuple[str, str]] = [
         "InvalidRequest: on_error='skip': one of 'raise', 'placeholder'",
     ),
     (
+        'Entry("pictures", "a.npy", start=-1)',
+        "RangeError: 'a.npy': start=-1: need 0 or more, because ranges are counted from an object's first byte",
+    ),
+    (
+        'Entry("pictures", "a.npy", length=-1)',
+        "RangeError: 'a.npy': length=-1: need 0 or more, because ranges are counted from an object's first byte",
+    ),
+    (
+        'Entry("pictures", "a.npy", ranges=[(0, 4), (-4, 4)])',
+        "RangeError: 'a.npy': start=-4: need 0 or more, because ranges are counted from an object's first byte",
+    ),
+    (
+        'Entry("pictures", "a.npy", start=0.5)',
+        "TypeError: 'a.npy': start is a float; need a whole number of bytes",
+    ),
+    (
+        'Entry("pictures", "a.npy", ranges=(0, 4))',
+        "TypeError: 'a.npy': ranges=(0, 4): need pairs of a start and a length in bytes",
+    ),
+    (
+        'bucket.get("cat/1.png", start=-1)',
+        "RangeError: 'cat/1.png': start=-1: need 0 or more, because ranges are counted from an object's first byte",
+    ),
+    (
         "batch = bucket.get_batch(NAMES); list(batch); list(batch)",
         "InvalidRequest: this batch has been read: its items come once; keep list(batch), or ask again",
     ),
@@ -364,3 +390,11 @@ def test_a_module_has_what_it_lists_and_what_is_near_can_be_found() -> None:
     with pytest.raises(AttributeError) as told:
         _ = ais_loader.conect
     assert (told.value.name, told.value.obj) == ("conect", ais_loader)  # Python then says which one may be meant
+
+
+def test_an_entry_takes_integers_of_any_kind_and_pairs_of_any_kind(typed: dict[str, Any]) -> None:
+    entry = Entry("pictures", "cat/1.png", start=np.int64(1), length=np.uint8(2))
+    assert (type(entry.start), type(entry.length)) == (int, int)
+    several = Entry("pictures", "cat/1.png", ranges=np.array([[0, 1], [2, 1]]))
+    assert several.ranges == ((0, 1), (2, 1)) and hash(several) == hash(pickle.loads(pickle.dumps(several)))
+    assert typed["client"].get_batch([entry, several]).tobytes() == [b"ng", b"pg"]

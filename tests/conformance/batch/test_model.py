@@ -31,9 +31,9 @@ def entries(draw: st.DrawFn) -> Entry:
     size = len(OBJECTS.get(name, b""))
     if draw(st.integers(0, 2)):
         return Entry(bucket, name)
-    near = st.integers(-1, 3) | st.integers(max(0, size - 3), size + 2) | st.integers(0, size)
+    near = st.integers(0, 3) | st.integers(max(0, size - 3), size + 2) | st.integers(0, size)
     start = draw(near)
-    length = draw(st.none() | st.integers(-1, 3) | st.integers(0, max(0, size - start) + 1))
+    length = draw(st.none() | st.integers(0, 3) | st.integers(0, max(0, size - start) + 1))
     return Entry(bucket, name, start=start, length=length)
 
 
