@@ -38,6 +38,25 @@ _SUFFIX = ".index"
 log = logging.getLogger(__name__)
 
 
+def named_message(error: LoaderError, name: str, member: str | None = None) -> str:
+    """Return the message of an error about the archive `name`, with the names of the archive and of the member."""
+    text = str(error)
+    if repr(name) in text:
+        return text
+    if member is None or repr(member) in text:
+        return f"{name!r}: {text}"
+    return f"{name!r}, member {member!r}: {text}"
+
+
+@contextlib.contextmanager
+def naming(name: str, member: str | None = None) -> Iterator[None]:
+    """Raise errors of what is read here again with the names of the archive and of the member in their message."""
+    try:
+        yield
+    except LoaderError as error:
+        raise type(error)(named_message(error, name, member)) from error
+
+
 class OpenShard:
     """A shard with its index. Its descriptor is closed with the last reference to it: keep one while reading."""
 
@@ -92,7 +111,8 @@ class Shards:
             if found is not None:
                 return found
             try:
-                shard = self._opened(record, name)
+                with naming(name):
+                    shard = self._opened(record, name)
             except (ArchiveError, CorruptObject) as error:
                 with self._lock:
                     self._refused[record.path] = error

@@ -377,7 +377,9 @@ class BatchLookup:
 
     def fail_read(self, position: int, code: int, number: int) -> None:
         """Of what reading an entry met: `code` is a FailureCode, `number` an errno, or 0."""
-        _fail_reading(self._table, position, code, number)
+        member = self._request.member[position] if self._request.member else ""
+        label = repr(self._table.names[position]) + (f", member {member!r}" if member else "")
+        _fail_reading(self._table, position, label, code, number)
         self._note_damage(position)
 
     def fail_member(self, position: int, error: LoaderError, message: str) -> None:
@@ -420,15 +422,15 @@ def _fail_missing_file(table: BatchTable, position: int, drive: Drive) -> None:
         table.fail(position, pb.UNAVAILABLE, f"{drive.root}: the drive's folder is gone", "drive-failed")
 
 
-def _fail_reading(table: BatchTable, position: int, code: int, number: int) -> None:
-    name, faults = table.names[position], table.drive_of(position).faults
+def _fail_reading(table: BatchTable, position: int, label: str, code: int, number: int) -> None:
+    faults = table.drive_of(position).faults
     if code in (FailureCode.SHORT, FailureCode.CHECKSUM):
         faults.note_checksum()
     else:
-        faults.note_number(number, f"reading {name!r}: {os.strerror(number)}")
+        faults.note_number(number, f"reading {label}: {os.strerror(number)}")
     if code == FailureCode.SHORT:
-        table.fail(position, pb.CORRUPT, f"{name!r}: its file is shorter than what was put")
+        table.fail(position, pb.CORRUPT, f"{label}: its file is shorter than what was put")
     elif code == FailureCode.CHECKSUM:
-        table.fail(position, pb.CORRUPT, f"{name!r}: the bytes on the drive do not match the stored checksum")
+        table.fail(position, pb.CORRUPT, f"{label}: the bytes on the drive do not match the stored checksum")
     else:
-        table.fail(position, pb.UNAVAILABLE, f"{name!r}: {os.strerror(number)} (errno {number})")
+        table.fail(position, pb.UNAVAILABLE, f"{label}: {os.strerror(number)} (errno {number})")

@@ -16,7 +16,7 @@ from ais_loader.errors import (
 )
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.archives.member import Member
-from storage_node.store.archives.open_archives import OpenShard
+from storage_node.store.archives.open_archives import OpenShard, naming
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.frame_plan import check_range
@@ -26,6 +26,8 @@ from storage_node.store.read.frame_plan import check_range
 class MemberPart:
     """A member, or a range of it. Holding it keeps the shard's file open."""
 
+    name: str
+    """Of the archive."""
     shard: OpenShard
     member: Member
     start: int
@@ -42,7 +44,18 @@ class MemberPart:
 
         Raises LoaderError, OSError.
         """
-        return self.shard.archive.pieces(self.member, self.start + offset, self.size_bytes - offset)
+        with naming(self.name, self.member.name):
+            yield from self.shard.archive.pieces(self.member, self.start + offset, self.size_bytes - offset)
+
+    def whole(self) -> bytes:
+        """The bytes of the whole member, verified. Raises LoaderError, OSError."""
+        with naming(self.name, self.member.name):
+            return self.shard.archive.read_member(self.member)
+
+    def verify(self) -> None:
+        """Compare the whole member with its checksum. Raises LoaderError, OSError."""
+        with naming(self.name, self.member.name):
+            self.shard.archive.verify(self.member)
 
 
 def find_member(drive: Drive, record: CatalogEntry, name: str, member: str, start: int, length: int) -> MemberPart:
@@ -60,7 +73,7 @@ def find_member(drive: Drive, record: CatalogEntry, name: str, member: str, star
         raise RangeError(f"{name!r}, member {member!r}: {fault}")
     size_bytes = found.size_bytes - start if length < 0 else length
     in_file = shard.archive.file_range(found)
-    return MemberPart(shard, found, start, size_bytes, None if in_file is None else in_file[0] + start)
+    return MemberPart(name, shard, found, start, size_bytes, None if in_file is None else in_file[0] + start)
 
 
 def status_of(error: LoaderError) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from ais_loader.errors import LoaderError
 from ais_loader.wire.frame import Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store.archives.open_archives import OpenShard
+from storage_node.store.archives.open_archives import OpenShard, named_message
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry
@@ -117,12 +117,12 @@ class EntryReader:
         table = self._table
         try:
             if verify:
-                whole = part.shard.archive.read_member(part.member)
+                whole = part.whole()
                 table.kind[position] = pb.STORED
                 return whole[part.start : part.start + part.size_bytes]
             return b"".join(part.pieces())
         except LoaderError as error:
-            self._lookup.fail_member(position, error, f"{table.names[position]!r}: {error}")
+            self._lookup.fail_member(position, error, named_message(error, table.names[position]))
         except OSError as error:
             self._lookup.fail_read(position, FailureCode.READ, error.errno or 0)
         return b""
@@ -272,7 +272,7 @@ class EntryReader:
                 parts.append(next(opened.unpacked))
                 got += len(parts[-1])
         except LoaderError as error:
-            self._lookup.fail_member(position, error, f"{table.names[position]!r}: {error}")
+            self._lookup.fail_member(position, error, named_message(error, table.names[position]))
             return b""
         except OSError as error:
             self._lookup.fail_read(position, FailureCode.READ, error.errno or 0)
@@ -307,7 +307,7 @@ class EntryReader:
                 self._lookup.fail_read(position, FailureCode.OPEN, error.errno or 0)
                 return None
             except LoaderError as error:
-                self._lookup.fail_member(position, error, f"{table.names[position]!r}: {error}")
+                self._lookup.fail_member(position, error, named_message(error, table.names[position]))
                 return None
         table.fail_replaced(position)
         return None
@@ -321,7 +321,7 @@ class EntryReader:
         opened = self._opened(position, os.dup(shard.fd), None)
         if self._request.verify_ranges and part is not None and not part.is_whole:
             try:
-                shard.archive.verify(part.member)  # its checksum is of all of it
+                part.verify()  # its checksum is of all of it
             except BaseException:
                 os.close(opened.fd)
                 raise

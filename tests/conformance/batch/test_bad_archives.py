@@ -9,6 +9,7 @@ import struct
 import tarfile
 import threading
 import zipfile
+from pathlib import Path
 
 import lz4.frame
 import pytest
@@ -16,11 +17,12 @@ import zstandard
 from conformance_kit import MiB, contents
 from hypothesis import HealthCheck, given, settings
 
-from ais_loader import Bucket, Client, Entry, Status, errors
+from ais_loader import Bucket, Client, Entry, Status, connect, errors
 from ais_loader.errors import ArchiveError
 from ais_loader.testing import seeded_bytes
 from tests.store.archives.archive_kit import in_zip, served
 from tests.store.archives.mutations import HARMS, Harm, harmed
+from tests.store.store_kit import flip_a_byte
 from tests.tar_kit import packed_tar
 
 WAIT_S = 100.0
@@ -98,14 +100,42 @@ def test_archives_that_cannot_be_served_say_why_and_are_objects_like_any_other(c
         items = list(client.get_batch(between, on_error="placeholder"))
         assert [item.tobytes() for item in items[1::2]] == [GOOD["b.bin"]] * len(entries)
         for (name, (_, error)), item in zip(bad().items(), items[::2], strict=True):
-            assert type(item.error) is error, (name, item.error)
+            assert type(item.error) is error and repr(name) in str(item.error), (name, item.error)
             assert item.status is (Status.CORRUPT if error is errors.ArchiveDamaged else Status.FAILED), name
     for name, (data, error) in bad().items():
-        with pytest.raises(error):
+        with pytest.raises(error, match=repr(name)):
             bucket.get(name, member="a.bin")
-        with pytest.raises(error):
+        with pytest.raises(error, match=repr(name)):
             list(bucket.members(name))
         assert bucket.get(name) == data
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip", "tar.gz", "tar.zst", "tar.lz4"])
+def test_an_archive_damaged_since_it_was_read_is_named_with_its_member(tmp_path: Path, kind: str) -> None:
+    members = {"a.bin": seeded_bytes(300_000, seed=1), "b.bin": seeded_bytes(300_000, seed=2)}
+    name = f"shard.{kind}"
+    data = {
+        "zip": lambda: in_zip(members, zipfile.ZIP_DEFLATED),
+        "tar": lambda: packed_tar(members),
+        "tar.gz": lambda: gzip.compress(packed_tar(members)),
+        "tar.zst": lambda: zstandard.ZstdCompressor(write_checksum=True).compress(packed_tar(members)),
+        "tar.lz4": lambda: lz4.frame.compress(packed_tar(members), content_checksum=True, block_linked=False),
+    }[kind]()
+    with connect(tmp_path / "store") as client:
+        client.create_bucket("b").put(name, data)
+        assert client.bucket("b").get(name, member="a.bin") == members["a.bin"]
+    (stored,) = (path for path in (tmp_path / "store" / "objects").rglob("*") if path.is_file())
+    flip_a_byte(stored, len(data) // 4)
+    with connect(tmp_path / "store") as client:
+        for read in (
+            lambda: client.bucket("b").get(name, member="a.bin"),
+            lambda: client.bucket("b").get(name, member="a.bin", start=10, length=200_000, verify=True),
+            lambda: list(client.get_batch([Entry("b", name, "a.bin")])),
+            lambda: client.get_batch([Entry("b", name, "a.bin"), Entry("b", name, "b.bin")]).tobytes(),
+        ):
+            with pytest.raises((errors.ArchiveError, errors.CorruptObject)) as caught:
+                read()
+            assert name in str(caught.value) and "a.bin" in str(caught.value), caught.value
 
 
 def test_odd_names_are_names_and_archives_in_archives_are_members(client: Client, bucket: Bucket) -> None:
