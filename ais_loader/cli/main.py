@@ -106,6 +106,8 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] == "help":
+            return "help", _help_of(args[1:]), []
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             meant = _ELSEWHERE.get(args[0])
             hint = f"; did you mean {meant!r}?" if meant else did_you_mean(args[0], self.list_commands(ctx))
@@ -150,6 +152,16 @@ class _Commands(click.Group):
             if ctx.params.get("debug"):
                 traceback.print_exc()
             raise click.ClickException(one_line(error)) from error
+
+
+def _help_of(words: list[str]) -> click.Command:
+    """A command that shows what `ais-loader WORDS --help` shows: people type `ais-loader help put`."""
+
+    def show() -> None:
+        context = click.get_current_context().find_root()
+        context.command.main([*words, "--help"], prog_name=context.info_name, standalone_mode=False)
+
+    return click.Command("help", callback=show)
 
 
 def _silence_stdout() -> None:

@@ -105,6 +105,17 @@ def test_what_is_near_to_a_wrong_name_is_told(store: str, line: list[str], hint:
     assert result.stdout == "" and "pattern=" not in result.stderr  # which is for Python
 
 
+@pytest.mark.parametrize("words", [[], ["put"], ["bucket"], ["bucket", "create"], ["serve"]])
+def test_help_is_shown_for_the_word_help_too(words: list[str]) -> None:
+    shown = CliRunner().invoke(main, [*words, "--help"], prog_name="ais-loader")
+    assert CliRunner().invoke(main, ["help", *words], prog_name="ais-loader").stdout == shown.stdout != ""
+
+
+def test_help_of_no_command_says_so() -> None:
+    result = CliRunner().invoke(main, ["help", "pot"])
+    assert result.exit_code == 2 and "no command 'pot'; did you mean 'put'?" in result.stderr
+
+
 def test_nothing_is_guessed_where_nothing_is_near(store: str) -> None:
     assert "did you mean" not in CliRunner().invoke(main, ["--store", store, "get", "speech/zzzzzzz"]).stderr
     assert "did you mean" not in CliRunner().invoke(main, ["xyzzy"]).stderr
