@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -279,6 +279,13 @@ class Batch:
             self._done_with(stream)
         self._streams.clear()
         self._watch.stop()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Batch is a response that this process is receiving, and cannot be pickled or copied: send list(batch), "
+            "whose items have their bytes, or batch.tobytes() or batch.packed(); or send the entries, and fetch them "
+            "in the other process"
+        )
 
     def __enter__(self) -> Batch:
         return self

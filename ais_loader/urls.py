@@ -16,6 +16,7 @@ ARCHIVE_EXTENSIONS = (".tar", ".tar.gz", ".tgz", ".tar.lz4", ".tlz4", ".tar.zst"
 """Of objects whose members a node indexes, in any case of letters."""
 
 
+_WINDOWS_PATH = re.compile(r"[A-Za-z]:(?:[\\/].*)?|\\\\.*", re.DOTALL)
 _WITH_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(/.*)", re.DOTALL)
 
 
@@ -73,6 +74,11 @@ def store_folders(url: str) -> list[str]:
 
 def _refuse_addresses(url: str, part: str) -> None:
     """Raises InvalidRequest for a part of `url` that is meant as another thing than a path."""
+    if os.name != "nt" and _WINDOWS_PATH.fullmatch(part):
+        raise InvalidRequest(
+            f"{url!r} is a Windows path, and this is not Windows: need a path such as /data/store (in WSL, drive C: is "
+            f"/mnt/c); to use a folder of that name, write {os.path.join(os.curdir, part)!r}"
+        )
     if (parted := _WITH_SCHEME.fullmatch(part)) is not None:
         scheme, rest = parted[1], parted[2].strip("/")
         lower = scheme.lower()

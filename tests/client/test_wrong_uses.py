@@ -59,6 +59,16 @@ WRONG: list[tuple[str, str]] = [
         "InvalidRequest: '$HOME/store': nobody has put in what $HOME stands for, as a shell does: os.path.expandvars "
         "does; a folder of that name is {here}/$HOME/store",
     ),
+    (
+        r'connect(r"C:\data")',
+        r"InvalidRequest: 'C:\\data' is a Windows path, and this is not Windows: need a path such as /data/store (in "
+        r"WSL, drive C: is /mnt/c); to use a folder of that name, write './C:\\data'",
+    ),
+    (
+        'connect("d:/data", mode="r")',
+        "InvalidRequest: 'd:/data' is a Windows path, and this is not Windows: need a path such as /data/store (in "
+        "WSL, drive C: is /mnt/c); to use a folder of that name, write './d:/data'",
+    ),
     ("connect()", "InvalidRequest: no store named: pass a URL or a path, or set AIS_LOADER_URL"),
     (
         'connect("stoer", mode="r")',
@@ -230,6 +240,12 @@ WRONG: list[tuple[str, str]] = [
         "InvalidRequest: this batch has been read: its items come once; keep list(batch), or ask again",
     ),
     (
+        "import pickle; pickle.dumps(bucket.get_batch(NAMES))",
+        "TypeError: a Batch is a response that this process is receiving, and cannot be pickled or copied: send "
+        "list(batch), whose items have their bytes, or batch.tobytes() or batch.packed(); or send the entries, and "
+        "fetch them in the other process",
+    ),
+    (
         'list(client.get_batch([Entry("pictures", "cat/1.png", start=2, length=100)]))',
         "RangeError: entry 0: 'cat/1.png': start=2, length=100 reaches past the end of 3 bytes",
     ),
@@ -398,3 +414,12 @@ def test_an_entry_takes_integers_of_any_kind_and_pairs_of_any_kind(typed: dict[s
     several = Entry("pictures", "cat/1.png", ranges=np.array([[0, 1], [2, 1]]))
     assert several.ranges == ((0, 1), (2, 1)) and hash(several) == hash(pickle.loads(pickle.dumps(several)))
     assert typed["client"].get_batch([entry, several]).tobytes() == [b"ng", b"pg"]
+
+
+def test_what_a_batch_gave_can_be_sent_to_another_process(typed: dict[str, Any]) -> None:
+    bucket, data = typed["bucket"], [b"png"] * 6
+    items = pickle.loads(pickle.dumps(list(bucket.get_batch(NAMES))))
+    assert [(item.entry.name, item.tobytes()) for item in items] == list(zip(NAMES, data, strict=True))
+    assert pickle.loads(pickle.dumps(bucket.get_batch(NAMES).tobytes())) == data
+    packed = pickle.loads(pickle.dumps(bucket.get_batch(NAMES).packed()))
+    assert [bytes(packed[at]) for at in range(6)] == data
