@@ -8,6 +8,7 @@ DataLoader. `__all__` is the entire public API. Importing the package loads neit
 from __future__ import annotations
 
 import sys
+from dataclasses import is_dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -162,6 +163,10 @@ def __getattr__(name: str) -> Any:
 
         with GATE.call():  # a child would wait for ever for a module that another thread was importing
             value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+            if isinstance(value, type) and is_dataclass(value):
+                from ais_loader.field_help import describe_fields
+
+                describe_fields(value)
         return value
     if name == "decoders":
         import importlib

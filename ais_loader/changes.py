@@ -26,6 +26,7 @@ class Failure:
     name: str
     """The object's name. Empty if a node's entire part of a promotion failed."""
     error: LoaderError
+    """Why. Each failure has an error of its own type."""
     index: int | None = None
     """The object's position in the argument of `put_many` or `delete_many`, starting at 0."""
     path: str | None = None
@@ -41,6 +42,7 @@ class Progress:
     skipped: int = 0
     """Objects for which there was nothing to do: already copied or promoted, or deleted by someone else."""
     failed: int = 0
+    """Objects that failed so far."""
     size_bytes: int = 0
     """Total size of the objects in `done`. Deletions do not report it."""
 
@@ -55,6 +57,7 @@ class ChangeSummary:
     """The part that the results of all these calls have in common. Each adds its own counts."""
 
     failed: int = 0
+    """The number of objects that failed."""
     failures: tuple[Failure, ...] = ()
     """All failures if the call was given something that has a length, such as a list. For an iterator or a prefix, the
     first 1,000."""
@@ -70,9 +73,11 @@ class PutSummary(ChangeSummary):
     """The result of `Bucket.put_many` or `Bucket.put_folder`."""
 
     stored: int = 0
+    """The number of objects stored."""
     skipped: int = 0
     """For `put_folder`: files that already existed as objects with the same bytes."""
     size_bytes: int = 0
+    """Total size of the stored objects."""
     _infos: tuple[ObjectInfo, ...] | None = field(default=None, repr=False)
 
     @property
@@ -91,6 +96,7 @@ class DownloadSummary(ChangeSummary):
     """The result of `Bucket.download`."""
 
     downloaded: int = 0
+    """The number of files written."""
     skipped: int = 0
     """Files that already existed with the same bytes."""
     size_bytes: int = 0
@@ -102,6 +108,7 @@ class DeleteSummary(ChangeSummary):
     """The result of `Bucket.delete_many` or `Bucket.delete_prefix`."""
 
     deleted: int = 0
+    """The number of objects deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +116,7 @@ class CopySummary(ChangeSummary):
     """The result of `Bucket.copy_prefix`."""
 
     copied: int = 0
+    """The number of objects copied."""
     skipped: int = 0
     """Objects that already existed with the same bytes and metadata."""
     size_bytes: int = 0
@@ -120,7 +128,9 @@ class RenameSummary(ChangeSummary):
     """The result of `Bucket.rename_prefix`."""
 
     renamed: int = 0
+    """The number of objects renamed."""
     size_bytes: int = 0
+    """Total size of the renamed objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +138,7 @@ class PromoteSummary(ChangeSummary):
     """The result of `Bucket.promote`."""
 
     promoted: int = 0
+    """The number of files that became objects."""
     skipped: int = 0
     """Files that already existed as objects."""
     size_bytes: int = 0

@@ -103,7 +103,9 @@ class WithOpaque:
     """The entries of one batch for `Client.get_batches`, with a value of your own to attach to that batch."""
 
     entries: Sequence[EntryLike]
+    """The entries of the batch, as `Client.get_batch` takes them."""
     opaque: Any
+    """The value that becomes `Batch.opaque`."""
 
 
 class Client:

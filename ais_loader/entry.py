@@ -140,14 +140,19 @@ class ObjectInfo:
     """Properties of a stored object."""
 
     bucket: str
+    """The name of the object's bucket."""
     name: str
+    """The object's name."""
     size_bytes: int
+    """The object's size."""
     version: str
+    """The version, which is new with every write, even of the same bytes."""
     checksum: int
     """CRC-32C of the whole object."""
     modified_ns: int
     """The wall-clock time of the commit, in nanoseconds since the epoch. It is for people: nothing is ordered by it."""
     metadata: dict[str, str] = field(default_factory=dict)
+    """What `put` or `set_metadata` stored with the object."""
 
     def entry(self, *, pinned: bool = False) -> Entry:
         """Return the Entry that fetches the whole object; with `pinned`, only in this version."""
@@ -159,10 +164,13 @@ class MemberInfo:
     """Properties of a member of an archive."""
 
     bucket: str
+    """The name of the archive's bucket."""
     shard: str
     """The name of the archive."""
     name: str
+    """The member's name in the archive."""
     size_bytes: int
+    """The member's size, unpacked."""
     checksum: int
     """CRC-32C of the member's bytes."""
     version: str

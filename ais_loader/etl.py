@@ -44,7 +44,9 @@ class Command:
 
     words: Sequence[str]
     input_suffix: str = ""
+    """The end of the name of the input file, such as `.flac`, for programs that look at it."""
     output_suffix: str = ""
+    """The end of the name of the output file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Server:
     address: str
     """The address: http://HOST:PORT, or grpc://HOST:PORT."""
     communication: Communication = "hpush"
+    """How a node and the server exchange objects; docs/etl.md describes each way."""
     fqn: bool = False
     """Whether to send the path of an object's file instead of its bytes, if the server runs on the node's machine."""
     direct_put: bool = False
@@ -89,13 +92,17 @@ class TransformInfo:
     """A transform in the store, with its state on every node."""
 
     name: str
+    """The name that entries and jobs use."""
     version: str
     """A random id, new whenever the transform is created or replaced."""
     kind: Literal["function", "command", "server"]
+    """Python code, a program, or a server of yours."""
     source: str
     """The function's name, the command's words, or the server's address."""
     stopped: bool
+    """Whether it was stopped, with `client.etl.stop`."""
     nodes: tuple[NodeState, ...]
+    """Its state on each node."""
 
 
 class Transforms:

@@ -20,7 +20,9 @@ class Stage:
     """
 
     name: str
+    """The name of the transform."""
     args: Mapping[str, Any] | None = None
+    """The arguments that the transform gets. None for a transform without any."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:

@@ -46,6 +46,7 @@ class PromoteResult:
     info: ObjectInfo | None = None
     """The object. None if the promotion failed."""
     error: errors.LoaderError | None = None
+    """Why the promotion failed. None if it did not."""
 
 
 def promote_spec(

@@ -15,10 +15,13 @@ class SnapshotInfo:
     """A snapshot of a bucket. It never changes."""
 
     bucket: str
+    """The bucket's name."""
     name: str
+    """The snapshot's name."""
     created_ns: int
     """The creation time by the wall clock, in nanoseconds since the epoch. For display only."""
     objects: int
+    """The number of objects in the snapshot."""
     size_bytes: int
     """Total size of these objects."""
 

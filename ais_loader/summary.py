@@ -10,7 +10,9 @@ class PrefixSummary:
     """The number and total size of the objects in one folder."""
 
     objects: int
+    """The number of objects."""
     size_bytes: int
+    """Their total size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +23,13 @@ class BucketSummary:
     """
 
     bucket: str
+    """The bucket's name."""
     prefix: str
+    """The prefix that the call was given."""
     objects: int
+    """The number of objects."""
     size_bytes: int
+    """Their total size."""
     by_prefix: dict[str, PrefixSummary] = field(default_factory=dict)
     """The same for each folder, in the order of names. Each object counts only in the deepest folder that is told
     apart, so that the folders add up to the total. A folder's name ends with "/" or is empty."""

@@ -38,13 +38,17 @@ class JobCounts:
     seen: int = 0
     """Sources that were reached so far, done or not."""
     transformed: int = 0
+    """Sources whose results were stored."""
     skipped: int = 0
     """Sources that already had their result: from this version, by these versions and arguments of the transforms."""
     failed: int = 0
+    """Sources that have no result because of an error. `TransformJob.failures` has the reasons."""
     deleted: int = 0
     """Results that were deleted because their sources are gone, with `synchronize`."""
     input_bytes: int = 0
+    """Total size of the sources that were read."""
     output_bytes: int = 0
+    """Total size of the results that were stored."""
     busy_s: float = 0.0
     """The time spent in transforms, which includes waiting for a worker."""
 

@@ -6,18 +6,18 @@ python -m docs.write_reference --check    # says whether they are as the code sa
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import enum
 import importlib
 import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from ais_loader.field_help import DocWithFields, field_docs
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"
@@ -122,27 +122,6 @@ def prose(doc: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(out)).strip()
 
 
-def field_docs(owner: type) -> dict[str, str]:
-    """What stands below the fields of a class, by their names."""
-    found: dict[str, str] = {}
-    for base in reversed(owner.__mro__):
-        if base.__module__.partition(".")[0] not in OURS:
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for one, below in zip(body.body, [*body.body[1:], None], strict=True):
-            names: list[str] = []
-            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-                names = [one.target.id]
-            elif isinstance(one, ast.Assign):
-                names = [target.id for target in one.targets if isinstance(target, ast.Name)]
-            text = below.value if isinstance(below, ast.Expr) else None
-            for name in names:
-                if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                    found[name] = " ".join(inspect.cleandoc(text.value).split())
-    return found
-
-
 def fields_table(owner: type) -> Iterator[str]:
     """Fields of a data class or members of an enumeration, with what is said of each."""
     said = field_docs(owner)
@@ -222,7 +201,8 @@ def of_class(name: str, owner: type) -> Iterator[str]:
             signature(name, vars(owner)["__init__"], method=True).removesuffix(" -> None"),
             "```",
         )
-    yield from ("", prose(inspect.getdoc(owner) or ""))
+    doc = vars(owner).get("__doc__")
+    yield from ("", prose(doc.plain if isinstance(doc, DocWithFields) else inspect.getdoc(owner) or ""))
     if made_by_users:
         yield from ("", prose(vars(owner)["__init__"].__doc__ or ""))
     if table:

@@ -36,10 +36,13 @@ class PartInfo:
     """A part that has been stored."""
 
     number: int
+    """The part's number, which decides its place in the object."""
     size_bytes: int
+    """The part's size."""
     checksum: int
     """The part's CRC-32C."""
     version: str
+    """The part's version, which is new whenever the part is stored again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,11 @@ class UploadInfo:
     """An upload that has been neither completed nor aborted, or the remainder of one."""
 
     id: str
+    """The id by which any client can continue the upload."""
     name: str
     """The name of the future object. Empty if only parts are left."""
     parts: int
+    """The number of parts that are stored."""
     size_bytes: int
     """Total size of all parts."""
     modified_ns: int

@@ -62,8 +62,11 @@ class BucketInfo:
     """A bucket as the store knows it."""
 
     name: str
+    """The bucket's name."""
     uuid: str
+    """An id that no other bucket has, not even a later one of this name."""
     copies: int
+    """The number of copies that each object has, on different hosts."""
     min_copies: int = 1
     """A write is refused when fewer copies than this can be written."""
     reframe: bool = False

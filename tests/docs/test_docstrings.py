@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pydoc
+import re
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
 
+import ais_loader
+from ais_loader.field_help import field_docs
 from docs.build import API, public_names
 
 OURS = ("ais_loader", "storage_node")
@@ -41,6 +46,30 @@ def test_every_public_name_and_method_has_a_docstring(name: str) -> None:
     if not inspect.isclass(value) and not inspect.isroutine(value) and not inspect.ismodule(value):
         value = type(value)
     assert not sorted(undocumented(name, value))
+
+
+DATA_CLASSES = [name for name, value in sorted(PUBLIC.items()) if inspect.isclass(value) and is_dataclass(value)]
+
+
+@pytest.mark.parametrize("name", DATA_CLASSES)
+def test_every_field_of_a_public_data_class_is_described(name: str) -> None:
+    value = PUBLIC[name]
+    doc, said = value.__doc__ or "", field_docs(value)
+    plain = doc.partition("\nFields:\n")[0]
+    for field in fields(value):
+        if not field.name.startswith("_"):
+            assert field.name in said or re.search(rf"\b{field.name}\b", plain), f"{name}.{field.name} is not described"
+
+
+def test_help_describes_the_fields_of_a_data_class() -> None:
+    shown = pydoc.plain(pydoc.render_doc(ais_loader.JobCounts))
+    assert "transformed: int\n" in shown and "Sources whose results were stored." in shown
+    assert "Fields:" in (ais_loader.Entry.__doc__ or "") and ais_loader.Entry("b", "n").name == "n"
+    for name in DATA_CLASSES:
+        if name.count(".") == 1 and name.startswith("ais_loader."):
+            assert all(
+                f"{field.name}: " in PUBLIC[name].__doc__ for field in fields(PUBLIC[name]) if field.name[0] != "_"
+            )
 
 
 def test_a_method_without_a_docstring_is_noticed() -> None:
