@@ -132,7 +132,9 @@ class Batch:
     def _fault(self, frame: Frame, index: int, status: int) -> LoaderError:
         """The error of a failed entry; raised right here, and the batch ended, when the caller asked for that."""
         fault = frame.errors.get(index, _NO_FAULT)
-        message = f"entry {index}: {fault.message or _known(status).name.lower().replace('_', ' ')}"
+        message = fault.message or _known(status).name.lower().replace("_", " ")
+        if len(self._entries) > 1:
+            message = f"entry {index}: {message}"
         error = entry_error(status, message, fault.kind)
         if self._raising:
             self.close()

@@ -40,11 +40,17 @@ from ais_loader.objects.put_spec import ToPut, check_version, put_spec
 from ais_loader.objects.transformed_file import spooled
 from ais_loader.pipeline import Etl
 from ais_loader.promote import Overwrite, PromoteResult, Shared, promote_all, promote_spec
-from ais_loader.requests import batch_options, checked_timeout_s, request_for_transformed, requests_for_names
+from ais_loader.requests import (
+    batch_options,
+    checked_timeout_s,
+    request_for_transformed,
+    requests_for_names,
+    require_many,
+)
 from ais_loader.snapshots import SnapshotInfo
 from ais_loader.summary import BucketSummary
 from ais_loader.transport.base import BucketChange, BucketInfo, Transport
-from ais_loader.transport.validation import require_bucket, require_text
+from ais_loader.transport.validation import MAX_COPIES, require_bucket, require_text, whole_number
 
 if TYPE_CHECKING:
     from ais_loader.client import Client
@@ -83,6 +89,8 @@ class Bucket(BucketComposing, BucketTransforming):
         Raises BucketNotFound, StoreReadOnly; InvalidRequest if the store cannot keep that number of copies;
         NodeUnavailable if you change `copies` while a snapshot of the bucket is being made.
         """
+        copies = None if copies is None else whole_number("copies", copies, least=1, most=MAX_COPIES)
+        min_copies = None if min_copies is None else whole_number("min_copies", min_copies, least=1, most=MAX_COPIES)
         return self._transport.set_bucket(self.name, BucketChange(copies, min_copies, reframe))
 
     def put(
@@ -576,6 +584,7 @@ class Bucket(BucketComposing, BucketTransforming):
         Raises InvalidRequest, BucketNotFound, StoreReadOnly, NodeUnavailable, which end it immediately; others, such as
         DriveFailed, at the end.
         """
+        require_text(prefix, errors.InvalidRequest, "prefix")
         if not prefix and not everything:
             raise errors.InvalidRequest("an empty prefix means all objects of the bucket: say everything=True")
         return delete_prefix(self._transport, self.name, prefix, on_error=on_error, progress=progress)
@@ -593,8 +602,7 @@ class Bucket(BucketComposing, BucketTransforming):
         """
         require_bucket(self.name)
         require_text(prefix, errors.InvalidRequest, "prefix")
-        if not 0 <= depth < 1 << 32:
-            raise errors.InvalidRequest(f"depth={depth}: need at least 0")
+        depth = min(whole_number("depth", depth, least=0), 2**32 - 1)
         return self._transport.summary(self.name, prefix=prefix, depth=depth)
 
     def objects(self, prefix: str = "", *, start_after: str = "", page_size: int = 1000) -> Listing:
@@ -605,8 +613,7 @@ class Bucket(BucketComposing, BucketTransforming):
 
         The listing is fetched page by page as you iterate, and errors such as BucketNotFound are raised then.
         """
-        if page_size < 1:
-            raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
+        page_size = whole_number("page_size", page_size, least=1)
         listed = functools.partial(
             self._transport.objects, self.name, prefix=prefix, page_size=page_size, start_after=start_after
         )
@@ -652,8 +659,7 @@ class Bucket(BucketComposing, BucketTransforming):
 
         Raises ObjectNotFound (also if the archive is replaced meanwhile), BucketNotFound, NotAnArchive, ArchiveError.
         """
-        if page_size < 1:
-            raise errors.InvalidRequest(f"page_size={page_size}: need at least 1")
+        page_size = whole_number("page_size", page_size, least=1)
         if version is not None:
             return pinned_members(self._transport, self.name, name, prefix, page_size, version)
         return self._transport.list_members(self.name, name, prefix=prefix, page_size=page_size)
@@ -695,12 +701,14 @@ class Bucket(BucketComposing, BucketTransforming):
         `Client.get_batch`: on_error, timeout_s, ordered, streaming, assembly, colocation, verify_ranges.
         """
         if etl is not None or args is not None:
+            require_many("names", names)
             entries = [replace(to_entry(name, self.name), etl=etl, args=args) for name in names]
             batch: Batch = self.client.get_batch(entries, **options)
             return batch
         chosen = batch_options("get_batch", options, parameters=("etl", "args"))
-        wanted: Sequence[Any] = names if isinstance(names, (str, Sequence)) else list(names)
-        if not isinstance(wanted, str) and len(wanted) and isinstance(wanted[0], (Entry, ObjectInfo, MemberInfo)):
+        require_many("names", names)
+        wanted: Sequence[Any] = names if isinstance(names, Sequence) else list(names)
+        if len(wanted) and isinstance(wanted[0], (Entry, ObjectInfo, MemberInfo)):
             listed: Batch = self.client.get_batch(wanted, bucket=self.name, **options)
             return listed
         return self.client._batch(wanted, requests_for_names(self.name, wanted, chosen), chosen, self.name)

@@ -23,6 +23,7 @@ from ais_loader.snapshots import pinned_name
 from ais_loader.tracebacks import short_traceback
 from ais_loader.transport.base import BucketInfo, Transport
 from ais_loader.transport.fork_safety import GATE
+from ais_loader.transport.validation import MAX_COPIES, whole_number
 from ais_loader.urls import split_url, store_folders
 
 URL_VARIABLE = "AIS_LOADER_URL"
@@ -65,7 +66,7 @@ def connect(
         raise errors.InvalidRequest(f"{text!r}: no path and no address has a NUL character")
     if mode not in ("a", "r"):
         raise errors.InvalidRequest(f'mode={mode!r}: need "a", to read and write, or "r", to read')
-    if not text:
+    if not text.strip():
         raise errors.InvalidRequest(f"no store named: pass a URL or a path, or set {URL_VARIABLE}")
     if text.startswith("grpc://"):
         chosen = _options_for(text, options, ClusterOptions)
@@ -146,6 +147,8 @@ class Client:
 
         Raises BucketExists (unless `exist_ok`), InvalidName, InvalidRequest, StoreReadOnly.
         """
+        copies = whole_number("copies", copies, least=1, most=MAX_COPIES)
+        min_copies = whole_number("min_copies", min_copies, least=1, most=MAX_COPIES)
         self._transport.create_bucket(name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe)
         return Bucket(self, name)
 
@@ -233,6 +236,9 @@ class Client:
         chosen = batch_options("get_batch", options, parameters=_GET_BATCH_PARAMETERS)
         if archive is not None:
             check_options(archive, archive_names)
+        if bucket is not None and not isinstance(bucket, str):
+            hint = "; pass its name" if isinstance(bucket, Bucket) else ""
+            raise TypeError(f"bucket is a {type(bucket).__name__}; need a str{hint}")
         parsed = to_entries(entries, bucket)
         if any(entry.etl is not None and entry.ranges is not None for entry in parsed):
             raise InvalidRequest("an entry of several ranges cannot pass through a transform: ask for each of them")
@@ -291,9 +297,7 @@ class Client:
         most `in_flight` are requested at a time. A batch that fails, or that you abandon half-read, does not affect the
         others. Arguments and errors are those of `get_batch`.
         """
-        if in_flight < 1:
-            raise errors.InvalidRequest(f"in_flight={in_flight}: need at least 1")
-        return self._pipelined(batches, in_flight, options)
+        return self._pipelined(batches, whole_number("in_flight", in_flight, least=1), options)
 
     def _pipelined(
         self, batches: Iterable[Sequence[EntryLike] | WithOpaque], in_flight: int, options: dict[str, Any]

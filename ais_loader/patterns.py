@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from ais_loader.errors import InvalidRequest
@@ -15,6 +15,8 @@ Patterns: TypeAlias = str | Sequence[str]
 
 def pattern_list(option: str, patterns: Patterns | None) -> tuple[str, ...]:
     """Return the patterns of an option, which may be a single one. Raises InvalidRequest, TypeError."""
+    if patterns is not None and not isinstance(patterns, Iterable):
+        raise TypeError(f"{option} is a {type(patterns).__name__}; need shell patterns such as '*.wav'")
     found = (patterns,) if isinstance(patterns, str) else tuple(patterns or ())
     for pattern in found:
         if not isinstance(pattern, str):

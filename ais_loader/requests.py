@@ -63,6 +63,12 @@ class BatchOptions:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InvalidRequest(f"{name}={getattr(self, name)!r}: one of {', '.join(map(repr, allowed))}")
+        for name in ("ordered", "streaming", "verify_ranges"):
+            value = getattr(self, name)
+            if value is not True and value is not False:
+                if not isinstance(value, np.bool_):
+                    raise TypeError(f"{name} is a {type(value).__name__}; need True or False")
+                object.__setattr__(self, name, bool(value))
         # A plain float: numpy's own kinds are none to gRPC.
         object.__setattr__(self, "timeout_s", checked_timeout_s(self.timeout_s))
 
@@ -92,10 +98,17 @@ def batch_options(
     raise unknown_option(function, unknown, [*parameters, *known], elsewhere)
 
 
+def require_many(what: str, values: object) -> None:
+    """Raises TypeError for a single name or entry, and for what cannot be iterated over."""
+    if isinstance(values, (str, bytes, Entry, ObjectInfo, MemberInfo)):
+        raise TypeError(f"{what} is one {type(values).__name__}; pass a list of {what}")
+    if not isinstance(values, Iterable) and not hasattr(values, "__getitem__"):
+        raise TypeError(f"{what} is a {type(values).__name__}; pass a list of {what}")
+
+
 def to_entries(entries: Iterable[EntryLike], bucket: str | None = None) -> list[Entry]:
     """The entries, URLs parsed, and names taken as those of `bucket`. Raises InvalidRequest, TypeError."""
-    if isinstance(entries, (str, Entry, ObjectInfo, MemberInfo)):
-        raise TypeError(f"entries is one {type(entries).__name__}; pass a list of entries")
+    require_many("entries", entries)
     return [entry if type(entry) is Entry else to_entry(entry, bucket) for entry in entries]
 
 
@@ -112,20 +125,21 @@ def requests_for_entries(
         _set_names(request, names)
         buckets = [entry.bucket for entry in part]
         table = dict.fromkeys(buckets)
-        if not all(isinstance(bucket, str) for bucket in table):
-            raise InvalidRequest("Entry.bucket must be a string")
+        for entry in part if not all(isinstance(bucket, str) for bucket in table) else ():
+            if not isinstance(entry.bucket, str):
+                raise InvalidRequest(f"Entry.bucket must be a str: {entry.bucket!r} is a {type(entry.bucket).__name__}")
         request.bucket.extend(table)
         if len(table) > 1:
             position = {bucket: at for at, bucket in enumerate(table)}
             request.bucket_index.extend([position[bucket] for bucket in buckets])
         if any(entry.member is not None for entry in part):
-            request.member.extend([entry.member or "" for entry in part])
+            _extend(request.member, "member", [entry.member or "" for entry in part])
         if any(entry.start or entry.length is not None for entry in part):
             request.start.extend([_int64(entry.start) for entry in part])
             # -1 means "to the end" on the wire; a caller's own -1 must not.
             request.length.extend([-1 if e.length is None else -2 if e.length < 0 else _int64(e.length) for e in part])
         if any(entry.version is not None for entry in part):
-            request.version.extend([entry.version or "" for entry in part])
+            _extend(request.version, "version", [entry.version or "" for entry in part])
         if any(entry.etl is not None or entry.args is not None for entry in part):
             _set_transforms(request, part)
         requests.append(request)
@@ -164,8 +178,7 @@ def _set_transforms(request: pb.BatchRequest, entries: Sequence[Entry]) -> None:
 
 def requests_for_names(bucket: str, names: Sequence[str], options: BatchOptions) -> list[pb.BatchRequest]:
     """The columnar short form: whole objects of one bucket."""
-    if isinstance(names, str):
-        raise TypeError("names is one string; pass a list of names")
+    require_many("names", names)
     requests = []
     for first in range(0, len(names), MAX_ENTRIES_PER_REQUEST):
         request = _request(first, options)
@@ -186,12 +199,17 @@ def _request(first: int, options: BatchOptions) -> pb.BatchRequest:
 
 
 def _set_names(request: pb.BatchRequest, names: Sequence[str]) -> None:
+    _extend(request.name, "name", names)
+
+
+def _extend(column: Any, what: str, values: Sequence[str]) -> None:
+    """Add to a column of strings. Raises InvalidRequest with the first value that is not one."""
     try:
-        request.name.extend(names)
+        column.extend(values)
     except (TypeError, UnicodeEncodeError, ValueError) as error:
-        other = next((name for name in names if not isinstance(name, str)), None)
-        why = error if other is None else f"{other!r} is a {type(other).__name__}"
-        raise InvalidRequest(f"names must be strings with a UTF-8 form: {why}").caused_by(error) from None
+        others = [value for value in values if not isinstance(value, str)]
+        why = f"{others[0]!r} is a {type(others[0]).__name__}" if others else str(error)
+        raise InvalidRequest(f"a {what} must be a str with a UTF-8 form: {why}").caused_by(error) from None
 
 
 def _int64(value: int) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from ais_loader import errors
 from ais_loader.changes import DeleteSummary, Failure, OnError, OnProgress, Tally, check_on_error
+from ais_loader.requests import require_many
 from ais_loader.transport.base import Transport
 from ais_loader.transport.validation import require_bucket, require_text
 
@@ -46,8 +47,7 @@ def _results(
     transport: Transport, bucket: str, names: Iterable[str]
 ) -> Iterator[tuple[str, errors.LoaderError | None]]:
     """Each name, in order, with why it was not deleted."""
-    if isinstance(names, str):
-        raise TypeError("names is one string; pass a list of names")
+    require_many("names", names)
     rest = iter(names)
     while group := list(itertools.islice(rest, NAMES_AT_ONCE)):
         for name in group:

@@ -17,6 +17,7 @@ from ais_loader.objects.equal_files import holds
 from ais_loader.objects.folders import chooser
 from ais_loader.objects.whole_file import whole_file
 from ais_loader.patterns import Patterns
+from ais_loader.transport.validation import require_text
 
 if TYPE_CHECKING:
     from ais_loader.bucket import Bucket
@@ -53,6 +54,7 @@ def download(
     top = os.path.expanduser(os.fspath(folder))
     if os.path.lexists(top) and not os.path.isdir(top):
         raise errors.InvalidRequest(f"{top} is not a folder, and files below one are what is written")
+    require_text(prefix, errors.InvalidRequest, "prefix")
     above, wanted = prefix.rpartition("/")[0], chooser(include, exclude)
     cut = len(above) + 1 if above else 0
     named = ((info, info.name[cut:]) for info in bucket.objects(prefix) if wanted(info.name[cut:]))

@@ -14,6 +14,7 @@ from ais_loader.changes import Failure, OnError, OnProgress, PutSummary, check_o
 from ais_loader.objects.equal_files import without_equal
 from ais_loader.objects.folder_walk import PutPlan, identity_of, walk_folder
 from ais_loader.patterns import Patterns, matcher, pattern_list
+from ais_loader.transport.validation import require_text
 from ais_loader.urls import store_folders
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def put_folder(
 ) -> PutSummary:
     """See `Bucket.put_folder`."""
     check_on_error(on_error, "raise", "return")
+    require_text(prefix, errors.InvalidRequest, "prefix")
     top = os.path.expanduser(os.fspath(folder))
     if not os.path.isdir(top):
         raise errors.InvalidRequest(f"{top}: {'not a folder' if os.path.exists(top) else 'no such folder'}")

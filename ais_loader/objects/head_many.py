@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from ais_loader import errors
 from ais_loader.entry import ObjectInfo
+from ais_loader.requests import require_many
 from ais_loader.transport.base import Transport
 from ais_loader.transport.validation import require_text
 
@@ -15,8 +16,7 @@ NAMES_AT_ONCE = 1000
 
 def head_many(transport: Transport, bucket: str, names: Iterable[str]) -> list[ObjectInfo | None]:
     """See `Bucket.head_many`. A name that no request can carry is one that is not there."""
-    if isinstance(names, str):
-        raise TypeError("names is one string; pass a list of names")
+    require_many("names", names)
     found: list[ObjectInfo | None] = []
     rest = iter(names)
     while group := list(itertools.islice(rest, NAMES_AT_ONCE)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
@@ -34,6 +35,13 @@ def put_spec(
         check_version(if_version)
         if if_absent:
             raise InvalidRequest("if_absent and if_version exclude each other: what is absent has no version")
+    if checksum is not None:
+        try:
+            checksum = operator.index(checksum)
+        except TypeError:
+            raise TypeError(f"checksum is a {type(checksum).__name__}; need the CRC-32C as an int") from None
+        if not 0 <= checksum < 1 << 32:
+            raise InvalidRequest(f"checksum={checksum}: a CRC-32C is a number from 0 to {2**32 - 1}")
     kept: dict[str, str] = {}
     if metadata is not None:
         if not isinstance(metadata, Mapping):

@@ -3,12 +3,16 @@ names that no archive may have."""
 
 from __future__ import annotations
 
+import operator
 import textwrap
 import unicodedata
 from collections.abc import Mapping
+from typing import Any
 
 from ais_loader import errors
 
+MAX_COPIES = 2**32 - 1
+"""Of an object: what a request can carry. A store keeps at most one on each host."""
 MAX_METADATA_BYTES = 4096
 """Of keys and values in UTF-8, together: the nodes' limit."""
 
@@ -21,6 +25,19 @@ def require_text(text: str, refusal: type[errors.LoaderError], what: str) -> Non
         text.encode()
     except UnicodeEncodeError:
         raise refusal(f"{what} {text!r}: not valid Unicode (a lone surrogate has no UTF-8 form)") from None
+
+
+def whole_number(what: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """Return an integer of any kind as an int. Raises InvalidRequest for one out of bounds, TypeError."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} is a {type(value).__name__}; need an int") from None
+    if number < least:
+        raise errors.InvalidRequest(f"{what}={number}: need at least {least}")
+    if most is not None and number > most:
+        raise errors.InvalidRequest(f"{what}={number}: need at most {most:,}")
+    return number
 
 
 def require_metadata(metadata: Mapping[str, str]) -> None:

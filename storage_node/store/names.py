@@ -57,7 +57,7 @@ def object_name_fault(name: str) -> str | None:
     except UnicodeEncodeError:
         return "it is not valid Unicode (a lone surrogate has no UTF-8 form)"
     if not 1 <= size_bytes <= MAX_OBJECT_NAME_BYTES:
-        return f"it has {size_bytes:,} bytes of UTF-8, 1 to {MAX_OBJECT_NAME_BYTES:,} are allowed"
+        return f"names have 1 to {MAX_OBJECT_NAME_BYTES:,} bytes of UTF-8, and this one has {size_bytes:,}"
     if "\0" in name:
         return "it contains a NUL character"
     if name[0] == "/" and _PART.match(name):
@@ -75,8 +75,12 @@ def object_name_fault(name: str) -> str | None:
 def check_object_name(name: str) -> None:
     """Raise InvalidName unless `name` may name an object."""
     if fault := object_name_fault(name):
-        shown = name if len(name) <= 80 else name[:77] + "..."
-        raise InvalidName(f"object name {shown!r}: {fault}")
+        raise InvalidName(f"object name {shown_name(name)!r}: {fault}")
+
+
+def shown_name(name: str) -> str:
+    """Return a name that no object can have as a message shows it, at most 80 characters of it."""
+    return name if len(name) <= 80 else name[:77] + "..."
 
 
 def unfinished_name(snapshot: str) -> str:

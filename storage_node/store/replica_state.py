@@ -13,7 +13,7 @@ from storage_node.store.buckets import Buckets
 from storage_node.store.drive.version_clock import VersionClock, ms_of
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.listing import merged
-from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault
+from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault, shown_name
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.pool.write_routing import PlacedChanges
 from storage_node.store.stale_replicas import ReplicaStale, StaleReplicas
@@ -48,8 +48,9 @@ def not_found_message(bucket: str, name: str) -> str:
     for begin in (f"ais://{bucket}/", f"/{bucket}/", f"{bucket}/"):
         if name.startswith(begin) and not object_name_fault(rest := name[len(begin) :]):
             return f"no object {name!r} in bucket {bucket!r}; did you mean {rest!r}, without the bucket?"
-    fault = object_name_fault(name)
-    hint = f" (nor can there be: {fault})" if fault else f"; {PATTERN_HINT}" if is_pattern(name) else ""
+    if fault := object_name_fault(name):
+        return f"no object {shown_name(name)!r} in bucket {bucket!r}, and there can be none: {fault}"
+    hint = f"; {PATTERN_HINT}" if is_pattern(name) else ""
     return f"no object {name!r} in bucket {bucket!r}{hint}"
 
 

@@ -131,7 +131,8 @@ WRONG: list[tuple[str, str]] = [
     ),
     (
         'bucket.get("/cat/1.png")',
-        "ObjectNotFound: no object '/cat/1.png' in bucket 'pictures' (nor can there be: it begins or ends with '/')",
+        "ObjectNotFound: no object '/cat/1.png' in bucket 'pictures', and there can be none: it begins or ends with "
+        "'/'",
     ),
     (
         'bucket.get(Entry("pictures", "cat/1.png"))',
@@ -193,10 +194,40 @@ WRONG: list[tuple[str, str]] = [
     ),
     (
         'list(client.get_batch([Entry("pictures", "cat/")]))',
-        "ObjectNotFound: entry 0: no object 'cat/' in bucket 'pictures' (nor can there be: it begins or ends with '/')",
+        "ObjectNotFound: no object 'cat/' in bucket 'pictures', and there can be none: it begins or ends with '/'",
     ),
-    ("bucket.get_batch([1, 2])", "InvalidRequest: names must be strings with a UTF-8 form: 1 is a int"),
+    ("bucket.get_batch([1, 2])", "InvalidRequest: a name must be a str with a UTF-8 form: 1 is a int"),
     ("bucket.get_batch(NAMES, timeout=3)", "TypeError: get_batch: no option 'timeout'; did you mean 'timeout_s'?"),
+    ("bucket.get_batch(None)", "TypeError: names is a NoneType; pass a list of names"),
+    ("bucket.get_batch([None])", "InvalidRequest: a name must be a str with a UTF-8 form: None is a NoneType"),
+    ("client.get_batch(5)", "TypeError: entries is a int; pass a list of entries"),
+    ("client.get_batch(NAMES, bucket=bucket)", "TypeError: bucket is a Bucket; need a str; pass its name"),
+    (
+        'client.get_batch([Entry("pictures", "a", version=3)])',
+        "InvalidRequest: a version must be a str with a UTF-8 form: 3 is a int",
+    ),
+    ('client.get_batch([Entry(5, "a")])', "InvalidRequest: Entry.bucket must be a str: 5 is a int"),
+    ('bucket.get_batch(NAMES, ordered="no")', "TypeError: ordered is a str; need True or False"),
+    ("list(client.get_batches([NAMES], in_flight='3'))", "TypeError: in_flight is a str; need an int"),
+    ("bucket.objects(page_size=2.5)", "TypeError: page_size is a float; need an int"),
+    ("bucket.summary(depth=-1)", "InvalidRequest: depth=-1: need at least 0"),
+    ('bucket.set(copies="2")', "TypeError: copies is a str; need an int"),
+    ('client.create_bucket("b", copies=0)', "InvalidRequest: copies=0: need at least 1"),
+    ('bucket.put("a", b"1", checksum="90f599e3")', "TypeError: checksum is a str; need the CRC-32C as an int"),
+    (
+        'bucket.put("a", b"1", checksum=-1)',
+        "InvalidRequest: checksum=-1: a CRC-32C is a number from 0 to 4294967295",
+    ),
+    ("bucket.delete_many(5)", "TypeError: names is a int; pass a list of names"),
+    ("bucket.delete_prefix(None)", "InvalidRequest: prefix None: need a str, got NoneType"),
+    ('bucket.download(None, "out")', "InvalidRequest: prefix None: need a str, got NoneType"),
+    ("bucket.entries(pattern=5)", "TypeError: pattern is a int; need shell patterns such as '*.wav'"),
+    ('connect("  ")', "InvalidRequest: no store named: pass a URL or a path, or set AIS_LOADER_URL"),
+    (
+        'bucket.get("x" * 2000)',
+        "ObjectNotFound: no object '" + "x" * 77 + "...' in bucket 'pictures', and there can be none: names have 1 to "
+        "1,024 bytes of UTF-8, and this one has 2,000",
+    ),
     (
         'client.get_batch(NAMES, buckt="pictures")',
         "TypeError: get_batch: no option 'buckt'; did you mean 'bucket'?",
@@ -247,11 +278,11 @@ WRONG: list[tuple[str, str]] = [
     ),
     (
         'list(client.get_batch([Entry("pictures", "cat/1.png", start=2, length=100)]))',
-        "RangeError: entry 0: 'cat/1.png': start=2, length=100 reaches past the end of 3 bytes",
+        "RangeError: 'cat/1.png': start=2, length=100 reaches past the end of 3 bytes",
     ),
     (
         'list(client.get_batch([Entry("pictures", "shard.tar", "2.png")]))',
-        "MemberNotFound: entry 0: 'shard.tar' has no member '2.png'",
+        "MemberNotFound: 'shard.tar' has no member '2.png'",
     ),
     # -- datasets and plans
     (

@@ -148,7 +148,7 @@ def test_errors_say_what_was_wrong(page: Served) -> None:
         ("api/object", {"bucket": "speech", "name": "shard.tar", "member": "x/pic"}, 404, "no member 'x/pic'"),
         ("api/folder", {"bucket": "gone"}, 404, "gone"),
         ("api/folder", {}, 400, "which bucket?"),
-        ("api/object", {"bucket": "speech", "name": "../x"}, 404, "nor can there be"),
+        ("api/object", {"bucket": "speech", "name": "../x"}, 404, "and there can be none"),
         ("api/gone", {}, 404, "Not Found"),
     ):
         answer = page.ask(path, **query)

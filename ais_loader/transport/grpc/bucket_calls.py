@@ -29,9 +29,9 @@ class BucketCalls(ABC):
         require_text(name, errors.InvalidName, "bucket name")
         request = pb.CreateBucketRequest(
             name=name,
-            copies=_count("copies", copies),
+            copies=copies,
             exist_ok=exist_ok,
-            min_copies=_count("min_copies", min_copies),
+            min_copies=min_copies,
             reframe=reframe,
         )
         return _bucket_info(self._call(lambda here: here.buckets.CreateBucket(request, timeout=CALL_TIMEOUT_S)))
@@ -55,9 +55,9 @@ class BucketCalls(ABC):
         if change.reframe is not None:
             request.reframe = change.reframe
         if change.copies is not None:
-            request.copies = _count("copies", change.copies)
+            request.copies = change.copies
         if change.min_copies is not None:
-            request.min_copies = _count("min_copies", change.min_copies)
+            request.min_copies = change.min_copies
         return _bucket_info(self._call(lambda here: here.buckets.SetBucket(request, timeout=CALL_TIMEOUT_S)))
 
     def delete_bucket(self, name: str, *, force: bool) -> int:
@@ -65,13 +65,6 @@ class BucketCalls(ABC):
         request = pb.DeleteBucketRequest(name=name, force=force)
         # No deadline: the time is that of the objects. A lost answer leaves the bucket gone.
         return int(self._call(lambda here: here.buckets.DeleteBucket(request), retry=False).deleted_objects)
-
-
-def _count(what: str, count: int) -> int:
-    """Raises InvalidRequest for what no request can carry, and for 0, which would mean the default there."""
-    if not isinstance(count, int) or not 1 <= count < 1 << 32:
-        raise errors.InvalidRequest(f"{what}={count!r}: need at least 1")
-    return count
 
 
 def _bucket_info(bucket: pb.Bucket) -> BucketInfo:
