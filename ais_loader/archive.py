@@ -133,7 +133,9 @@ class BatchArchive:
     def _written_to(self, target: Writable) -> Iterator[None]:
         """Writes one member a step; after the last one the archive is whole."""
         if self._begun:  # what is left of the batch would be an archive too
-            raise InvalidRequest("this archive has been written: a batch is delivered once; ask for another")
+            raise InvalidRequest(
+                "this archive has been written already: a batch is delivered once; fetch the entries again"
+            )
         self._begun = True
         writer = _ZipWriter(target) if self._archive == "zip" else _TarWriter(target, self._archive)
         with self._batch:

@@ -93,7 +93,10 @@ class Batch:
     def __iter__(self) -> Iterator[Item]:
         """Iterate from where the last loop stopped. Raises InvalidRequest if all items have been delivered."""
         if self._came_to_its_end:
-            raise InvalidRequest("this batch has been read: its items come once; keep list(batch), or ask again")
+            raise InvalidRequest(
+                "this batch has been read already: each item is delivered once; keep list(batch), or fetch the "
+                "entries again"
+            )
         return self
 
     def __next__(self) -> Item:
@@ -262,7 +265,10 @@ class Batch:
 
     def _take_frames(self) -> Iterator[Frame]:
         if self._came_to_its_end:
-            raise InvalidRequest("this batch has been read: its items come once; keep what it gave, or ask again")
+            raise InvalidRequest(
+                "this batch has been read already: each item is delivered once; keep the result, or fetch the "
+                "entries again"
+            )
         if self._items is not None:
             raise InvalidRequest("this batch is being iterated already: take it whole, or item by item, not both")
         if self._closed:

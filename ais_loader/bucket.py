@@ -586,7 +586,9 @@ class Bucket(BucketComposing, BucketTransforming):
         """
         require_text(prefix, errors.InvalidRequest, "prefix")
         if not prefix and not everything:
-            raise errors.InvalidRequest("an empty prefix means all objects of the bucket: say everything=True")
+            raise errors.InvalidRequest(
+                "an empty prefix selects all objects of the bucket: pass everything=True to delete them"
+            )
         return delete_prefix(self._transport, self.name, prefix, on_error=on_error, progress=progress)
 
     def summary(self, prefix: str = "", *, depth: int = 1) -> BucketSummary:

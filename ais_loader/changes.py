@@ -87,7 +87,9 @@ class PutSummary(ChangeSummary):
         Raises InvalidRequest if the call was given an iterator, for which none are kept.
         """
         if self._infos is None:
-            raise InvalidRequest("infos are kept of a list of objects, not of an iterator: see iter_put_many")
+            raise InvalidRequest(
+                "infos are kept only if put_many was given a list, not an iterator; iter_put_many yields them instead"
+            )
         return self._infos
 
 

@@ -241,7 +241,9 @@ class Client:
             raise TypeError(f"bucket is a {type(bucket).__name__}; need a str{hint}")
         parsed = to_entries(entries, bucket)
         if any(entry.etl is not None and entry.ranges is not None for entry in parsed):
-            raise InvalidRequest("an entry of several ranges cannot pass through a transform: ask for each of them")
+            raise InvalidRequest(
+                "an entry with several ranges cannot pass through a transform: make one entry for each range"
+            )
         joined: JoinedRanges | None = None
         if any(entry.ranges is not None for entry in parsed):
             parsed = of_one_version(parsed, lambda bucket, names: self.bucket(bucket).head_many(names))

@@ -204,7 +204,8 @@ def to_entry(entry: EntryLike, bucket: str | None = None) -> Entry:
         return Entry(bucket, entry)
     if "://" not in entry:
         raise errors.InvalidRequest(
-            f"{entry!r}: need an Entry, or a URL like ais://bucket/name; of a name also say the bucket, bucket=..."
+            f"{entry!r}: need an Entry, or a URL like ais://bucket/name; for a plain name, also pass its "
+            "bucket: bucket=..."
         )
     return Entry.from_url(entry)
 

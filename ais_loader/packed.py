@@ -33,7 +33,7 @@ class PackedBatch:
 
     def __getitem__(self, index: int) -> npt.NDArray[np.uint8]:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"item {index} of {len(self)}")
+            raise IndexError(f"index {index} of a batch of {len(self):,} items")
         index %= len(self)
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 

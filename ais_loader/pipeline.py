@@ -79,5 +79,7 @@ def to_pipeline(etl: Etl, args: Mapping[str, Any] | None = None) -> Pipeline:
     if args is None:
         return pipeline
     if len(pipeline.stages) != 1 or pipeline.stages[0].args is not None:
-        raise InvalidRequest("args beside a pipeline, or beside a stage that has its own: give them to the stages")
+        raise InvalidRequest(
+            "args cannot be given beside a Pipeline, or beside a Stage that has its own: give them to the stages"
+        )
     return Pipeline((Stage(pipeline.stages[0].name, args),))

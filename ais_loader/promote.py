@@ -99,7 +99,9 @@ def promote_all(
                 tally.add_done(result.info.size_bytes if result.info is not None else 0)
     if tally.failed and on_error == "raise":
         total = tally.done + tally.skipped + tally.failed
-        raise errors.PromoteIncomplete(f"{tally.failed} of {total} were not promoted; first: {tally.failures[0].error}")
+        raise errors.PromoteIncomplete(
+            f"{tally.failed} of {total} files were not promoted; the first error: {tally.failures[0].error}"
+        )
     return PromoteSummary(
         promoted=tally.done,
         skipped=tally.skipped,

@@ -164,7 +164,7 @@ def _set_transforms(request: pb.BatchRequest, entries: Sequence[Entry]) -> None:
     for entry in entries:
         if entry.etl is None:
             if entry.args is not None:
-                raise InvalidRequest(f"{entry.name!r}: args without etl")
+                raise InvalidRequest(f"{entry.name!r}: args are the arguments of a transform: pass etl, too")
             request.transform_index.append(0)
             continue
         stages = tuple((stage.name, args_text(stage.args)) for stage in to_pipeline(entry.etl, entry.args).stages)

@@ -251,7 +251,9 @@ def job_message(
 ) -> pb.TransformJob:
     """See `Bucket.transform`. Raises InvalidRequest, TypeError."""
     if not isinstance(concurrency, int) or not 0 <= concurrency < 1 << 16:
-        raise errors.InvalidRequest(f"concurrency={concurrency!r}: need 0, for what a node can do, or more")
+        raise errors.InvalidRequest(
+            f"concurrency={concurrency!r}: need 0, which lets each node choose, or a positive number"
+        )
     if isinstance(names, str):
         names = expand_template(names)
     if names is not None and not len(names):

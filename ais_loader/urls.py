@@ -88,14 +88,14 @@ def _refuse_addresses(url: str, part: str) -> None:
             raise InvalidRequest(f"{url!r}: need file:///{rest}, or the path alone")
         if part.startswith(SCHEME):
             raise InvalidRequest(
-                f"{url!r} is in a store, and which one is not said: connect to that, file:///path, a path, or "
-                f"grpc://host:port, and then client.bucket({rest.partition('/')[0]!r})"
+                f"{url!r} names something in a store, not the store: connect to the store itself, by its path, "
+                f"file:///path or grpc://host:port, and then use client.bucket({rest.partition('/')[0]!r})"
             )
         raise InvalidRequest(f"{url!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port")
     if part.startswith("$"):
         raise InvalidRequest(
-            f"{url!r}: nobody has put in what {part.partition('/')[0]} stands for, as a shell does: os.path.expandvars "
-            f"does; a folder of that name is {os.path.abspath(part)}"
+            f"{url!r}: {part.partition('/')[0]} is a variable of the shell, which is not replaced here: pass the path "
+            f"through os.path.expandvars; a folder of that name is {os.path.abspath(part)}"
         )
     bare = part.rstrip("/")
     if is_host_port(bare):
@@ -103,8 +103,8 @@ def _refuse_addresses(url: str, part: str) -> None:
         raise InvalidRequest(f"{url!r} has no scheme: need {nodes}; a folder of that name is {os.path.abspath(url)}")
     if bare == "localhost" or _is_ip_address(bare):
         raise InvalidRequest(
-            f"{url!r} is a machine's address: need grpc://{bare}:PORT, 7480 if nothing else was said when the node was "
-            f"started; a folder of that name is {os.path.abspath(bare)}"
+            f"{url!r} is the address of a machine: need grpc://{bare}:PORT, where PORT is 7480 unless the node was "
+            f"started with another; a folder of that name is {os.path.abspath(bare)}"
         )
 
 

@@ -151,6 +151,6 @@ def _summarize(done: _Done, what: str, took_s: float) -> None:
     rate = f", {size_text(done.size_bytes / took_s)}/s" if took_s > 1 else ""
     note(f"{what} {count_text(done.objects, 'object')} ({size_text(done.size_bytes)} in {took_s:.2f} s{rate})")
     if done.equal:
-        note(f"there already, and equal: {count_text(done.equal, 'object')}")
+        note(f"skipped, because it already exists with the same bytes: {count_text(done.equal, 'object')}")
     if done.failed:
         note(f"failed: {count_text(done.failed, 'object')}")

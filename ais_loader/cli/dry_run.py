@@ -59,7 +59,7 @@ def show_plan(
     count = count_text(len(plan.files), "object")
     note(f"would store {count} in bucket {dest.bucket}{made} ({size}); nothing was stored")
     if skipped:
-        note(f"there already, and equal: {count_text(skipped, 'file')}")
+        note(f"skipped, because it already exists with the same bytes: {count_text(skipped, 'file')}")
     if there:
         note(f"there already, and left as they are: {count_text(there, 'object')}")
     note_left_out(plan)

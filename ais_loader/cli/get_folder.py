@@ -100,6 +100,6 @@ def _summarize(done: DownloadSummary, folder: str, took_s: float) -> None:
     size = f"{size_text(done.size_bytes)} in {took_s:.2f} s{rate}"
     note(f"wrote {count_text(done.downloaded, 'file')} below {click.format_filename(folder)} ({size})")
     if done.skipped:
-        note(f"there already, and equal: {count_text(done.skipped, 'file')}")
+        note(f"skipped, because it already exists with the same bytes: {count_text(done.skipped, 'file')}")
     if done.failed:
         note(f"failed: {count_text(done.failed, 'object')}")

@@ -122,7 +122,7 @@ def put(
             plan.files, skipped = without_equal(bucket, plan.files)
         ok = _run(bucket, plan, PutHow(metadata, if_absent), as_json=as_json)
         if skipped:
-            note(f"there already, and equal: {count_text(skipped, 'file')}")
+            note(f"skipped, because it already exists with the same bytes: {count_text(skipped, 'file')}")
     if not ok:
         raise click.exceptions.Exit(1)
 
@@ -181,7 +181,7 @@ class _Failures:
     def close(self) -> None:
         for reason, count in self._of_reason.items():
             if self._lines is None and (more := count - _TOLD_OF_A_REASON) > 0:
-                fail(f"and {count_text(more, 'file')} more (--json tells of each): {printable(reason)}")
+                fail(f"and {count_text(more, 'file')} more (--json lists each of them): {printable(reason)}")
 
 
 def _summarize(

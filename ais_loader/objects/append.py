@@ -62,7 +62,7 @@ def append_members(
     parts.require_ordinary(shard)
     if not shard.lower().endswith(".tar"):  # the store looks at what is there, but it may not be there
         kind = errors.ArchiveUnsupported if shard.lower().endswith(ARCHIVE_EXTENSIONS) else errors.NotAnArchive
-        raise kind(f"{bucket}/{shard}: members can be added to plain tars, named *.tar, alone")
+        raise kind(f"{bucket}/{shard}: members can be added only to plain tars, whose names end in .tar")
     names = [name for name, _ in members]
     _check_members(names)
 
@@ -160,7 +160,7 @@ def _check_members(names: Sequence[str]) -> None:
         if not isinstance(name, str):
             raise TypeError(f"a member's name is a str, got {type(name).__name__}")
         if not name or "\0" in name or name.endswith("/"):
-            raise errors.InvalidName(f"member {name!r}: need a name, without NUL and a slash at its end")
+            raise errors.InvalidName(f"member {name!r}: need a name without a NUL character or a slash at its end")
         if fault := member_name_fault(name):
             raise errors.InvalidName(f"member {name!r}: {fault}")
         try:

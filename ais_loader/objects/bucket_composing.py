@@ -210,7 +210,9 @@ class BucketComposing(ABC):
         """
         if upload_id is not None:
             if part_bytes is not None or metadata is not None:
-                raise errors.InvalidRequest("part_bytes and metadata are given when an upload begins")
+                raise errors.InvalidRequest(
+                    "part_bytes and metadata can be given only when an upload begins, not together with upload_id"
+                )
             return resume_upload(self._transport, self.name, name, upload_id)
         return begin_upload(self._transport, self.name, name, part_bytes=part_bytes, metadata=dict(metadata or {}))
 

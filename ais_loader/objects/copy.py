@@ -37,7 +37,7 @@ def copy_object(
     """Copy an object with its metadata, as it is or in this version of it. See Bucket.copy."""
     require_ordinary(to)
     if (bucket, name) == (to_bucket, to):
-        raise errors.InvalidRequest(f"{bucket}/{name} is already where it is to go")
+        raise errors.InvalidRequest(f"{bucket}/{name} is both the source and the target: give another name")
     request = make_request(to_bucket, to, [make_range(bucket, name, version)])
     if if_absent:
         request.object.condition.if_absent = True
@@ -57,7 +57,9 @@ def copy_transformed(
     """See Bucket.copy."""
     require_ordinary(to)
     if if_absent:
-        raise errors.InvalidRequest("if_absent and etl: what a transform makes is put whatever is there")
+        raise errors.InvalidRequest(
+            "if_absent cannot be combined with etl: the result of a transform replaces any object of its name"
+        )
     request = etl_pb.CopyObjectRequest(bucket=bucket, name=name, to_bucket=to_bucket, to_name=to, stage=stages)
     return transport.copy_transformed(request)
 

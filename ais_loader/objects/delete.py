@@ -100,7 +100,9 @@ def delete_prefix(
                     tally.add_failed(Failure(name, error))
     if tally.failed and on_error == "raise":
         first = tally.failures[0].error
-        raise type(first)(f"{tally.failed:,} objects are left, {tally.done:,} were deleted; of the first: {first}")
+        raise type(first)(
+            f"{tally.done:,} objects were deleted, and {tally.failed:,} could not be; the first error: {first}"
+        )
     return _summary(tally)
 
 

@@ -53,7 +53,7 @@ def download(
     check_on_error(on_error, "raise", "return")
     top = os.path.expanduser(os.fspath(folder))
     if os.path.lexists(top) and not os.path.isdir(top):
-        raise errors.InvalidRequest(f"{top} is not a folder, and files below one are what is written")
+        raise errors.InvalidRequest(f"{top} is not a folder: download writes files below a folder")
     require_text(prefix, errors.InvalidRequest, "prefix")
     above, wanted = prefix.rpartition("/")[0], chooser(include, exclude)
     cut = len(above) + 1 if above else 0

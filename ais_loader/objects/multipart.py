@@ -201,7 +201,7 @@ def resume_upload(transport: Transport, bucket: str, name: str, upload_id: str) 
     if said is None:
         raise _gone(upload_id, name)
     if said["name"] != name:
-        raise errors.InvalidRequest(f"upload {upload_id} is one of {said['name']!r}, not of {name!r}")
+        raise errors.InvalidRequest(f"upload {upload_id} belongs to the object {said['name']!r}, not to {name!r}")
     return MultipartUpload(transport, bucket, name, upload_id, said["part_bytes"], said["metadata"])
 
 

@@ -34,7 +34,9 @@ def put_spec(
     if if_version is not None:
         check_version(if_version)
         if if_absent:
-            raise InvalidRequest("if_absent and if_version exclude each other: what is absent has no version")
+            raise InvalidRequest(
+                "if_absent and if_version exclude each other: an object that does not exist has no version"
+            )
     if checksum is not None:
         try:
             checksum = operator.index(checksum)

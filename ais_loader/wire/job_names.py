@@ -82,7 +82,7 @@ class JobNames:
         if self._results_begin_elsewhere() or self._results_end_otherwise(patterns):
             return
         raise InvalidRequest(
-            "a bucket's results would be sources of the same job: give another to_bucket, or a to_prefix that neither "
+            "the results would become sources of the same job: pass another to_bucket, or a to_prefix that neither "
             "begins with `prefix` nor is the beginning of it, or patterns like *.flac whose extension is renamed"
         )
 

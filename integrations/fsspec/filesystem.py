@@ -119,7 +119,7 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         """Return the names of the bucket and the object."""
         bucket, name = split(self._strip_protocol(path))
         if not bucket:
-            raise IsADirectoryError("the store itself: name a bucket")
+            raise IsADirectoryError("this is the store itself: need a path that begins with a bucket")
         if not name:
             raise IsADirectoryError(f"{path} is a bucket")
         return bucket, name

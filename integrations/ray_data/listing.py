@@ -92,7 +92,9 @@ def _pin(entry: Entry, info: ObjectInfo | None) -> Listed:
 def _members(client: Client, shards: Sequence[Entry]) -> list[Listed]:
     def of(shard: Entry) -> list[Listed]:
         if shard.member is not None:
-            raise errors.InvalidRequest(f"{url_of(shard)} is a member: with members=True give shards")
+            raise errors.InvalidRequest(
+                f"{url_of(shard)} is a member of a shard: members=True needs the shards themselves"
+            )
         bucket = client.bucket(shard.bucket)
         version = shard.version or bucket.head(shard.name).version  # which says what is missing
         return [Listed(member.entry(), member.size_bytes) for member in bucket.members(shard.name, version=version)]

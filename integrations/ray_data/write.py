@@ -144,7 +144,7 @@ class AISSink(Datasink):  # type: ignore[misc]  # Ray is not type-checked here
         if not value.is_valid or not hasattr(value, "as_buffer"):
             raise errors.InvalidRequest(
                 f"column {self._bytes_column!r} of {name!r} is {'null' if not value.is_valid else value.type}: "
-                "what is stored are bytes"
+                "need a column of bytes"
             )
         buffer = value.as_buffer()
         return memoryview(buffer) if buffer is not None else memoryview(b"")

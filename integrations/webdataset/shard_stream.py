@@ -197,7 +197,9 @@ class _Buffer:
     def _wait(self, ready: Callable[[], bool], producer: threading.Thread) -> None:
         while not self._changed.wait_for(ready, _LOOK_S):
             if not producer.is_alive() and not ready():
-                raise errors.LoaderError("the thread that reads this shard has ended without a word")
+                raise errors.LoaderError(
+                    "the thread that reads this shard has ended without an error; open the shard again"
+                )
 
     def _error_now(self) -> BaseException:
         """Return a new error for each raise, because WebDataset modifies the arguments of what it catches."""

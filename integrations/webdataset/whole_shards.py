@@ -32,7 +32,7 @@ def require_whole(client: Client, info: ObjectInfo, *, timeout_s: float, require
         try:
             next(client.bucket(info.bucket).members(info.name, page_size=1), None)
         except (errors.ArchiveDamaged, errors.NotAnArchive) as error:
-            raise type(error)(f"{_url(info)} is no whole archive, put it again: {error}") from error
+            raise type(error)(f"{_url(info)} is not a complete archive, store it again: {error}") from error
     if require_end and info.name.lower().endswith(".tar"):
         _require_end(client, info, timeout_s)
 
@@ -44,8 +44,9 @@ def _require_end(client: Client, info: ObjectInfo, timeout_s: float) -> None:
         [item] = batch
         if any(item.data):
             raise errors.ArchiveDamaged(
-                f"{_url(info)} is no whole archive, put it again: it ends without an end of archive, so that it was "
-                "cut off between two members, or written by what leaves it out (then say require_end=False)"
+                f"{_url(info)} is not a complete archive, store it again: it has no end-of-archive mark, so it "
+                "was cut off between two members, or written by a tool that leaves the mark out (then pass "
+                "require_end=False)"
             )
 
 

@@ -99,7 +99,7 @@ def test_of_a_reason_that_many_files_have_in_common_some_are_told(
     gone = [tmp_path / f"gone-{number}" for number in range(25)]
     result = run("put", *gone, tmp_path / "tree" / "a.txt", bucket_name, "--create-bucket")
     assert (result.exit_code, result.stderr.count("Failed: ")) == (1, 21)
-    assert "Failed: and 5 files more (--json tells of each): No such file or directory\n" in result.stderr
+    assert "Failed: and 5 files more (--json lists each of them): No such file or directory\n" in result.stderr
     assert result.stderr.endswith("failed: 25 files\n") and stored.contents() == {"a.txt": b"a"}
     assert run("put", *gone, bucket_name, "--json").stdout.count('"error"') == 25
 
@@ -213,7 +213,10 @@ def test_what_is_there_and_equal_is_not_stored_again(
     (tmp_path / "tree" / "new").write_bytes(b"new")
     again = run(*put)
     assert again.exit_code == 0
-    assert "stored 3 objects" in again.stderr and "there already, and equal: 3 files" in again.stderr
+    assert (
+        "stored 3 objects" in again.stderr
+        and "skipped, because it already exists with the same bytes: 3 files" in again.stderr
+    )
     assert stored.contents() == {f"p/{name}": data for name, data in {**tree, "a.txt": b"A", "new": b"new"}.items()}
     with connect(url) as client:
         after = {info.name: info.version for info in client.bucket(bucket_name).objects()}

@@ -38,8 +38,8 @@ WRONG: list[tuple[str, str]] = [
     ),
     (
         'connect("localhost")',
-        "InvalidRequest: 'localhost' is a machine's address: need grpc://localhost:PORT, 7480 if nothing else was said "
-        "when the node was started; a folder of that name is {here}/localhost",
+        "InvalidRequest: 'localhost' is the address of a machine: need grpc://localhost:PORT, where PORT is 7480 "
+        "unless the node was started with another; a folder of that name is {here}/localhost",
     ),
     (
         'connect("http://node-1:7480")',
@@ -51,13 +51,13 @@ WRONG: list[tuple[str, str]] = [
     ),
     (
         'connect("ais://pictures")',
-        "InvalidRequest: 'ais://pictures' is in a store, and which one is not said: connect to that, file:///path, a "
-        "path, or grpc://host:port, and then client.bucket('pictures')",
+        "InvalidRequest: 'ais://pictures' names something in a store, not the store: connect to the store itself, by "
+        "its path, file:///path or grpc://host:port, and then use client.bucket('pictures')",
     ),
     (
         'connect("$HOME/store")',
-        "InvalidRequest: '$HOME/store': nobody has put in what $HOME stands for, as a shell does: os.path.expandvars "
-        "does; a folder of that name is {here}/$HOME/store",
+        "InvalidRequest: '$HOME/store': $HOME is a variable of the shell, which is not replaced here: pass the path "
+        "through os.path.expandvars; a folder of that name is {here}/$HOME/store",
     ),
     (
         r'connect(r"C:\data")',
@@ -74,11 +74,14 @@ WRONG: list[tuple[str, str]] = [
         'connect("stoer", mode="r")',
         'StoreNotFound: no store at {here}/stoer; look at the path, or mode="a" creates one',
     ),
-    ('connect("note.txt")', "StoreFormatError: {here}/note.txt is not a folder: a store is one, or several"),
+    (
+        'connect("note.txt")',
+        "StoreFormatError: {here}/note.txt is not a folder: a store consists of one folder or several",
+    ),
     (
         'connect("note.txt/store")',
-        "StoreFormatError: {here}/note.txt is not a folder, and nothing can be at {here}/note.txt/store: a store is "
-        "one, or several",
+        "StoreFormatError: {here}/note.txt is not a folder, and nothing can be at {here}/note.txt/store: a store "
+        "consists of one folder or several",
     ),
     (
         'connect("grpc://no-machine.invalid:7480", options=ClusterOptions(retry_s=0)).buckets()',
@@ -144,7 +147,7 @@ WRONG: list[tuple[str, str]] = [
     ),
     (
         'bucket.download("cat/", "note.txt")',
-        "InvalidRequest: note.txt is not a folder, and files below one are what is written",
+        "InvalidRequest: note.txt is not a folder: download writes files below a folder",
     ),
     (
         'bucket.get("cat/*.png")',
@@ -189,8 +192,8 @@ WRONG: list[tuple[str, str]] = [
     ('client.get_batch("ais://pictures/cat/1.png")', "TypeError: entries is one str; pass a list of entries"),
     (
         "client.get_batch(NAMES)",
-        "InvalidRequest: 'cat/0.png': need an Entry, or a URL like ais://bucket/name; of a name also say the bucket, "
-        "bucket=...",
+        "InvalidRequest: 'cat/0.png': need an Entry, or a URL like ais://bucket/name; for a plain name, also pass its "
+        "bucket: bucket=...",
     ),
     (
         'list(client.get_batch([Entry("pictures", "cat/")]))',
@@ -268,7 +271,8 @@ WRONG: list[tuple[str, str]] = [
     ),
     (
         "batch = bucket.get_batch(NAMES); list(batch); list(batch)",
-        "InvalidRequest: this batch has been read: its items come once; keep list(batch), or ask again",
+        "InvalidRequest: this batch has been read already: each item is delivered once; keep list(batch), or fetch the "
+        "entries again",
     ),
     (
         "import pickle; pickle.dumps(bucket.get_batch(NAMES))",
@@ -287,8 +291,8 @@ WRONG: list[tuple[str, str]] = [
     # -- datasets and plans
     (
         "ShufflePlan(NAMES, 2)",
-        "InvalidRequest: ShufflePlan: 'cat/0.png': need an Entry, or a URL like ais://bucket/name; of a name also say "
-        "the bucket, bucket=...",
+        "InvalidRequest: ShufflePlan: 'cat/0.png': need an Entry, or a URL like ais://bucket/name; for a plain name, "
+        "also pass its bucket: bucket=...",
     ),
     (
         "ShufflePlan(bucket, 2)",

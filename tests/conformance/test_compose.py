@@ -87,7 +87,7 @@ def test_a_copy_has_the_same_bytes_and_metadata(bucket: Bucket, other: Bucket, s
 
 def test_copies_that_cannot_be_are_refused(bucket: Bucket) -> None:
     bucket.put("a", b"x")
-    with pytest.raises(errors.InvalidRequest, match="already where"):
+    with pytest.raises(errors.InvalidRequest, match="both the source and the target"):
         bucket.copy("a", "a")
     with pytest.raises(errors.InvalidName):
         bucket.copy("a", "a//b")

@@ -108,7 +108,7 @@ def test_a_batch_that_has_been_read_says_so_when_it_is_asked_again(bucket: Bucke
         assert item.data == b"1"
         break
     assert contents(batch) == [b"5"]  # from where the last loop stopped
-    with pytest.raises(errors.InvalidRequest, match="this batch has been read: its items come once"):
+    with pytest.raises(errors.InvalidRequest, match="this batch has been read already: each item is delivered once"):
         iter(batch)
     with pytest.raises(errors.InvalidRequest, match="this batch has been read"):
         batch.tobytes()

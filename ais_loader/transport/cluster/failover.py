@@ -96,7 +96,7 @@ class Failover:
                 self.members.refresh(force=True)
                 if any(self.members.view.to_read(one) is None for one in (bucket, *others)):
                     raise
-                raise errors.NodeUnavailable(f"{node.url} has not heard of bucket {bucket!r} yet") from error
+                raise errors.NodeUnavailable(f"{node.url} does not know bucket {bucket!r} yet") from error
 
         return known
 

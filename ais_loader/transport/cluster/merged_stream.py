@@ -86,7 +86,9 @@ class MergedStream:
 
     def __next__(self) -> Frame:
         if self._pid != os.getpid():
-            raise errors.Closed("this batch was begun before a fork, in the parent: begin a new one here")
+            raise errors.Closed(
+                "this batch was requested by the parent process before it forked: request a new one in this process"
+            )
         try:
             while not self._done:
                 if self._closed:

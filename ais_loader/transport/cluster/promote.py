@@ -91,7 +91,9 @@ def _choose(
     if spec.node is not None:
         named = [uuid for uuid, at in endpoints.items() if at == spec.node or uuid.hex() == spec.node]
         if not named:
-            raise errors.InvalidRequest(f"node={spec.node!r}: there is none; there are {', '.join(endpoints.values())}")
+            raise errors.InvalidRequest(
+                f"node={spec.node!r}: no node has this address or uuid; the nodes are {', '.join(endpoints.values())}"
+            )
         if named[0] in unanswered:
             raise unanswered[named[0]]
         looks = {named[0]: looks[named[0]]}

@@ -27,7 +27,9 @@ def composed(here: Connection, request: pb.ComposeRequest, moved: Callable[[int]
                     return object_info(answer.info)
         except Exception as error:
             if watchdog.fired:
-                raise errors.SilenceTimeout(f"{here.endpoint}: nothing moved for {CALL_TIMEOUT_S:g} s") from error
+                raise errors.SilenceTimeout(
+                    f"{here.endpoint}: there was no progress for {CALL_TIMEOUT_S:g} s"
+                ) from error
             raise
         finally:
             call.cancel()

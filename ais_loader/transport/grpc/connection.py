@@ -221,7 +221,9 @@ class Connection:
         if self.cut:
             return CutByFork(f"{self.endpoint}: the process has forked, and the call took too long to be waited for")
         if self.abandoned:
-            return errors.NodeUnavailable(f"{self.endpoint}: let go, for the next endpoint or for a fork")
+            return errors.NodeUnavailable(
+                f"{self.endpoint}: the connection was given up, to try the next endpoint or because the process forked"
+            )
         return errors.Closed(f"{self.endpoint}: the connection was closed")
 
     def let_go(self, *, cut: bool = False) -> None:

@@ -67,7 +67,8 @@ def download(
         if gone and request.version != pinned:  # that of the version that had been begun: it has been replaced since
             if received:
                 raise errors.NodeUnavailable(
-                    f"{received:,} bytes of it had come when a node was lost, and were of another version: {failure}"
+                    f"{request.name!r}: a node was lost after {received:,} bytes of a version that is gone "
+                    f"since: {failure}"
                 )
             request.version, left = pinned, None
             failure = errors.NodeUnavailable(str(failure))

@@ -56,6 +56,8 @@ def put_large(here: Connection, messages: Iterator[pb.PutRequest]) -> pb.ObjectI
             stored: pb.ObjectInfo = call.result()
         except grpc.FutureCancelledError as error:
             if watchdog.fired:
-                raise errors.SilenceTimeout(f"{here.endpoint}: a PUT did not move for {CALL_TIMEOUT_S:g} s") from error
+                raise errors.SilenceTimeout(
+                    f"{here.endpoint}: a PUT made no progress for {CALL_TIMEOUT_S:g} s"
+                ) from error
             raise here.cancelled() from error
     return stored

@@ -116,7 +116,9 @@ class GrpcStream:
 
     def __next__(self) -> Frame:
         if self._pid != os.getpid():
-            raise errors.Closed("this batch was begun before a fork, in the parent: begin a new one here")
+            raise errors.Closed(
+                "this batch was requested by the parent process before it forked: request a new one in this process"
+            )
         while not self._done:
             if self._closed:
                 raise errors.Closed("this batch has been closed")

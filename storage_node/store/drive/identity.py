@@ -94,7 +94,7 @@ def not_a_folder(root: Path) -> StoreFormatError:
     """The error of a store's folder that is a file, or below one."""
     file = next((path for path in (root, *root.parents) if path.is_file()), root)
     below = "" if file == root else f", and nothing can be at {root}"
-    return StoreFormatError(f"{file} is not a folder{below}: a store is one, or several")
+    return StoreFormatError(f"{file} is not a folder{below}: a store consists of one folder or several")
 
 
 def _foreign(names: set[str]) -> set[str]:

@@ -151,7 +151,7 @@ def test_a_task_whose_process_died_half_way_writes_nothing_twice(
     [
         (pa.table({"name": ["x", "x"], "bytes": [b"1", b"2"]}), "two rows have the name"),
         (pa.table({"name": ["x", None], "bytes": [b"1", b"2"]}), "has None and no name"),
-        (pa.table({"name": ["x", "y"], "bytes": [b"1", None]}), "is null: what is stored are bytes"),
+        (pa.table({"name": ["x", "y"], "bytes": [b"1", None]}), "is null: need a column of bytes"),
         (pa.table({"name": ["x", "y"], "text": ["1", "2"]}), "no column 'bytes' among name, text"),
         (pa.table({"name": ["x", "y/../z"], "bytes": [b"1", b"2"]}), "component"),
     ],

@@ -104,9 +104,9 @@ def test_a_shard_that_is_cut_off_at_a_header_is_an_error_where_a_file_just_ends(
     assert len(list(plain(str(tmp_path / "cut.tar")))) == 10  # of 20, without a word: so it is without us
     bucket.put("cut.tar", cut)
     url = f"ais://{bucket.name}/cut.tar"
-    with pytest.raises(errors.ArchiveDamaged, match=rf"(?s)cut\.tar is no whole archive.*{reason}"):
+    with pytest.raises(errors.ArchiveDamaged, match=rf"(?s)cut\.tar is not a complete archive.*{reason}"):
         list(plain(url))
-    with pytest.raises(errors.ArchiveDamaged, match=rf"(?s)cut\.tar is no whole archive.*{reason}"):
+    with pytest.raises(errors.ArchiveDamaged, match=rf"(?s)cut\.tar is not a complete archive.*{reason}"):
         ShardSamples(url, store=bucket.client)
     if not cut_bytes:
         install(bucket.client.url, require_end=False)
