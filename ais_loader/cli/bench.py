@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ais_loader.bench.plan import MARKED, Plan, size_bytes
+from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import Lines, columns, note, progress, size_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 from ais_loader.errors import InvalidRequest
@@ -29,7 +30,7 @@ _WORKLOADS = {
 }
 
 
-@click.group()
+@click.group(cls=HintingGroup)
 @store_of_commands
 def bench(store: str | None) -> None:
     """Benchmark a store: embedded, a node, or a cluster.

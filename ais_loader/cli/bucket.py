@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.new_bucket import note_copies
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text, time_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
@@ -17,7 +18,7 @@ from ais_loader.errors import BucketExists, BucketHasSnapshots, BucketNotEmpty, 
 from ais_loader.transport.base import BucketInfo
 
 
-@click.group()
+@click.group(cls=HintingGroup)
 @store_of_commands
 def bucket(store: str | None) -> None:
     """Create, list, change, and delete buckets."""

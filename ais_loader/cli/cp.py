@@ -72,7 +72,7 @@ def _run(
     sources: Sequence[Target], dest: Target, store: StoreChoice, *, recursive: bool, as_json: bool, move: bool
 ) -> None:
     if not sources:
-        raise click.UsageError(f"one name alone: need SOURCE and DEST, where what is at {dest} is to go")
+        raise click.UsageError(f"one argument alone: need SOURCE and DEST, the place to copy or move {dest} to")
     prefix = dest.folder if recursive else dest.name
     if len(sources) > 1 and not recursive and prefix and not prefix.endswith("/"):
         raise click.UsageError(f"several sources need a bucket or a prefix to go to: {dest}/ rather than {dest}")

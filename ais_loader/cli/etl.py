@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ais_loader.cli.etl_jobs import cancel, job, jobs, run
+from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ais_loader.etl import Command, Communication, Server, TransformInfo
 
 
-@click.group()
+@click.group(cls=HintingGroup)
 @store_of_commands
 def etl(store: str | None) -> None:
     """Manage transforms, which run where the data is stored, and run them over buckets."""

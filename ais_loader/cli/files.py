@@ -50,7 +50,8 @@ def written_whole(path: str, *, force: bool) -> Iterator[Writable]:
             raise _exists(path)
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        raise click.ClickException(f"{click.format_filename(folder)}: no such folder")
+        fault = "not a folder" if os.path.lexists(folder) else "no such folder"
+        raise click.ClickException(f"{click.format_filename(folder)}: {fault}")
     try:
         with whole_file(path, replace=force) as file:
             yield file

@@ -16,11 +16,11 @@ from typing import Any
 import click
 
 from ais_loader import __version__
+from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import in_commands
 from ais_loader.cli.standard_streams import hold_standard_streams
 from ais_loader.errors import LoaderError
 from ais_loader.extras import MissingExtra
-from ais_loader.hints import did_you_mean
 from ais_loader.tracebacks import DEBUG_VARIABLE
 
 # Name of a trainer's command: the module that defines it, under its own name.
@@ -88,8 +88,10 @@ _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
 
-class _Commands(click.Group):
+class _Commands(HintingGroup):
     """Imports a command's module only when that command is run or described."""
+
+    synonyms = _ELSEWHERE
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_COMMANDS, *sorted(entry_points(group=OPERATORS_COMMANDS).names)]
@@ -108,10 +110,6 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] == "help":
             return "help", _help_of(args[1:]), []
-        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            meant = _ELSEWHERE.get(args[0])
-            hint = f"; did you mean {meant!r}?" if meant else did_you_mean(args[0], self.list_commands(ctx))
-            ctx.fail(f"no command {args[0]!r}{hint}")
         name, command, rest = super().resolve_command(ctx, args)
         if ctx.params.get("store") and name not in _COMMANDS:
             ctx.fail(f"`{name}` takes no --store: `ais-loader {name} --help` says what it is about")

@@ -96,7 +96,7 @@ def put(
     cannot be stored is reported, and the others are stored.
     """
     if not sources:
-        raise click.UsageError("one name alone: need what is stored, and BUCKET[/NAME], where")
+        raise click.UsageError("one argument alone: need the files to store, and then BUCKET[/NAME]")
     plan = plan_put(
         sources,
         dest,

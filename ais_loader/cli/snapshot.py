@@ -7,6 +7,7 @@ import json
 
 import click
 
+from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import Lines, count_text, note, size_text, time_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 from ais_loader.cli.targets import Target, named_by, parse_target
@@ -14,7 +15,7 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.snapshots import SNAPSHOT_MARK, SnapshotInfo
 
 
-@click.group()
+@click.group(cls=HintingGroup)
 @store_of_commands
 def snapshot(store: str | None) -> None:
     """Preserve a bucket as it is now, despite later writes and deletions.

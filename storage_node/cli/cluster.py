@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import Lines, count_text, note, printable, waiting
 from storage_node.cli.cluster_drives import drive
 from storage_node.cli.etl_options import etl_assignments, takes_etl
@@ -69,7 +70,7 @@ _host_per_node = click.option(
 )
 
 
-@click.group()
+@click.group(cls=HintingGroup)
 def cluster() -> None:
     """Run several storage nodes as one store.
 

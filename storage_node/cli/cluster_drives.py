@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _lost = click.option(
 )
 
 
-@click.group()
+@click.group(cls=HintingGroup)
 def drive() -> None:
     """Manage drives of running nodes: list, add, retire, replace, disable, enable.
 

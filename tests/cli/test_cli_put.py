@@ -178,7 +178,7 @@ def test_a_command_line_that_cannot_be_meant_stores_nothing(
         (["put", "-r", folder, folder / "a", filled], "would both become 'a.txt'"),
         (["put", "-", filled], "standard input has no name"),
         (["put", "/dev/null", filled], "is not a regular file"),
-        (["put", filled], "one name alone"),
+        (["put", filled], "one argument alone"),
         (["put", folder / "a.txt", "/x"], "names no bucket"),
     ]
     for arguments, reason in cases:
