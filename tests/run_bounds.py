@@ -7,6 +7,9 @@ the process that was ended had started is ended here.
 
 Processes are known by a variable that they inherit. Those that are left at the end, of whatever kind, are named and
 ended, and the run fails.
+
+A run also fails if `git status` shows changes at its end that it did not show before: a test has then written into the
+checkout. Nothing is compared outside a git checkout.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import faulthandler
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 import uuid
@@ -38,8 +42,10 @@ _TEARDOWN_S = 120.0
 
 _own_run = _RUN not in os.environ
 _run = os.environ.setdefault(_RUN, uuid.uuid4().hex)
+_ROOT = Path(__file__).resolve().parents[1]
 _limit_s = pytest.StashKey[float]()
 _stderr = pytest.StashKey[int]()
+_status_before = pytest.StashKey["frozenset[str] | None"]()
 
 
 # -- of one test
@@ -49,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         config.stash[_stderr] = os.dup(2)
+    config.stash[_status_before] = git_status(_ROOT) if _own_run else None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -119,16 +126,29 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not _own_run:
         return
+    _end_what_is_left(session)
+    before, after = session.config.stash[_status_before], git_status(_ROOT)
+    if before is not None and after is not None and (new := sorted(after - before)):
+        _fail(
+            session, "`git status` shows new changes since the tests began; tests may write only into `tmp_path`:", new
+        )
+
+
+def _fail(session: pytest.Session, reason: str, lines: list[str]) -> None:
+    print(f"\n{reason}", *(f"  {line}" for line in lines), sep="\n")
+    if session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _end_what_is_left(session: pytest.Session) -> None:
     _end_servers_of_multiprocessing()
     deadline_s = time.monotonic() + _GRACE_S
     while (left := _left()) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     if left:
-        lines = [f"  {process.pid}: {' '.join(process.info['cmdline'])[:200]}" for process in left]
+        lines = [f"{process.pid}: {' '.join(process.info['cmdline'])[:200]}" for process in left]
         _end(left)
-        print("\nProcesses were left behind by the tests, and have been ended:", *lines, sep="\n")
-        if session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        _fail(session, "Processes were left behind by the tests, and have been ended:", lines)
 
 
 def _end_servers_of_multiprocessing() -> None:
@@ -158,3 +178,27 @@ def _end(processes: list[psutil.Process]) -> None:
         except psutil.NoSuchProcess:
             continue
     psutil.wait_procs(processes, timeout=_GRACE_S)
+
+
+# -- of the checkout
+
+
+def git_status(root: Path) -> frozenset[str] | None:
+    """The lines of `git status` for the checkout at `root`; None if `root` is not the top of a checkout.
+
+    The index is not refreshed, so that no lock gets in the way of a git command of somebody else.
+    """
+    try:
+        top = _git(root, "rev-parse", "--show-toplevel")
+        if Path(top.strip()).resolve() != root.resolve():
+            return None  # an unpacked archive below somebody's own repository
+        return frozenset(_git(root, "status", "--porcelain", "--untracked-files=all").splitlines())
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(root: Path, *command: str) -> str:
+    done = subprocess.run(
+        ["git", "--no-optional-locks", *command], cwd=root, check=True, capture_output=True, text=True, timeout=60
+    )
+    return done.stdout

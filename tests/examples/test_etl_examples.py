@@ -56,7 +56,9 @@ def test_ffmpeg_is_used_where_it_is_installed(tmp_path: Path, monkeypatch: pytes
     stand_in = tmp_path / "ffmpeg"
     stand_in.write_text(
         '#!/bin/sh\ncase "$6" in 9) echo "no such channels" >&2; exit 1;; esac\n'
-        'for made; do :; done\n(echo "$@"; cat) > "$made"\n'
+        # Writes only where it is told by a full path: `pipe:1` would become a file in the working directory.
+        'for made; do :; done\ncase "$made" in /*) ;; *) echo "no file: $made" >&2; exit 1;; esac\n'
+        '(echo "$@"; cat) > "$made"\n'
     )
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")

@@ -1,0 +1,80 @@
+"""A run of the tests fails if it leaves the checkout changed, in one process and in several."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.run_bounds import git_status
+
+WRITES = """
+from pathlib import Path
+
+def test_a():
+    Path(__file__).parents[1].joinpath("pipe:1").write_text("left")
+
+def test_b(tmp_path):
+    (tmp_path / "kept-apart").write_text("")
+"""
+
+
+def git(root: Path, *command: str) -> None:
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", *identity, *command], cwd=root, check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository whose only test writes into it, checked by this repository's plugin."""
+    (root := tmp_path / "checkout").mkdir()
+    (tests := root / "tests").mkdir()
+    (tests / "run_bounds.py").write_bytes(Path(__file__).with_name("run_bounds.py").read_bytes())
+    (tests / "conftest.py").write_text("pytest_plugins = ['tests.run_bounds']\n")
+    (tests / "test_it.py").write_text(WRITES)
+    (root / ".gitignore").write_text("__pycache__/\n")
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message", "Begin")
+    return root
+
+
+def run(root: Path, *options: str) -> tuple[int, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "tests"]
+    done = subprocess.run(
+        command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100
+    )
+    assert "2 passed" in done.stdout, done.stdout
+    return done.returncode, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--numprocesses", "2")], ids=["one process", "two processes"])
+def test_a_run_that_leaves_a_file_in_the_checkout_fails_and_names_it(checkout: Path, options: tuple[str, ...]) -> None:
+    (checkout / "tests" / "test_it.py").write_text(WRITES + "# edited before the run\n")
+    code, said = run(checkout, *options)
+    assert code == pytest.ExitCode.TESTS_FAILED and said.count("?? pipe:1") == 1, said
+    assert "test_it.py" not in said.partition("git status")[2], said
+    code, said = run(checkout, *options)  # it is there before this run
+    assert code == 0 and "git status" not in said, said
+
+
+@pytest.mark.slow
+def test_outside_a_checkout_nothing_is_compared(checkout: Path) -> None:
+    (checkout / ".git").rename(checkout.parent / "elsewhere")
+    assert run(checkout)[0] == 0
+
+
+def test_the_status_is_known_only_at_the_top_of_a_checkout(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert git_status(checkout) == frozenset()
+    (checkout / "new").write_text("")
+    assert git_status(checkout) == frozenset({"?? new"})
+    (unpacked := checkout / "unpacked").mkdir()
+    assert git_status(unpacked) is None
+    assert git_status(checkout.parent) is None
+    monkeypatch.setenv("PATH", str(unpacked))  # no git
+    assert git_status(checkout) is None
