@@ -1,12 +1,17 @@
-"""Optional packages: by which extra of the installation each one comes, told where one is missing.
+"""Optional packages: the extra that installs each one, and the error if one is missing.
 
-`pip install ais-loader` brings what a trainer needs to read from storage nodes; setup.cfg lists the extras.
+Without extras, the installation has what a trainer needs to read from storage nodes. setup.cfg lists the extras.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 EXTRAS = {
     "rocksdict": "store",
@@ -40,20 +45,36 @@ class MissingExtra(ModuleNotFoundError):
     """A package that is optional is needed here and cannot be imported; the message says what to install."""
 
 
+def install_command(extra: str) -> str:
+    """The command that adds an extra to this installation, from where it was installed: a checkout, a wheel, an index.
+
+    The standard file `direct_url.json` names a checkout or a wheel. An index records nothing.
+    """
+    # In a checkout there may be another distribution of this name, which setuptools left: it has no such file.
+    for distribution in importlib.metadata.distributions(name="ais-loader"):
+        recorded = json.loads(distribution.read_text("direct_url.json") or "{}")
+        parts = urlsplit(recorded.get("url", ""))
+        path = Path(unquote(parts.path))
+        if parts.scheme == "file" and path.exists():
+            option = "-e " if recorded.get("dir_info", {}).get("editable") else ""
+            return f"pip install {option}{shlex.quote(f'{path}[{extra}]')}"
+    return f"pip install {shlex.quote(f'ais-loader[{extra}]')}"
+
+
 @contextmanager
 def needs(
     package: str, purpose: str, raising: type[Exception] = MissingExtra, *, extra: str | None = None
 ) -> Iterator[None]:
-    """Around the import of an optional package, where it is used for `purpose`, a noun.
+    """Wraps the import of an optional package, which is needed for `purpose`, a noun.
 
-    `extra` is the one that brings it for this purpose, where that is not the one in `EXTRAS`.
+    `extra` is the extra to install for this purpose, if that is not the one in `EXTRAS`.
 
-    Raises `raising` with the command that installs the package, when it cannot be imported.
+    Raises `raising` with the command that installs the package if it cannot be imported.
     """
     try:
         yield
     except ImportError as error:
-        install = f"pip install 'ais-loader[{extra or EXTRAS[package]}]'"
+        install = install_command(extra or EXTRAS[package])
         missing = raising(f"{package} is needed for {purpose} and cannot be imported: {install} ({error})")
         if isinstance(missing, ImportError):
             missing.name = package

@@ -319,7 +319,7 @@ class Worker:
         try:
             import cloudpickle
         except ImportError as error:
-            raise Failed(f"{sys.executable} has no cloudpickle: pip install 'ais-loader[etl]' ({error})") from error
+            raise Failed(f"no cloudpickle: run `{sys.executable} -m pip install cloudpickle` ({error})") from error
         made = cloudpickle.loads(bytes(source.view()))
         if isinstance(made, type):
             made = made()

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from ais_loader.cli import main, show
 from ais_loader.client import connect
+from ais_loader.extras import install_command
 from tests.cli.kit import TIMEOUT_S, environment
 
 
@@ -62,7 +63,7 @@ def test_without_ray_nothing_is_made_for_a_cluster(
         importlib.util, "find_spec", lambda name, *more: find_spec(name, *more) if name != "ray" else None
     )
     result = CliRunner().invoke(main, ["cluster", *line, "--root", str(tmp_path / "new")])
-    assert result.exit_code == 1 and "pip install 'ais-loader[store,ray]'" in result.stderr
+    assert result.exit_code == 1 and install_command("store,ray") in result.stderr
     assert (result.stderr.count("\n"), os.listdir(tmp_path)) == (1, [])
 
 

@@ -14,6 +14,7 @@ from ais_loader.cli import main
 from ais_loader.cli.main import _SHORT_HELP as SHORT_HELP
 from ais_loader.cli.main import one_line
 from ais_loader.cli.show import count_text, printable, size_text
+from ais_loader.extras import install_command
 from tests.cli.kit import TIMEOUT_S, Run, environment, run_process
 
 HEAVY = ("grpc", "torch", "rocksdict", "ray", "storage_node.store", "storage_node.server")
@@ -172,7 +173,7 @@ def test_a_missing_rocksdb_says_what_to_install(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("Error: rocksdict is needed for a store on this machine and cannot be imported: ")
-    assert "pip install 'ais-loader[store]'" in result.stderr and result.stderr.count("\n") == 1
+    assert install_command("store") in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_errors_are_told_without_pythons_way_of_writing_them() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import ais_loader
 from ais_loader import Entry, ShufflePlan, connect
+from ais_loader.extras import install_command
 from ais_loader.integrations.fsspec import AISFileSystem
 from ais_loader.testing import throwaway_folder
 from tests.tar_kit import packed_tar
@@ -413,18 +414,18 @@ def test_a_wrong_use_says_what_was_wrong_and_what_to_do(
         (
             "PIL",
             "MapDataset(client, bucket, decoders.image)[0]",
-            "MissingExtra: PIL is needed for pictures and cannot be imported: pip install 'ais-loader[images]' (",
+            f"MissingExtra: PIL is needed for pictures and cannot be imported: {install_command('images')} (",
         ),
         (
             "soundfile",
             "MapDataset(client, bucket, decoders.audio)[0]",
-            "MissingExtra: soundfile is needed for sounds and cannot be imported: pip install 'ais-loader[audio]' (",
+            f"MissingExtra: soundfile is needed for sounds and cannot be imported: {install_command('audio')} (",
         ),
         (
             "cloudpickle",
             'client.etl.init("t", lambda data: data)',
-            "MissingExtra: cloudpickle is needed for a transform of Python code and cannot be imported: pip install "
-            "'ais-loader[etl]' (",
+            "MissingExtra: cloudpickle is needed for a transform of Python code and cannot be imported: "
+            f"{install_command('etl')} (",
         ),
     ],
 )

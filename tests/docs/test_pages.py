@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ def test_python_compiles_and_console_blocks_have_commands() -> None:
             assert commands(block.text), f"{name(page)}:{block.line}"
         elif block.language == "yaml":
             assert block.not_run, f"{name(page)}:{block.line}: nothing runs it"
+
+
+def test_pages_install_from_a_checkout_until_there_is_a_release() -> None:
+    assert [
+        name(page) for page in PAGES if re.search(r"pip install '?ais-loader|`ais-loader\[", page.read_text())
+    ] == []
 
 
 def test_few_blocks_are_not_run_and_each_says_why() -> None:

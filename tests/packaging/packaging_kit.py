@@ -41,3 +41,10 @@ def run_without(
         text=True,
         timeout=100,
     )
+
+
+def run(*command: object, cwd: Path) -> str:
+    """Standard output of a command, which must succeed."""
+    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from ais_loader import connect
-from ais_loader.extras import EXTRAS, MissingExtra, needs
+from ais_loader.extras import EXTRAS, MissingExtra, install_command, needs
 from ais_loader.testing import throwaway_folder
 from tests.packaging.packaging_kit import ROOT, run_without
 from tests.tar_kit import packed_tar
@@ -38,7 +38,7 @@ def folder() -> Iterator[Path]:
 
 def assert_named(package: str, text: str) -> None:
     assert f"{package} is needed for " in text, text
-    assert f"pip install 'ais-loader[{EXTRAS[package]}]'" in text, text
+    assert install_command(EXTRAS[package]) in text, text
 
 
 # -- from Python: one process for each package, which tells of everything how it ended
@@ -245,7 +245,8 @@ def test_every_package_of_an_extra_is_known_by_it() -> None:
     for package, wanted in EXTRAS.items():
         assert any(package in extras[extra] for extra in wanted.split(",")), package
     of_users = {package for extra, packages in extras.items() if extra not in ("dev", "test") for package in packages}
-    assert of_users - {"ais_loader", "pillow", "hdrhistogram"} == set(EXTRAS)
+    imported_by_others = {"urllib3"}
+    assert of_users - {"ais_loader", "pillow", "hdrhistogram"} - imported_by_others == set(EXTRAS)
 
 
 def _guards(node: ast.AST) -> set[str]:
@@ -283,6 +284,31 @@ def _optional_imports(node: ast.AST, guarded: frozenset[str] = frozenset(), insi
     inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     for child in ast.iter_child_nodes(node):
         yield from _optional_imports(child, guarded | _guards(node), inside)
+
+
+def record(folder: Path, **recorded: object) -> None:
+    (folder / "direct_url.json").write_text(json.dumps(recorded))
+
+
+def test_the_command_that_installs_an_extra_names_the_checkout_or_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [str(tmp_path / "checkout"), str(tmp_path / "site")])
+    (left := tmp_path / "checkout" / "ais_loader.egg-info").mkdir(parents=True)
+    (left / "PKG-INFO").write_text("Name: ais-loader\n")
+    (installed := tmp_path / "site" / "ais_loader-0.1.0.dist-info").mkdir(parents=True)
+    (installed / "METADATA").write_text("Name: ais-loader\n")
+    assert install_command("store,ray") == "pip install 'ais-loader[store,ray]'"  # from an index
+    tree = tmp_path / "my trees"
+    record(installed, url=tree.as_uri(), dir_info={"editable": True})
+    assert install_command("store") == "pip install 'ais-loader[store]'"  # the tree is gone
+    tree.mkdir()
+    assert install_command("store") == f"pip install -e '{tree}[store]'"
+    record(installed, url=tree.as_uri(), dir_info={})
+    assert install_command("store") == f"pip install '{tree}[store]'"
+    (wheel := tmp_path / "a.whl").write_bytes(b"")
+    record(installed, url=wheel.as_uri(), archive_info={})
+    assert install_command("store") == f"pip install '{wheel}[store]'"
 
 
 @pytest.mark.slow

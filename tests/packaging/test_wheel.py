@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import sys
 import sysconfig
 import zipfile
@@ -15,32 +13,9 @@ import pytest
 
 from ais_loader.testing import throwaway_folder
 from tests.docs.page_kit import run_page
-from tests.packaging.packaging_kit import HIDING, ROOT
+from tests.packaging.packaging_kit import HIDING, ROOT, run
 
 pytestmark = pytest.mark.slow
-
-NOT_SOURCES = shutil.ignore_patterns(
-    ".*", "*.so", "*.egg-info", "__pycache__", "build", "dist", "demo-output", "tests", "benchmarks"
-)
-TIMEOUT_S = 110
-
-
-def run(*command: object, cwd: Path) -> str:
-    """Standard output of a command that must succeed without a word on standard error."""
-    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel() -> Iterator[Path]:
-    """Built from a copy of the tree, in which no earlier build has left anything."""
-    with throwaway_folder() as folder:
-        shutil.copytree(ROOT, folder / "tree", ignore=NOT_SOURCES)
-        build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-        run(*build, "--wheel-dir", folder / "wheels", folder / "tree", cwd=folder)
-        (built,) = (folder / "wheels").iterdir()
-        yield built
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +142,7 @@ from pathlib import Path
 
 hidden.add("torch")
 import ais_loader
-from ais_loader.extras import EXTRAS
+from ais_loader.extras import EXTRAS, install_command
 
 assert Path(ais_loader.__file__).is_relative_to(sys.prefix), ais_loader.__file__
 DATASETS = ["BatchIterableDataset", "BatchLoader", "MapDataset"]
@@ -192,7 +167,7 @@ for package in sorted(EXTRAS, key=lambda package: package != "torch"):
         "fsspec": ["integrations.fsspec.AISFileSystem"],
     }.get(package, [])
     assert sorted(told) == wanted, (package, told)
-    assert all(f"pip install 'ais-loader[{EXTRAS[package]}]'" in text for text in told.values()), told
+    assert all(install_command(EXTRAS[package]) in text for text in told.values()), told
     print(package)
 """
 
