@@ -1,6 +1,13 @@
 # Two commands do everything: `make demo` and `make test`. Both set up a virtual environment first; the set-up is
 # cached (uv keeps every downloaded wheel) and resumable (run it again after an interruption).
-PYTHON ?= python3.11
+# The first of these that is new enough. It is run, not just looked up: a shim of pyenv may lead nowhere.
+ifndef PYTHON
+PYTHONS := python3 python3.13 python3.12 python3.11
+PYTHON := $(shell for name in $(PYTHONS); do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
+endif
+REQUIRE_PYTHON = @'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	{ echo "no Python 3.11 or newer: tried $(or $(PYTHON),$(PYTHONS)). Install one, or run make PYTHON=/path/to/python3"; exit 1; }
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ais-loader-ready
@@ -42,7 +49,7 @@ help:
 setup: $(STAMP)
 
 $(STAMP): setup.cfg setup.py pyproject.toml storage_node/store/_native.c storage_node/store/_batch_read.h storage_node/store/_counted_write.h ais_loader/_crc32c.c ais_loader/_crc32c.h
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or run make PYTHON=python3"; exit 1; }
+	$(REQUIRE_PYTHON)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo "python venv could not be made; on Debian: apt-get install python3-venv"; exit 1; }
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
@@ -64,7 +71,7 @@ test-exhaustive: setup
 	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(RERUN) --timeout 3600 -m exhaustive
 
 .venv-%/.ais-loader-ready: tests/front/requirements-%.txt setup.cfg setup.py pyproject.toml storage_node/store/_native.c storage_node/store/_batch_read.h storage_node/store/_counted_write.h ais_loader/_crc32c.c ais_loader/_crc32c.h
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or run make PYTHON=python3"; exit 1; }
+	$(REQUIRE_PYTHON)
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	@test -x .venv-$*/bin/uv || .venv-$*/bin/python -m pip install --quiet uv
 	@echo "Installing what $< names into .venv-$* (the first time downloads; a re-run resumes)"

@@ -1,12 +1,14 @@
 """Write the generated protobuf modules, or check that the committed ones are in step.
 
-`python -m protos.generate` writes ais_loader/wire/generated; `--check` compares and exits 1 on a difference. Needs
-grpcio-tools in the version that setup.cfg pins: it decides the oldest protobuf runtime that can import the result.
+`python -m protos.generate` writes ais_loader/wire/generated; `--check` compares and exits 1 on a difference. Commit
+only modules generated with the version of grpcio-tools that setup.cfg pins: it decides the oldest protobuf runtime that
+can import them. With another version, `--check` compares nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import re
 import sys
 import tempfile
@@ -14,6 +16,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "ais_loader.wire.generated"
+
+
+def other_version() -> str:
+    """Says which version of grpcio-tools is installed instead of the pinned one; "" if the pinned one is installed."""
+    pinned = re.search(r"^ *grpcio-tools==([\d.]+)", (ROOT / "setup.cfg").read_text(), flags=re.MULTILINE)
+    assert pinned is not None
+    installed = importlib.metadata.version("grpcio-tools")
+    if installed == pinned[1]:
+        return ""
+    return f"grpcio-tools {installed} is installed, and the committed modules are generated with {pinned[1]}"
 
 
 def generate() -> dict[Path, bytes]:
@@ -60,12 +72,18 @@ def write() -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare with the committed modules, write nothing")
+    other = other_version()
     if parser.parse_args().check:
+        if other:
+            print(f"generated protobuf modules are not compared: {other}")
+            return
         if stale := stale_files():
             sys.exit(f"out of step with their .proto, run `make protos`: {', '.join(stale)}")
         print("generated protobuf modules are in step")
     else:
         print("\n".join(map(str, write())))
+        if other:
+            print(f"do not commit these: {other}", file=sys.stderr)
 
 
 if __name__ == "__main__":
