@@ -1,6 +1,7 @@
 """Three ways to read samples from tar shards: sequential reading, random single GETs, and GetBatch.
 
-    python -m benchmarks.access_patterns        # writes the table, the plot and its numbers beside this file
+    python -m benchmarks.access_patterns            # writes the table, the plots and their numbers beside this file
+    python -m benchmarks.access_patterns --redraw   # draws the plots from these numbers, without measuring
 
 A batch has 64 samples of 40 KB, as in table 2 of "GetBatch: Distributed Multi-Object Retrieval for ML Data Loading".
 The latency of a batch is the time from its request until its last byte has arrived. The latency of a sample is the time
@@ -46,9 +47,10 @@ MEMBER_BYTES = 40_000
 BATCH = 64
 PERCENTS = (50, 95, 99)
 TABLE = Path(__file__).with_name("access_patterns.md")
-PLOT = Path(__file__).with_name("access_patterns.png")
+BARS = Path(__file__).with_name("access_patterns.png")
+PLOT = Path(__file__).with_name("access_patterns_distribution.png")
 CURVES = Path(__file__).with_name("access_patterns.json")
-"""What the picture shows: it can be drawn again without measuring."""
+"""The numbers behind both plots, which can be redrawn from them."""
 
 SEQUENTIAL, RANDOM_GET, GET_BATCH = "sequential reading", "random GETs", "GetBatch"
 GET_BATCH_AHEAD, GET_BATCH_CLUSTER = "GetBatch, 2 asked for ahead", "GetBatch from 3 nodes"
@@ -253,6 +255,22 @@ def plot(found: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], path: Pat
     save(figure, path)
 
 
+def plot_medians(found: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], path: Path) -> None:
+    """The median latency of a batch, for the three patterns on one node, each with one batch in flight."""
+    names = {RANDOM_GET: "64 individual GETs", SEQUENTIAL: "sequential reads", GET_BATCH: "one GetBatch"}
+    figure, axes = new_figure(1, width=6.4, height=1.7)
+    panel = axes[0][0]
+    for at, (name, label) in enumerate(names.items()):
+        median_ms = min(ms for ms, share in found[name]["batches"] if share <= 0.5)
+        panel.barh(label, median_ms, color=COLOURS[name], height=0.6)
+        panel.annotate(f"{median_ms:.2g} ms", (median_ms, at), xytext=(4, 0), textcoords="offset points", va="center")
+    panel.set(xlabel=f"median time for a batch of {BATCH} samples from tar shards, in ms")
+    panel.margins(x=0.12)
+    panel.grid(axis="y", visible=False)
+    panel.spines[["top", "right"]].set_visible(False)
+    save(figure, path)
+
+
 def measure(shards: int, members: int, batches: int, rounds: int, here: Path) -> dict[str, list[Latencies]]:
     """Latencies of each pattern in each round, whose order turns."""
     samples = []
@@ -298,7 +316,15 @@ def measure(shards: int, members: int, batches: int, rounds: int, here: Path) ->
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), default=None)
 @click.option("--write/--no-write", default=True, show_default=True, help="Keep table and plot beside this file.")
 @click.option("--note", default="", help="A line for the table, on how it was made.")
-def main(shards: int, members: int, batches: int, rounds: int, folder: Path | None, write: bool, note: str) -> None:
+@click.option("--redraw", is_flag=True, help="Draw both plots from their stored numbers, without measuring.")
+def main(
+    shards: int, members: int, batches: int, rounds: int, folder: Path | None, write: bool, note: str, redraw: bool
+) -> None:
+    if redraw:
+        stored = json.loads(CURVES.read_text())
+        plot(stored, PLOT)
+        plot_medians(stored, BARS)
+        return
     with tempfile.TemporaryDirectory(dir=folder) as here:
         found = measure(shards, members, batches, rounds, Path(here))
     pooled = {name: Latencies() for name in found}
@@ -313,13 +339,14 @@ def main(shards: int, members: int, batches: int, rounds: int, folder: Path | No
         "cover all rounds. Each ratio is computed within a round, and the median over the rounds counts.\n\n"
         f"## A batch of {BATCH}\n\n{latency_rows(pooled, lambda one: one.batches_s)}\n\n"
         f"## A sample\n\n{latency_rows(pooled, lambda one: one.samples_s)}\n\n"
-        f"## Claims\n\n{claims}\n\n![Share of batches and of samples that take longer](access_patterns.png)\n"
+        f"## Claims\n\n{claims}\n\n![Share of batches and of samples that take longer]({PLOT.name})\n"
     )
     click.echo(text)
     if write:
         TABLE.write_text(text)
         CURVES.write_text(json.dumps(curves(pooled)))
         plot(curves(pooled), PLOT)
+        plot_medians(curves(pooled), BARS)
     raise SystemExit(0 if reached else 1)
 
 

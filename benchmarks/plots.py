@@ -11,8 +11,8 @@ from ais_loader.extras import needs
 from benchmarks.harness import Outcome
 
 
-def new_figure(columns: int, width: float = 3.4, *, rows: int = 1) -> tuple[Any, Any]:
-    """A figure and its panels, `axes[row][column]`; `width` is one panel's, in inches."""
+def new_figure(columns: int, width: float = 3.4, *, rows: int = 1, height: float = 3.2) -> tuple[Any, Any]:
+    """A figure and its panels, `axes[row][column]`; `width` and `height` are one panel's, in inches."""
     with needs("matplotlib", "pictures"):
         import matplotlib
 
@@ -21,7 +21,7 @@ def new_figure(columns: int, width: float = 3.4, *, rows: int = 1) -> tuple[Any,
 
     pyplot.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True})
     figure, axes = pyplot.subplots(
-        rows, columns, figsize=(width * columns, 3.2 * rows), layout="constrained", squeeze=False
+        rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False
     )
     return figure, axes
 

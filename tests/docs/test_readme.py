@@ -34,6 +34,17 @@ def test_a_program_is_25_lines_and_defines_what_it_uses(program: str) -> None:
     assert "lambda" not in program  # spawned workers could not have it
 
 
+@pytest.mark.parametrize("program", PROGRAMS, ids=["pictures", "sounds"])
+def test_a_file_beside_the_folders_is_no_label(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_data(tmp_path)
+    for folder in ("pictures", "speech"):
+        (tmp_path / folder / ".DS_Store").write_bytes(b"\0")
+    lines = [line for line in program.splitlines() if line.startswith(("FOLDER =", "LABELS ="))]
+    exec("\n".join(lines), found := {"Path": Path})
+    assert found["LABELS"] in (["cat", "dog"], ["en", "es"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "name", "start", "times"),

@@ -307,7 +307,7 @@ def test_nodes_of_one_process_do_not_mix_and_stop_serving_with_the_node(tmp_path
 def test_without_the_library_only_the_option_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     asked = NodeServer([tmp_path / "drive"], ServerConfig(port=0, metrics_port=0))
-    with pytest.raises(InvalidRequest, match=r"prometheus_client.*ais-loader\[store\]"):
+    with pytest.raises(InvalidRequest, match=r"prometheus_client.*pip install .*\[store\]"):
         asked.start()
     with serving(tmp_path) as node, bucket_of(node) as bucket:
         assert node.metrics_port is None
