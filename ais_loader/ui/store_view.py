@@ -36,6 +36,12 @@ def buckets(client: Client) -> dict[str, Any]:
     return {"buckets": [{"name": one.name, "copies": one.copies} for one in client.buckets()]}
 
 
+def bucket_sum(client: Client, bucket: str) -> dict[str, Any]:
+    """The number of objects in a bucket and their size, for the list of buckets."""
+    summary = client.bucket(bucket).summary("", depth=0)
+    return {"objects": summary.objects, "size_bytes": summary.size_bytes, "complete": summary.complete}
+
+
 def folder(client: Client, bucket: str, prefix: str) -> dict[str, Any]:
     """One level: folders below `prefix` with what they hold, and the first objects that are in none of them."""
     summary = client.bucket(bucket).summary(prefix, depth=1)

@@ -87,6 +87,9 @@ def page(store: Path) -> Iterator[Served]:
 
 def test_buckets_folders_and_objects_one_level_at_a_time(page: Served) -> None:
     assert page.ask("api/buckets").json == {"buckets": [{"name": "speech", "copies": 1}]}
+    size_bytes = sum(map(len, OBJECTS.values()))
+    wanted = {"objects": len(OBJECTS), "size_bytes": size_bytes, "complete": True}
+    assert page.ask("api/sum", bucket="speech").json == wanted
     top = page.ask("api/folder", bucket="speech").json
     assert [(one["name"], one["objects"]) for one in top["folders"]] == [("en/", 2), ("notes/", 1)]
     names = sorted(name for name in OBJECTS if "/" not in name)
@@ -149,6 +152,7 @@ def test_errors_say_what_was_wrong(page: Served) -> None:
         ("api/object", {"bucket": "speech", "name": "shard.tar", "member": "x/pic"}, 404, "no member 'x/pic'"),
         ("api/folder", {"bucket": "gone"}, 404, "gone"),
         ("api/folder", {}, 400, "which bucket?"),
+        ("api/sum", {"bucket": "gone"}, 404, "gone"),
         ("api/object", {"bucket": "speech", "name": "../x"}, 404, "and there can be none"),
         ("api/gone", {}, 404, "Not Found"),
     ):
@@ -257,6 +261,8 @@ def in_browser(page: Served, **place: str) -> str:
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium-headless-shell")
 def test_a_browser_shows_names_as_text_pictures_as_pictures_and_sounds_as_waves(page: Served) -> None:
+    front = in_browser(page)
+    assert f"1 bucket, {len(OBJECTS)} objects, " in front and 'class="bad"' not in front
     text = in_browser(page, bucket="speech", prefix="notes/", name=NASTY)
     assert "&lt;img src=x onerror=alert(1)&gt;" in text and "<img" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text

@@ -77,7 +77,7 @@ async function show() {
   showPath(at);
   document.querySelector("main").classList.toggle("alone", !at.name);
   try {
-    const found = at.bucket ? await folderList(at) : await bucketList();
+    const found = at.bucket ? await folderList(at) : await bucketList(turn);
     if (turn === shown) list.replaceChildren(...found);
   } catch (error) {
     if (turn === shown) list.replaceChildren(failed(error));
@@ -91,12 +91,36 @@ async function show() {
   }
 }
 
-async function bucketList() {
+async function bucketList(turn) {
   const told = await ask("buckets");
   if (!told.buckets.length) return [make("p", { class: "quiet" }, "No buckets yet.")];
-  return [rows([["bucket"], ["copies", "number"]], told.buckets.map((one) => ({
-    cells: [make("a", { href: hash({ bucket: one.name }) }, one.name), count(one.copies)],
+  const lines = told.buckets.map((one) => ({ ...one, objectsCell: make("span", { class: "quiet" }, "…"), sizeCell: make("span") }));
+  const total = make("p", { class: "quiet" }, "counting objects …");
+  countBuckets(lines, total, turn);
+  return [total, rows([["bucket"], ["objects", "number"], ["size", "number"], ["copies", "number"]], lines.map((one) => ({
+    cells: [make("a", { href: hash({ bucket: one.name }) }, one.name), one.objectsCell, one.sizeCell, count(one.copies)],
   })))];
+}
+
+// One bucket after another, as counting a large one takes a while. Ends when another place is shown.
+async function countBuckets(lines, total, turn) {
+  let all = 0, bytes = 0, counted = 0;
+  for (const one of lines) {
+    if (turn !== shown) return;
+    try {
+      const sum = await ask("sum", { bucket: one.name });
+      one.objectsCell.replaceWith(make("span", {}, count(sum.objects) + (sum.complete ? "" : " or more")));
+      one.sizeCell.textContent = size(sum.size_bytes);
+      all += sum.objects;
+      bytes += sum.size_bytes;
+      counted += sum.complete;
+    } catch (error) {
+      one.objectsCell.replaceWith(make("span", { class: "bad", title: error.message }, "not counted"));
+    }
+  }
+  const buckets = `${count(lines.length)} bucket${lines.length === 1 ? "" : "s"}`;
+  const more = counted === lines.length ? "" : "; some nodes or drives do not answer, so there may be more";
+  total.textContent = `${buckets}, ${objects(all)}, ${size(bytes)}${more}`;
 }
 
 async function folderList(at) {
@@ -118,7 +142,7 @@ async function folderList(at) {
   form.addEventListener("submit", (event) => { event.preventDefault(); location.hash = hash({ bucket: at.bucket, prefix: input.value }); });
   const sum = `${objects(told.objects)}, ${size(told.size_bytes)}` + (told.complete ? "" : "; nodes are silent, there may be more");
   const left = told.own - told.listed.length;
-  return [form, make("p", { class: "quiet" }, sum), rows([["name"], ["size", "number"], ["stored", "number"]], body),
+  return [form, make("p", { class: "quiet" }, sum), rows([["name"], ["size", "number"], ["objects or time stored", "number"]], body),
     left > 0 ? make("p", { class: "quiet" }, `and ${count(left)} more here: type the beginning of their names`) : null].filter(Boolean);
 }
 
@@ -241,7 +265,10 @@ function drawRates() {
     const ink = canvas.getContext("2d");
     const most = Math.max(0, ...rates.map((one) => one[id]));
     const step = canvas.width / SECONDS;
-    if (!most) continue;
+    if (!most) {
+      document.getElementById(`${id}-most`).textContent = "none in the last minute";
+      continue;
+    }
     document.getElementById(`${id}-most`).textContent = `up to ${id === "bytes" ? size(Math.round(most)) : most.toFixed(1)} in the last minute`;
     ink.fillStyle = getComputedStyle(document.body).getPropertyValue("--accent");
     rates.forEach((one, at) => {
