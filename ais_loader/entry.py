@@ -204,8 +204,7 @@ def to_entry(entry: EntryLike, bucket: str | None = None) -> Entry:
         return Entry(bucket, entry)
     if "://" not in entry:
         raise errors.InvalidRequest(
-            f"{entry!r}: need an Entry, or a URL like ais://bucket/name; for a plain name, also pass its "
-            "bucket: bucket=..."
+            f"{entry!r}: need an Entry, or a URL like ais://bucket/name; for a plain name, pass bucket=..."
         )
     return Entry.from_url(entry)
 

@@ -92,11 +92,11 @@ def batch(
     output = chosen_output(argument, output, "DIR")
     if output == STDOUT:
         if as_json:
-            raise click.UsageError("--json and --output - both want standard output")
+            raise click.UsageError("--json and --output - both write to standard output: use only one of them")
         if sys.stdout.isatty():
             raise click.UsageError("--output - would write the objects to the terminal: use a pipe")
     if archive is not None and (output is None or as_json):
-        raise click.UsageError("--archive needs --output FILE (or -), and goes without --json")
+        raise click.UsageError("--archive needs --output FILE (or -) and cannot be combined with --json")
     with click.open_file(list_file, "rb") as opened:
         entries = parse_list(opened, "standard input" if list_file == "-" else click.format_filename(list_file))
     if archive is not None and output is not None:
@@ -164,7 +164,7 @@ def _write_archive(made: BatchArchive, output: str, *, force: bool) -> None:
 def _make_folder(folder: str, *, force: bool) -> None:
     os.makedirs(folder, exist_ok=True)
     if not force and os.listdir(folder):
-        raise click.ClickException(f"{click.format_filename(folder)} is not empty; --force writes there all the same")
+        raise click.ClickException(f"{click.format_filename(folder)} is not empty; use --force to write into it")
 
 
 def safe_name(entry: Entry) -> str:

@@ -163,7 +163,9 @@ def _measure(
 
     new_histogram()
     if clients is not None and ray is None:
-        raise click.UsageError("--clients are nodes of a Ray cluster: give --ray too; on this machine take --processes")
+        raise click.UsageError(
+            "--clients needs --ray, as clients are nodes of a Ray cluster; on this machine, use --processes"
+        )
     try:
         plan = Plan(
             workload=workload,
@@ -191,7 +193,7 @@ def _measure(
     if not found["whole"]:
         raise click.exceptions.Exit(130)
     if found["lost"]:
-        raise click.ClickException(f"lost on the way: {', '.join(found['lost'])}")
+        raise click.ClickException(f"clients lost during the run: {', '.join(found['lost'])}")
     if found["errors"]:
         raise click.ClickException("some calls failed, see errors")
 

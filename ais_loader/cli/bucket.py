@@ -66,7 +66,9 @@ def create(name: Target, exist_ok: bool, copies: int, min_copies: int, reframe: 
         try:
             client.create_bucket(name.bucket, exist_ok=exist_ok, copies=copies, min_copies=min_copies, reframe=reframe)
         except BucketExists:
-            raise click.ClickException(f"bucket {name.bucket!r} exists; --exist-ok accepts that") from None
+            raise click.ClickException(
+                f"bucket {name.bucket!r} already exists; with --exist-ok that is no error"
+            ) from None
         if not exist_ok:
             note_copies(client, name.bucket, copies, by="--copies")
 
@@ -157,7 +159,9 @@ def rm(name: Target, force: bool, store: StoreChoice) -> None:
         except BucketHasSnapshots:
             raise
         except BucketNotEmpty:
-            raise click.ClickException(f"bucket {name.bucket!r} holds objects; --force deletes them with it") from None
+            raise click.ClickException(
+                f"bucket {name.bucket!r} is not empty; use --force to delete its objects, too"
+            ) from None
     if deleted:
         note(f"deleted bucket {name.bucket} and {count_text(deleted, 'object')} in it")
 

@@ -72,15 +72,15 @@ def _run(
     sources: Sequence[Target], dest: Target, store: StoreChoice, *, recursive: bool, as_json: bool, move: bool
 ) -> None:
     if not sources:
-        raise click.UsageError(f"one argument alone: need SOURCE and DEST, the place to copy or move {dest} to")
+        raise click.UsageError("only one name was given: need SOURCE and DEST")
     prefix = dest.folder if recursive else dest.name
     if len(sources) > 1 and not recursive and prefix and not prefix.endswith("/"):
-        raise click.UsageError(f"several sources need a bucket or a prefix to go to: {dest}/ rather than {dest}")
+        raise click.UsageError(f"with several sources, DEST must be a bucket or a folder: {dest}/ instead of {dest}")
     for source in sources:
         if not source.name and not recursive:
-            raise click.UsageError(f"{source} is a bucket: -r takes the objects in it")
+            raise click.UsageError(f"{source} is a bucket; use -r for the objects in it")
         if not recursive and source.name.endswith("/"):
-            raise click.UsageError(f"{source} is no object's name: -r takes the objects below it")
+            raise click.UsageError(f"{source} is a folder; use -r for the objects in it")
     done = _Done()
     began = time.monotonic()
     with store.writing(create=False) as client:
@@ -115,8 +115,8 @@ def _refuse_files(client: Client, targets: Sequence[Target]) -> None:
             continue
         if target.bucket in (".", "..") or os.path.lexists(str(target)):
             raise click.ClickException(
-                f"{printable(str(target))} is a file of this machine, and this works within a store: "
-                "`ais-loader put` and `ais-loader get` carry files in and out"
+                f"{printable(str(target))} is a file on this machine, and this command works within a store; "
+                "for files, use `ais-loader put` and `ais-loader get`"
             )
 
 
@@ -151,6 +151,6 @@ def _summarize(done: _Done, what: str, took_s: float) -> None:
     rate = f", {size_text(done.size_bytes / took_s)}/s" if took_s > 1 else ""
     note(f"{what} {count_text(done.objects, 'object')} ({size_text(done.size_bytes)} in {took_s:.2f} s{rate})")
     if done.equal:
-        note(f"skipped, because it already exists with the same bytes: {count_text(done.equal, 'object')}")
+        note(f"already there with the same bytes: {count_text(done.equal, 'object')}")
     if done.failed:
         note(f"failed: {count_text(done.failed, 'object')}")

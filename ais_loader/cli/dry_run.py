@@ -42,7 +42,7 @@ def show_plan(
     except (StoreNotFound, BucketNotFound) as error:
         if not may_create:
             if isinstance(error, BucketNotFound):
-                raise type(error)(f"bucket {dest.bucket!r} does not exist; --create-bucket makes it") from None
+                raise type(error)(f"bucket {dest.bucket!r} does not exist; use --create-bucket to create it") from None
             raise
         made = ", which would be made"
     with Lines() as lines:
@@ -59,9 +59,9 @@ def show_plan(
     count = count_text(len(plan.files), "object")
     note(f"would store {count} in bucket {dest.bucket}{made} ({size}); nothing was stored")
     if skipped:
-        note(f"skipped, because it already exists with the same bytes: {count_text(skipped, 'file')}")
+        note(f"already there with the same bytes: {count_text(skipped, 'file')}")
     if there:
-        note(f"there already, and left as they are: {count_text(there, 'object')}")
+        note(f"already there, not replaced: {count_text(there, 'object')}")
     note_left_out(plan)
     if plan.failures:
         raise click.exceptions.Exit(1)
@@ -79,8 +79,8 @@ def _without_present(bucket: Bucket, plan: PutPlan) -> int:
 
 
 _LEFT_OUT = {
-    "symbolic link": ("symbolic link", ", which --follow-links would follow"),
-    "hidden file or folder": ("hidden name", ", which --hidden would take"),
+    "symbolic link": ("symbolic link", "; --follow-links follows them"),
+    "hidden file or folder": ("hidden name", "; --hidden includes them"),
     "file that is not wanted": ("file", " by --include and --exclude"),
 }
 
@@ -89,4 +89,4 @@ def note_left_out(plan: PutPlan) -> None:
     """What a walk passed over on purpose, and which option would not."""
     for what, count in plan.left_out.items():
         noun, why = _LEFT_OUT.get(what, (what, ""))
-        note(f"left out: {count_text(count, noun)}{why}")
+        note(f"skipped: {count_text(count, noun)}{why}")

@@ -33,7 +33,7 @@ def du(target: Target | None, depth: int | None, begins: bool, as_json: bool, st
     last one. The exit code is 1 if so many nodes are silent that objects may be missing.
     """
     if target is None and begins:
-        raise click.UsageError("--prefix is about names: name a bucket")
+        raise click.UsageError("--prefix needs a bucket")
     if depth is None:
         depth = 0 if target is None else 1
     with store.reading() as client, waiting("objects to be counted"):
@@ -54,7 +54,9 @@ def du(target: Target | None, depth: int | None, begins: bool, as_json: bool, st
     for silent in dict.fromkeys(silent for found in sums for silent in found.silent):
         note(f"silent: {printable(silent)}")
     if not all(found.complete for found in sums):
-        raise click.ClickException("objects may be missing from these sums: all their copies may be on silent nodes")
+        raise click.ClickException(
+            "these sums may be too low: all copies of some objects may be on nodes that do not answer"
+        )
 
 
 def _add(found: BucketSummary, lines: Lines) -> None:

@@ -89,7 +89,9 @@ class _TextOnly:
     def write(self, data: bytes | memoryview, /) -> object:
         # Only the first piece is sure to begin with a whole character.
         if has_controls(bytes(data)) if self._begun else looks_binary(bytes(data)):
-            raise click.ClickException("this is not text, and standard output is a terminal: name a FILE, or pipe it")
+            raise click.ClickException(
+                "this is not text, and standard output is a terminal: give a FILE, or use a pipe"
+            )
         self._begun = True
         return self._terminal.write(data)
 

@@ -89,27 +89,27 @@ def get(
     if recursive:
         if head_only or start or length is not None or verify or etl is not None or arguments is not None:
             raise click.UsageError(
-                "-r takes whole objects as they are: without --start, --length, --verify, --head, --etl"
+                "-r gets whole objects: it cannot be combined with --start, --length, --verify, --head, or --etl"
             )
         if file == STDOUT:
-            raise click.UsageError("-r writes files: name the folder that they go to")
+            raise click.UsageError("-r writes files: give the folder for them")
         source = _parsed(name, parse_target)
         prefix = source.name if begins else source.folder
         get_folder(source, prefix, file, store, include=include, exclude=exclude, force=force)
         return
     if begins or include or exclude:
-        raise click.UsageError("--prefix, --include and --exclude choose among many objects: give -r, too")
+        raise click.UsageError("--prefix, --include and --exclude need -r")
     if not (whole := _parsed(name, parse_target)).name:
-        raise click.UsageError(f"{whole} is a bucket: need BUCKET/NAME, or -r, which gets the objects in it")
+        raise click.UsageError(f"{whole} is a bucket: need BUCKET/NAME, or -r for the objects in it")
     entry = _parsed(name, parse_entry)
     if head_only:
         if entry.member is not None or file != STDOUT or start or length is not None:
-            raise click.UsageError("--head shows an object: give neither a member, a FILE nor a range")
+            raise click.UsageError("--head cannot be combined with a member, a FILE, or a range")
         with store.naming(Target(entry.bucket, entry.name)).reading() as client:
             click.echo(json.dumps(info_fields(client.bucket(entry.bucket).head(entry.name))))
         return
     if arguments is not None and etl is None:
-        raise click.UsageError("--args are those of a transform: give --etl, too")
+        raise click.UsageError("--args needs --etl")
     if file != STDOUT and (os.path.isdir(file) or file.endswith("/")):
         file = os.path.join(file, (entry.member or entry.name).rpartition("/")[2])
     with store.naming(Target(entry.bucket, entry.name)).reading() as client:

@@ -68,9 +68,9 @@ def get_folder(
             except BaseException as error:
                 bar.close()
                 if last != Progress():
-                    note(f"{_counts(last.done, last.size_bytes, last.skipped)}; run this again to go on")
+                    note(f"{_counts(last.done, last.size_bytes, last.skipped)}; run this again to continue")
                 elif isinstance(error, KeyboardInterrupt):  # counted are groups that are done, and files may be there
-                    note("files that have been written stay; run this again to go on")
+                    note("files that have been written stay; run this again to continue")
                 raise
     if not done.downloaded + done.skipped + done.failed:
         which = " that are wanted" if include or exclude else ""
@@ -100,6 +100,6 @@ def _summarize(done: DownloadSummary, folder: str, took_s: float) -> None:
     size = f"{size_text(done.size_bytes)} in {took_s:.2f} s{rate}"
     note(f"wrote {count_text(done.downloaded, 'file')} below {click.format_filename(folder)} ({size})")
     if done.skipped:
-        note(f"skipped, because it already exists with the same bytes: {count_text(done.skipped, 'file')}")
+        note(f"already there with the same bytes: {count_text(done.skipped, 'file')}")
     if done.failed:
         note(f"failed: {count_text(done.failed, 'object')}")

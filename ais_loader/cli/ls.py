@@ -65,7 +65,7 @@ def ls(
     """
     as_long = as_long or human
     if of_archive and (target is None or not target.name):
-        raise click.UsageError("--members wants the name of an archive: BUCKET/NAME")
+        raise click.UsageError("--members needs the name of an archive: BUCKET/NAME")
     with store.reading() as client:
         if of_archive and target is not None:
             members = client.bucket(target.bucket).members(target.name, page_size=min(limit or _PAGE_SIZE, _PAGE_SIZE))
@@ -75,7 +75,7 @@ def ls(
             return
         if target is None:
             if limit is not None:
-                raise click.UsageError("--limit counts objects: name a bucket")
+                raise click.UsageError("--limit needs a bucket")
             list_buckets(client, as_long=as_long, as_json=as_json)
             return
         bucket = client.bucket(target.bucket)

@@ -112,7 +112,7 @@ class _Commands(HintingGroup):
             return "help", _help_of(args[1:]), []
         name, command, rest = super().resolve_command(ctx, args)
         if ctx.params.get("store") and name not in _COMMANDS:
-            ctx.fail(f"`{name}` takes no --store: `ais-loader {name} --help` says what it is about")
+            ctx.fail(f"`{name}` has no --store; see `ais-loader {name} --help`")
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

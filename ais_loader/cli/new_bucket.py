@@ -28,7 +28,7 @@ def require_creation(copies: int | None, *, create_bucket: bool) -> None:
     """Raises click.UsageError for copies of a bucket that is not made here."""
     if copies is not None and not create_bucket:
         raise click.UsageError(
-            "--copies goes with --create-bucket; `bucket set BUCKET copies=N` is for one that exists"
+            "--copies needs --create-bucket; for an existing bucket, use `ais-loader bucket set BUCKET copies=N`"
         )
 
 
@@ -70,7 +70,7 @@ def _bucket(client: Client, name: str, *, create: bool, copies: int | None) -> t
     try:
         bucket.info()
     except BucketNotFound as error:
-        raise type(error)(f"bucket {name!r} does not exist; --create-bucket makes it") from None
+        raise type(error)(f"bucket {name!r} does not exist; use --create-bucket to create it") from None
     return bucket, False
 
 

@@ -81,7 +81,7 @@ def promote(
     """
     if not store.url.startswith("grpc://"):
         if node is not None:
-            raise click.UsageError("--node says which node of a cluster: --store is a folder of this machine")
+            raise click.UsageError("--node names a node of a cluster, and --store is a folder of this machine")
         path = os.path.abspath(path)
     prefix = dest.folder
     require_creation(copies, create_bucket=create_bucket)
@@ -143,6 +143,6 @@ def _summarize(summary: PromoteSummary, bucket: str, took_s: float) -> None:
     done = f"{size_text(summary.size_bytes)} in {took_s:.2f} s{rate}"
     note(f"promoted {count_text(summary.promoted, 'file')} into bucket {bucket} ({done})")
     if summary.skipped:
-        note(f"there already: {count_text(summary.skipped, 'file')}")
+        note(f"already there: {count_text(summary.skipped, 'file')}")
     if summary.failed:
         note(f"failed: {count_text(summary.failed, 'file')}")

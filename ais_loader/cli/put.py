@@ -96,7 +96,7 @@ def put(
     cannot be stored is reported, and the others are stored.
     """
     if not sources:
-        raise click.UsageError("one argument alone: need the files to store, and then BUCKET[/NAME]")
+        raise click.UsageError("only one name was given: need a file and BUCKET[/NAME]")
     plan = plan_put(
         sources,
         dest,
@@ -122,7 +122,7 @@ def put(
             plan.files, skipped = without_equal(bucket, plan.files)
         ok = _run(bucket, plan, PutHow(metadata, if_absent), as_json=as_json)
         if skipped:
-            note(f"skipped, because it already exists with the same bytes: {count_text(skipped, 'file')}")
+            note(f"already there with the same bytes: {count_text(skipped, 'file')}")
     if not ok:
         raise click.exceptions.Exit(1)
 
@@ -181,7 +181,7 @@ class _Failures:
     def close(self) -> None:
         for reason, count in self._of_reason.items():
             if self._lines is None and (more := count - _TOLD_OF_A_REASON) > 0:
-                fail(f"and {count_text(more, 'file')} more (--json lists each of them): {printable(reason)}")
+                fail(f"and {count_text(more, 'file')} more (--json lists them all): {printable(reason)}")
 
 
 def _summarize(
@@ -191,9 +191,9 @@ def _summarize(
     done = f"{size_text(stored_bytes)} in {took_s:.2f} s{rate}"
     note(f"stored {count_text(stored, 'object')} in bucket {bucket} ({done})")
     if left := len(plan.files) + len(plan.failures) - stored - there - failed:
-        note(f"not reached: {count_text(left, 'file')}")
+        note(f"not attempted: {count_text(left, 'file')}")
     if there:
-        note(f"there already, and left as they are: {count_text(there, 'object')}")
+        note(f"already there, not replaced: {count_text(there, 'object')}")
     if failed:
         note(f"failed: {count_text(failed, 'file')}")
     note_left_out(plan)

@@ -29,13 +29,15 @@ def plan_put(
 ) -> PutPlan:
     """Look at every source; folders are walked. Raises click.UsageError for a command line that cannot be meant."""
     if (hidden or include or exclude) and not recursive:
-        raise click.UsageError("--hidden, --include and --exclude choose among the files of a folder: give -r, too")
+        raise click.UsageError("--hidden, --include and --exclude need -r")
     many = recursive or len(sources) > 1
     prefix = dest.name
     wanted = chooser(include, exclude)
     if many and prefix and not prefix.endswith("/"):
         if not recursive:
-            raise click.UsageError(f"several sources need a bucket or a prefix to go to: {dest}/ rather than {dest}")
+            raise click.UsageError(
+                f"with several sources, DEST must be a bucket or a folder: {dest}/ instead of {dest}"
+            )
         prefix += "/"
     names_whole = bool(prefix) and not prefix.endswith("/")
     plan = PutPlan()

@@ -54,19 +54,19 @@ def rm(
     object that cannot be deleted is reported, and the others are deleted.
     """
     if not targets and list_file is None:
-        raise click.UsageError("nothing named: need OBJECT, or --list FILE")
+        raise click.UsageError("need OBJECT or --list FILE")
     if begins and not recursive:
-        raise click.UsageError("--prefix takes all objects whose names begin so: give -r, too")
+        raise click.UsageError("--prefix needs -r: it deletes all objects whose names begin with OBJECT")
     if recursive:
         if list_file is not None:
-            raise click.UsageError("--list names objects, -r folders: not both")
+            raise click.UsageError("--list and -r cannot be combined")
         with store.writing(create=False) as client:
             _delete_below(client, targets, yes=yes, begins=begins)
         return
     for target in targets:
         if not target.name:
             raise click.UsageError(
-                f"{target} is a bucket: -r deletes the objects in it, `ais-loader bucket rm` the bucket"
+                f"{target} is a bucket; use -r to delete its objects, or `ais-loader bucket rm` to delete the bucket"
             )
     names = [*targets, *(_listed(list_file) if list_file is not None else ())]
     with store.writing(create=False) as client:

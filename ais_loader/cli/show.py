@@ -205,5 +205,5 @@ def confirmed(question: str) -> bool:
     answer = sys.stdin.readline()
     if not answer:
         click.echo(err=True)
-        raise click.ClickException("nobody answered, so nothing was done; --yes answers beforehand")
+        raise click.ClickException("nobody answered, so nothing was done; use --yes to skip the question")
     return answer.strip().lower() in ("y", "yes")

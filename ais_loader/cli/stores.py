@@ -131,16 +131,14 @@ def chosen_url(context: click.Context, store: str | None) -> str | None:
     return store
 
 
-store_of_commands = click.option(
-    "--store", metavar="URL", help="The store of the command that follows, which takes it itself, too."
-)
+store_of_commands = click.option("--store", metavar="URL", help="The store; this option can also follow the command.")
 """Before the name of a command: of a group's, or of the program's."""
 
 
 def _choose(store: str | None, retry: float, arguments: Iterable[Any]) -> StoreChoice:
     store = chosen_url(click.get_current_context(), store)
     if not store:
-        raise click.UsageError(f"no store named: give --store, or set {URL_VARIABLE}")
+        raise click.UsageError(f"no store given: use --store, or set {URL_VARIABLE}")
     each = itertools.chain.from_iterable(one if isinstance(one, tuple) else (one,) for one in arguments)
     return StoreChoice(store, retry, tuple(one for one in each if isinstance(one, Target)))
 

@@ -231,7 +231,7 @@ def remove(node: str, root: Path, lost: bool, address: str, timeout: float, as_j
 
     root, address = _absolute(root), _ray_address(address)
     if not node:
-        raise click.BadParameter("an empty name is no node", param_hint="'NODE'")
+        raise click.BadParameter("a node's name cannot be empty", param_hint="'NODE'")
     removal = functools.partial(commands.remove, root, address, node, lost=lost, timeout_s=timeout, tell=note)
     uuid = _alone(root, address, removal, ends=True)
     click.echo(json.dumps({"removed": uuid}) if as_json else f"removed {uuid}")
@@ -251,7 +251,7 @@ def down(root: Path, address: str, as_json: bool) -> None:
         click.echo(json.dumps({"nodes": nodes, "ray_processes": processes}))
     else:
         ended = f"ended {count_text(nodes, 'node')}{', and Ray' if processes else ''}"
-        click.echo(ended if nodes or processes else f"nothing of {root} was running")
+        click.echo(ended if nodes or processes else f"no nodes of {root} were running")
 
 
 @cluster.command()

@@ -249,7 +249,7 @@ def moving_texts(moving: dict[str, Any]) -> list[str]:
     if moving["moving"]:
         texts.append(f"about {count_text(moving['objects_left'], 'object')} to be moved between drives")
     if moving["refilling"]:
-        texts.append("bringing back what was on a drive that was given up")
+        texts.append("restoring what was on a drive that was given up")
     return texts
 
 

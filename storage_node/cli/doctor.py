@@ -67,18 +67,20 @@ def doctor(
     if not paths and (variable := os.environ.get(URL_VARIABLE)):
         paths = (variable,)
     if not paths:
-        raise click.UsageError(f"nothing to examine: give the drives of a store, or set {URL_VARIABLE}")
+        raise click.UsageError(f"no store given: name its drives, or set {URL_VARIABLE}")
     if any(path.startswith(_GRPC) for path in paths):
         if len(paths) > 1 or checksums or repair or rebuild:
-            raise click.UsageError("a node can only be asked how it is: run this on its machine, with its drives")
+            raise click.UsageError(
+                "a running node can only be asked for its health; for more, stop it and name its drives on its machine"
+            )
         healthy = _ask_node(paths[0], as_json=as_json)
     else:
         if repair and rebuild:
-            raise click.UsageError("--rebuild first, then --repair")
+            raise click.UsageError("--rebuild and --repair cannot be combined: run --rebuild first, then --repair")
         if drop_damaged and not repair:
-            raise click.UsageError("--drop-damaged goes with --repair")
+            raise click.UsageError("--drop-damaged needs --repair")
         if all_drives and not rebuild:
-            raise click.UsageError("--all-drives goes with --rebuild")
+            raise click.UsageError("--all-drives needs --rebuild")
         try:
             drives = [folder for path in paths for folder in store_folders(path)]
         except InvalidRequest as error:
@@ -198,7 +200,7 @@ def _verdict(report: Report) -> str:
     put_right = sum(finding.repaired is not None for finding in report.findings)
     parts = [count_text(len(report.errors), "error"), count_text(len(report.warnings), "warning")]
     if put_right:
-        parts.append(f"{put_right:,} put right")
+        parts.append(f"{put_right:,} repaired")
     return f"{'healthy' if report.healthy else ', '.join(parts)}; {how}"
 
 

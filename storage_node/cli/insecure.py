@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 WHY = (
-    "there is no authentication and no encryption: whoever reaches a node there can read, change and delete what is "
-    "stored. Give --insecure to listen on a network all the same"
+    "there is no authentication and no encryption: anyone who can reach the node can read, change, and delete "
+    "what is stored. Use --insecure to listen on a network nevertheless"
 )
 insecure_option = click.option(
     "--insecure",

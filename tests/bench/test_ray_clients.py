@@ -237,7 +237,7 @@ def test_a_client_that_dies_is_lost_by_name(ray: Ray, node: NodeProcess, bucket_
     assert process.returncode == 1, out + err
     found = json.loads(file.read_text())
     (lost,) = found["lost"]
-    assert f"lost on the way: {lost}" in err
+    assert f"clients lost during the run: {lost}" in err
     assert len(found["clients"]) == 1
     assert found["objects"] == found["clients"][0]["objects"] > 0
 

@@ -29,7 +29,7 @@ def test_what_is_below_a_name_is_copied_once_and_then_moved(
     assert run("cp", "-r", f"{filled}/en", f"{filled}/de").stderr.startswith("copied 2 objects")
     again = run("cp", "-r", f"{filled}/en/", f"{filled}/de/")
     assert again.exit_code == 0
-    assert again.stderr.splitlines()[1:] == ["skipped, because it already exists with the same bytes: 2 objects"]
+    assert again.stderr.splitlines()[1:] == ["already there with the same bytes: 2 objects"]
     assert stored.contents() == objects | {"de/a.txt": b"one\n", "de/b.bin": objects["en/b.bin"]}
     assert run("mv", "-r", f"{filled}/en", f"{filled}/de").stderr.startswith("renamed 2 objects")
     assert stored.names() == ["de/a.txt", "de/b.bin", "english", "es/ñ 1.txt", "z"]
@@ -80,4 +80,7 @@ def test_files_of_this_machine_are_not_copied_and_the_commands_that_do_are_named
     for arguments in ([f"{filled}/z", "./z"], ["corpus/a.wav", filled], ["-r", "corpus", filled]):
         refused = run("cp", *arguments)
         assert refused.exit_code == 1
-        assert "is a file of this machine, and this works within a store: `ais-loader put`" in refused.stderr
+        assert (
+            "is a file on this machine, and this command works within a store; for files, use `ais-loader put`"
+            in refused.stderr
+        )

@@ -118,7 +118,7 @@ def test_get_writes_what_a_transform_makes(store: str) -> None:
     assert get("--etl", "shift", "--args", '{"from": "a-c"}').stdout_bytes == b"xyz"
     assert get("--etl", "shift", "--args", '{"from": "a-c"}', "--start", "1").stdout_bytes == b"yz"
     for arguments, code, what in (
-        (("--args", "{}"), 2, "give --etl, too"),
+        (("--args", "{}"), 2, "--args needs --etl"),
         (("--etl", "shift", "--args", "[1]"), 2, "need a JSON object"),
         (("--etl", "shift"), 1, "'from' is missing"),
         (("--etl", "none"), 1, "there is no transform 'none'"),

@@ -30,10 +30,7 @@ def test_what_is_below_a_folder_becomes_files_and_what_is_there_is_left_alone(
     assert files_in(tmp_path / "all") == objects
     (tmp_path / "all" / "z").unlink()
     again = run("get", filled, tmp_path / "all", "-r").stderr.splitlines()
-    assert (
-        again[0].startswith("wrote 1 file below")
-        and again[1] == "skipped, because it already exists with the same bytes: 4 files"
-    )
+    assert again[0].startswith("wrote 1 file below") and again[1] == "already there with the same bytes: 4 files"
     wanted = run("get", "-r", filled, tmp_path / "some", "--include", "*.bin", "--include", "z", "--exclude", "z")
     assert wanted.exit_code == 0 and set(files_in(tmp_path / "some")) == {"en/b.bin"}
 

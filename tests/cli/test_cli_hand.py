@@ -45,7 +45,7 @@ def test_the_store_is_named_before_the_command_or_after_it_and_after_counts(stor
     assert runner.invoke(main, ["--store", store, "bucket", "--store", other, "ls"]).stdout == "there\n"
     assert runner.invoke(main, ["ls"]).stdout == "there\n"
     wrong = runner.invoke(main, ["--store", store, "cluster", "status"])
-    assert wrong.exit_code == 2 and "`cluster` takes no --store" in wrong.stderr
+    assert wrong.exit_code == 2 and "`cluster` has no --store" in wrong.stderr
 
 
 def test_the_folder_of_a_cluster_is_named_by_the_environment(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_nodes_are_not_made_inside_a_store(store: str) -> None:
         (["snapshot", "list"], "did you mean 'ls'?"),
         (["etl", "strat", "x"], "did you mean 'start'?"),
         (["get", "speech/top", __file__ + "/x"], f"{__file__}: not a folder"),
-        (["get", "speech"], "speech is a bucket: need BUCKET/NAME, or -r, which gets"),
+        (["get", "speech"], "speech is a bucket: need BUCKET/NAME, or -r for the objects in it"),
         (["get", "speech/en"], "no object 'en' in bucket 'speech'; did you mean the folder speech/en/, with -r?"),
         (["ls", "speach"], "did you mean 'speech'?"),
         (["get", "speech/en/ana.wav"], "no object 'en/ana.wav' in bucket 'speech'; did you mean speech/en/anna.wav?"),

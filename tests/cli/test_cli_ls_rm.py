@@ -184,7 +184,7 @@ def test_a_folder_goes_only_after_yes(run: Run, filled: str, objects: dict[str, 
         result = run("rm", "-r", f"{filled}/en", stdin=answer)
         assert result.exit_code == 1 and result.stderr.endswith("nothing deleted\n")
     silent = run("rm", "-r", f"{filled}/en")
-    assert silent.exit_code == 1 and "--yes answers beforehand" in silent.stderr
+    assert silent.exit_code == 1 and "use --yes to skip the question" in silent.stderr
     assert stored.contents() == objects
     agreed = run("rm", "-r", f"{filled}/en", stdin=b"y\n")
     assert (agreed.exit_code, agreed.stdout) == (0, "")
@@ -208,13 +208,16 @@ def test_a_bucket_is_made_once_and_deleted_when_empty_or_forced(run: Run, bucket
     made = run("bucket", "create", bucket_name)
     assert (made.exit_code, made.stdout) == (0, "")
     again = run("bucket", "create", f"ais://{bucket_name}")
-    assert (again.exit_code, again.stderr) == (1, f"Error: bucket {bucket_name!r} exists; --exist-ok accepts that\n")
+    assert (again.exit_code, again.stderr) == (
+        1,
+        f"Error: bucket {bucket_name!r} already exists; with --exist-ok that is no error\n",
+    )
     assert run("bucket", "create", bucket_name, "--exist-ok").exit_code == 0
     run("put", "-", f"{bucket_name}/x", stdin=b"x")
     full = run("bucket", "rm", bucket_name)
     assert (full.exit_code, full.stderr) == (
         1,
-        f"Error: bucket {bucket_name!r} holds objects; --force deletes them with it\n",
+        f"Error: bucket {bucket_name!r} is not empty; use --force to delete its objects, too\n",
     )
     forced = run("bucket", "rm", bucket_name, "--force")
     assert (forced.exit_code, forced.stderr) == (0, f"deleted bucket {bucket_name} and 1 object in it\n")

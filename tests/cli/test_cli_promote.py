@@ -39,7 +39,7 @@ def test_a_folder_is_promoted_below_a_prefix_and_skipped_the_second_time(
     assert f"promoted 3 files into bucket {bucket_name} (293.0 KiB" in done.stderr
     assert stored.contents() == {"p/a.wav": b"a", "p/x/b.wav": b"bb", "p/x/c.txt": LARGE}
     again = run("promote", "-r", folder, f"{bucket_name}/p/")
-    assert again.exit_code == 0 and "there already: 3 files" in again.stderr
+    assert again.exit_code == 0 and "already there: 3 files" in again.stderr
 
 
 def test_json_has_a_line_for_each_file_and_a_summary(run: Run, bucket_name: str, folder: Path) -> None:

@@ -99,7 +99,7 @@ def test_of_a_reason_that_many_files_have_in_common_some_are_told(
     gone = [tmp_path / f"gone-{number}" for number in range(25)]
     result = run("put", *gone, tmp_path / "tree" / "a.txt", bucket_name, "--create-bucket")
     assert (result.exit_code, result.stderr.count("Failed: ")) == (1, 21)
-    assert "Failed: and 5 files more (--json lists each of them): No such file or directory\n" in result.stderr
+    assert "Failed: and 5 files more (--json lists them all): No such file or directory\n" in result.stderr
     assert result.stderr.endswith("failed: 25 files\n") and stored.contents() == {"a.txt": b"a"}
     assert run("put", *gone, bucket_name, "--json").stdout.count('"error"') == 25
 
@@ -137,7 +137,7 @@ def test_symbolic_links_are_left_out_unless_asked_for(
     (tmp_path / "tree" / "folder").symlink_to(tmp_path / "tree" / "a")
     result = run("put", "-r", tmp_path / "tree", bucket_name, "--create-bucket")
     assert (result.exit_code, sorted(stored.names())) == (0, sorted(tree))
-    assert "left out: 2 symbolic links, which --follow-links would follow\n" in result.stderr
+    assert "skipped: 2 symbolic links; --follow-links follows them\n" in result.stderr
     assert run("put", "-r", tmp_path / "tree", bucket_name, "--follow-links").exit_code == 0
     links = {"out": b"outside", "folder/x.bin": b"\0\1", "folder/deep/y": b""}
     assert stored.contents() == tree | links
@@ -159,7 +159,7 @@ def test_a_store_does_not_swallow_itself(run: Run, tree: dict[str, bytes], tmp_p
     store = tmp_path / "tree" / "store"
     assert run("bucket", "create", "b", "--store", store).exit_code == 0
     result = run("put", "-r", tmp_path / "tree", "b", "--store", store)
-    assert "left out: 1 store folder\n" in result.stderr
+    assert "skipped: 1 store folder\n" in result.stderr
     with connect(store, mode="r") as client:
         assert {info.name for info in client.bucket("b").objects()} == set(tree)
     assert "is the store itself" in run("put", "-r", store, "b", "--store", store).stderr
@@ -173,12 +173,12 @@ def test_a_command_line_that_cannot_be_meant_stores_nothing(
     before = stored.contents()
     cases: list[tuple[list[str | Path], str]] = [
         (["put", folder, filled], "is a folder; -r stores the files in it"),
-        (["put", folder / "a.txt", folder / "b.txt", f"{filled}/p"], f"{filled}/p/ rather than {filled}/p"),
+        (["put", folder / "a.txt", folder / "b.txt", f"{filled}/p"], f"{filled}/p/ instead of {filled}/p"),
         (["put", folder / "a.txt", folder / "a" / "a.txt", filled], "would both become 'a.txt'"),
         (["put", "-r", folder, folder / "a", filled], "would both become 'a.txt'"),
         (["put", "-", filled], "standard input has no name"),
         (["put", "/dev/null", filled], "is not a regular file"),
-        (["put", filled], "one argument alone"),
+        (["put", filled], "only one name was given"),
         (["put", folder / "a.txt", "/x"], "names no bucket"),
     ]
     for arguments, reason in cases:
@@ -193,7 +193,7 @@ def test_a_missing_bucket_or_store_is_not_made_by_accident(run: Run, bucket_name
     missing = run("put", tmp_path / "f", bucket_name)
     assert (missing.exit_code, missing.stderr) == (
         1,
-        f"Error: bucket {bucket_name!r} does not exist; --create-bucket makes it\n",
+        f"Error: bucket {bucket_name!r} does not exist; use --create-bucket to create it\n",
     )
     typo = tmp_path / "typo"
     assert f"no store at {typo}; " in run("put", tmp_path / "f", "b", "--store", typo).stderr
@@ -213,10 +213,7 @@ def test_what_is_there_and_equal_is_not_stored_again(
     (tmp_path / "tree" / "new").write_bytes(b"new")
     again = run(*put)
     assert again.exit_code == 0
-    assert (
-        "stored 3 objects" in again.stderr
-        and "skipped, because it already exists with the same bytes: 3 files" in again.stderr
-    )
+    assert "stored 3 objects" in again.stderr and "already there with the same bytes: 3 files" in again.stderr
     assert stored.contents() == {f"p/{name}": data for name, data in {**tree, "a.txt": b"A", "new": b"new"}.items()}
     with connect(url) as client:
         after = {info.name: info.version for info in client.bucket(bucket_name).objects()}

@@ -27,7 +27,7 @@ def corpus(tmp_path: Path) -> Path:
 def test_hidden_files_stay_behind_unless_asked_for(run: Run, corpus: Path, bucket_name: str, stored: Stored) -> None:
     first = run("put", "-r", corpus, bucket_name, "--create-bucket")
     assert stored.names() == ["a.txt", "a.wav", "x/b.wav"]
-    assert first.stderr.splitlines()[-1] == "left out: 2 hidden names, which --hidden would take"
+    assert first.stderr.splitlines()[-1] == "skipped: 2 hidden names; --hidden includes them"
     assert run("put", "-r", corpus, bucket_name, "--hidden").exit_code == 0
     assert stored.contents() == FILES
     assert run("put", corpus / ".hidden", f"{bucket_name}/p/").exit_code == 0  # it was named
@@ -37,7 +37,7 @@ def test_hidden_files_stay_behind_unless_asked_for(run: Run, corpus: Path, bucke
 def test_patterns_choose_files_by_name_or_by_path(run: Run, corpus: Path, bucket_name: str, stored: Stored) -> None:
     done = run("put", "-r", corpus, f"{bucket_name}/p", "--create-bucket", "--include", "*.wav", "--exclude", "x/*")
     assert done.exit_code == 0 and stored.names() == ["p/a.wav"]
-    assert "left out: 2 files by --include and --exclude\n" in done.stderr
+    assert "skipped: 2 files by --include and --exclude\n" in done.stderr
     assert run("put", corpus / "a.txt", bucket_name, "--include", "*").exit_code == 2
 
 
@@ -45,7 +45,7 @@ def test_a_dry_run_shows_what_would_be_stored_and_changes_nothing(
     run: Run, corpus: Path, bucket_name: str, stored: Stored
 ) -> None:
     missing = run("put", "-r", corpus, bucket_name, "--dry-run")
-    assert missing.exit_code == 1 and "--create-bucket makes it" in missing.stderr
+    assert missing.exit_code == 1 and "use --create-bucket to create it" in missing.stderr
     told = run("put", "-r", corpus, f"{bucket_name}/p", "-n", "--create-bucket")
     assert told.exit_code == 0
     assert told.stdout.splitlines()[0] == f"{corpus}/a.txt -> {bucket_name}/p/a.txt"

@@ -16,19 +16,19 @@ def test_what_is_there_is_left_as_it_is_and_counted(run: Run, bucket_name: str, 
         (tmp_path / name).write_bytes(b"1" * size)
     files = [tmp_path / name for name in sizes]
     first = run("put", *files[:2], bucket_name, "--create-bucket", "--if-absent")
-    assert (first.exit_code, "there already" in first.stderr) == (0, False)
+    assert (first.exit_code, "already there" in first.stderr) == (0, False)
     for file in files:
         file.write_bytes(b"2" * 10)
     again = run("put", *files, bucket_name, "--if-absent", "--json")
     assert again.exit_code == 0
     assert "stored 1 object in" in again.stderr
-    assert "there already, and left as they are: 2 objects" in again.stderr
-    assert "failed" not in again.stderr and "not reached" not in again.stderr
+    assert "already there, not replaced: 2 objects" in again.stderr
+    assert "failed" not in again.stderr and "not attempted" not in again.stderr
     told = [json.loads(line) for line in again.stdout.splitlines()]
     assert [line.get("skipped", line.get("name")) for line in told] == ["there already", "there already", "c"]
     assert stored.contents() == {"a": b"111", "b": b"1" * (5 << 20), "c": b"2" * 10}
     typed = run("put", "-", f"{bucket_name}/a", "--if-absent", stdin=b"typed")
-    assert (typed.exit_code, "there already" in typed.stderr) == (0, True)
+    assert (typed.exit_code, "already there" in typed.stderr) == (0, True)
 
 
 def test_metadata_go_with_every_file_and_are_shown(run: Run, bucket_name: str, tmp_path: Path) -> None:

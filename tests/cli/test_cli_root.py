@@ -110,7 +110,7 @@ def test_a_store_must_be_named(tmp_path: Path) -> None:
     runner = CliRunner(env={"AIS_LOADER_URL": None})
     result = runner.invoke(main, ["ls"])
     assert result.exit_code == 2
-    assert result.stderr.endswith("Error: no store named: give --store, or set AIS_LOADER_URL\n")
+    assert result.stderr.endswith("Error: no store given: use --store, or set AIS_LOADER_URL\n")
 
 
 def test_a_store_that_cannot_be_meant_is_a_usage_error(tmp_path: Path) -> None:

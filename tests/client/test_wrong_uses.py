@@ -193,8 +193,8 @@ WRONG: list[tuple[str, str]] = [
     ('client.get_batch("ais://pictures/cat/1.png")', "TypeError: entries is one str; pass a list of entries"),
     (
         "client.get_batch(NAMES)",
-        "InvalidRequest: 'cat/0.png': need an Entry, or a URL like ais://bucket/name; for a plain name, also pass its "
-        "bucket: bucket=...",
+        "InvalidRequest: 'cat/0.png': need an Entry, or a URL like ais://bucket/name; for a plain name, "
+        "pass bucket=...",
     ),
     (
         'list(client.get_batch([Entry("pictures", "cat/")]))',
@@ -293,7 +293,7 @@ WRONG: list[tuple[str, str]] = [
     (
         "ShufflePlan(NAMES, 2)",
         "InvalidRequest: ShufflePlan: 'cat/0.png': need an Entry, or a URL like ais://bucket/name; for a plain name, "
-        "also pass its bucket: bucket=...",
+        "pass bucket=...",
     ),
     (
         "ShufflePlan(bucket, 2)",

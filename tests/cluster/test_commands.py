@@ -122,9 +122,9 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["up", "--root", "/proc/nothing"], 1, "no nodes can be below /proc/nothing: No such file or directory"),
     (["add", "--root", "{root}/new"], 1, "no nodes below {root}/new; `cluster up` makes the first"),
     (["remove", "node-1", "--root", "{root}/new"], 1, "no nodes below {root}/new"),
-    (["remove", "", "--root", "{root}/new"], 2, "an empty name is no node"),
+    (["remove", "", "--root", "{root}/new"], 2, "a node's name cannot be empty"),
     (["logs", "node-1", "--root", "{root}/new"], 1, "no node node-1 below {root}/new; there are: none"),
-    (["down", "--root", "{root}/new"], 0, "nothing of {root}/new was running"),
+    (["down", "--root", "{root}/new"], 0, "no nodes of {root}/new were running"),
     (["status", "--root", "{root}/new"], 1, "no cluster below {root}/new; `ais-loader cluster up` makes one"),
 ]
 
