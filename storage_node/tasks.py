@@ -33,7 +33,7 @@ async def keep_going(name: str, work: Callable[[], Awaitable[None]]) -> None:
             if loop.time() - began_s > BACKOFF.longest_s:
                 failures = 0
             pause_s = BACKOFF.pause_s(failures)
-            log.exception("%s failed, and begins anew in %g s", name, pause_s)
+            log.exception("%s failed and is restarted in %g s", name, pause_s)
         await asyncio.sleep(pause_s)
         failures += 1
 

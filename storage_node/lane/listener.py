@@ -118,7 +118,7 @@ class LaneListener:
             try:
                 sock, _ = await loop.sock_accept(listening)
             except OSError as error:  # no descriptor left, or a connection that has gone already
-                log.warning("a lane could not be taken: %s", error)
+                log.warning("a lane could not be accepted: %s", error)
                 await asyncio.sleep(0.1)
                 continue
             if self._strangers >= MAX_STRANGERS:

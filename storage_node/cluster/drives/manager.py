@@ -259,7 +259,7 @@ class DriveManager:
         finally:
             self._mark_what_is_lost(moving)
         self.counts.given_up += 1
-        log.error("drive %s was given up: what was on it is fetched from other nodes", name)
+        log.error("drive %s was given up: its objects are fetched from other nodes", name)
 
     def _mark_what_is_lost(self, moving: bool) -> None:
         if moving:  # what it had may be on another drive, too, in an older version
@@ -326,7 +326,7 @@ class DriveManager:
                         self.counts.disabled += 1
                     except LoaderError as error:
                         if said.get(uuid) != str(error):
-                            log.error("drive %s fails, and is not disabled: %s", drive.root, error)
+                            log.error("drive %s is failing, but is not disabled: %s", drive.root, error)
                         said[uuid] = str(error)
                 elif await self._is_stuck(uuid, drive):
                     await self._in_turn(self._open_again(uuid))
@@ -343,14 +343,14 @@ class DriveManager:
         drive = self._known(uuid)
         if drive is None:
             return
-        log.error("drive %s has room, and its catalog refuses what comes: it is opened again", drive.root)
+        log.error("drive %s has room, but its catalog refuses writes: reopening it", drive.root)
         self._rooms.pop(uuid, None)
         self._repair.compare_again()  # it has missed writes
         try:
             await self._node.read(self._store.pool.disable_drive, uuid, f"{drive.root} is being opened again")
             await self._node.read(self._store.pool.enable_drive, uuid, drive.root)
         except LoaderError as error:
-            log.error("drive %s cannot be opened again: %s", drive.root, error)
+            log.error("drive %s cannot be reopened: %s", drive.root, error)
         finally:
             self._repair.compare_again()  # what has been compared meanwhile was without it
 
@@ -414,7 +414,7 @@ class DriveManager:
                 self.counts.objects_left = moved.left_estimate
                 if self._store.record.current.drives != record.drives:
                     await self._in_turn(self._follow())
-                    log.warning("a drive that retired has nothing left, and is this node's no longer")
+                    log.warning("a retired drive is empty and no longer belongs to this node")
                 if moved.problem and moved.problem != said:
                     log.warning("some objects cannot be moved between drives for now: %s", moved.problem)
                 said = moved.problem or ""

@@ -21,7 +21,8 @@ def open_membership(store: Store) -> tuple[Membership, AcceptorStore]:
     kept = acceptor_store.state.committed
     membership = Membership(bytes.fromhex(store.store_uuid), ClusterView(kept) if kept is not None else None)
     if not acceptor_store.may_vote:
-        log.warning("too many drives are missing to vote on the cluster's map")
+        effect = "only the objects on its other drives can be used" if kept is None else "it does not vote on the map"
+        log.warning("half of this node's drives or more are missing: %s", effect)
     if membership.view is not None:
         try:
             restore_buckets(store, membership.view)

@@ -75,7 +75,7 @@ class DamageRepair:
                     try:
                         await self._mend(bucket_uuid, {name: names[name] for name in part})
                     except LoaderError as error:
-                        log.warning("damaged copies cannot be mended for now: %s", error)
+                        log.warning("damaged copies cannot be repaired for now: %s", error)
             in_vain = 0 if self._damaged.mended > before else in_vain + 1
 
     async def _mend(self, bucket_uuid: bytes, names: Mapping[str, Version]) -> None:

@@ -136,6 +136,6 @@ def _report(lapsed_s: float | None, now: float, until_s: float) -> float | None:
             log.warning("this node holds a read lease again, after %.1f s without", now - lapsed_s)
         return None
     if lapsed_s is None and until_s > float("-inf"):
-        log.warning("this node holds no read lease: it does not read out what has several copies")
+        log.warning("this node has no read lease: it does not serve objects with several copies")
         return now
     return lapsed_s

@@ -239,7 +239,7 @@ class JobManager:
         job = running.run.job
         if running.task.done() and not running.run.stopped:
             error = None if running.task.cancelled() else running.task.exception()
-            log.error("job %s failed on this node, and begins anew", job.name, exc_info=error)
+            log.error("job %s failed on this node and is restarted", job.name, exc_info=error)
             del self._running[job.uuid]
             return
         if running.fatal is not None:
@@ -302,7 +302,7 @@ class JobManager:
             await self._records.end(running.run.job.uuid, state, problem, counts)
             self.changed()
         except LoaderError as error:
-            log.warning("job %s has ended, which cannot be recorded now: %s", running.run.job.name, error)
+            log.warning("job %s has ended, but this cannot be recorded now: %s", running.run.job.name, error)
 
     # -- what others ask
 

@@ -185,9 +185,9 @@ class Shards:
         except FileNotFoundError:
             pass
         except (ArchiveIndexError, ArchiveIndexStale) as error:
-            log.warning("%s; it is made anew", error)
+            log.warning("%s; it is rebuilt", error)
         except OSError as error:  # the shard itself may well be readable
-            log.warning("%s: the index cannot be read and is made anew: %s", path, error)
+            log.warning("%s: the index cannot be read and is rebuilt: %s", path, error)
         _verify(source, record, name)
         return Archive(source, self._save(index_shard(source, name), path, state))
 
