@@ -371,15 +371,15 @@ class Bucket(BucketComposing, BucketTransforming):
         length: int | None = None,
         member: str | None = None,
         version: str | None = None,
-        verify: bool = False,
+        verify: bool = True,
         timeout_s: float = 30.0,
         etl: Etl | None = None,
         args: Mapping[str, Any] | None = None,
     ) -> bytes:
         """Return an object's bytes, or `length` bytes from `start` (None reads to the end).
 
-        With `etl`, you get the result of that transform instead. A whole object is always verified against its stored
-        checksum, a range only if `verify` is set.
+        With `etl`, you get the result of that transform instead. What you get is verified against the stored checksums.
+        `verify=False` leaves that out for a range, whose blocks are then not read as a whole.
 
         Raises ObjectNotFound (also if the object no longer has this `version`), BucketNotFound, RangeError,
         CorruptObject, InvalidRequest, NodeUnavailable, SilenceTimeout.
@@ -413,7 +413,7 @@ class Bucket(BucketComposing, BucketTransforming):
         member: str | None = None,
         version: str | None = None,
         timeout_s: float = 30.0,
-        verify: bool = False,
+        verify: bool = True,
         etl: Etl,
         args: Mapping[str, Any] | None = None,
     ) -> IO[bytes]: ...
@@ -427,7 +427,7 @@ class Bucket(BucketComposing, BucketTransforming):
         version: str | None = None,
         timeout_s: float = 30.0,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
-        verify: bool = False,
+        verify: bool = True,
         etl: None = None,
     ) -> ObjectFile: ...
 
@@ -439,7 +439,7 @@ class Bucket(BucketComposing, BucketTransforming):
         version: str | None = None,
         timeout_s: float = 30.0,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
-        verify: bool = False,
+        verify: bool = True,
         etl: Etl | None = None,
         args: Mapping[str, Any] | None = None,
     ) -> ObjectFile | IO[bytes]:
@@ -450,7 +450,9 @@ class Bucket(BucketComposing, BucketTransforming):
             version: The version that the object must have.
             timeout_s: The longest time to wait for the next bytes from the store, in seconds.
             read_ahead_bytes: The most that is requested ahead of a sequential reader. It is held in memory.
-            verify: Verify what is read against the stored block checksums.
+            verify: Verify what is read against the stored block checksums, before it is returned. False leaves that
+                out, for small random reads that should not read whole blocks of 256 KiB. They may then return damaged
+                bytes.
             etl: A transform. The file then has its result, all of which is fetched before this call returns.
             args: Arguments of a single transform.
 
@@ -473,7 +475,7 @@ class Bucket(BucketComposing, BucketTransforming):
         version: str | None = None,
         timeout_s: float = 30.0,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
-        verify: bool = False,
+        verify: bool = True,
     ) -> ObjectReader:
         """Open an object as a forward-only stream that yields views of the data as it arrives.
 

@@ -215,7 +215,7 @@ class Client:
             assembly: For a cluster: "direct" asks each node for its own entries, "target" asks one node for all of
                 them, and "auto" chooses between the two.
             colocation: How to choose the node for "target": "none", "owner" or "shard".
-            verify_ranges: Verify byte ranges against the stored checksums, which reads whole blocks.
+            verify_ranges: Verify byte ranges against the stored checksums, which reads whole blocks. True by default.
             options: Only the seven arguments above, `on_error` to `verify_ranges`: the fields of `BatchOptions`.
             archive: "tar", "tar.gz", "tar.lz4", "tar.zst" or "zip", to get the batch as one archive instead.
             archive_names: How to name the members of that archive: "bucket" for bucket/object, "object" to leave out

@@ -149,7 +149,7 @@ class ObjectFile(_ObjectStream):
         *,
         timeout_s: float = 30.0,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
-        verify: bool = False,
+        verify: bool = True,
         member: str | None = None,
     ) -> None:
         super().__init__(client, info, timeout_s, read_ahead_bytes, verify, member)
@@ -232,7 +232,7 @@ class ObjectReader(_ObjectStream):
         *,
         timeout_s: float = 30.0,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
-        verify: bool = False,
+        verify: bool = True,
     ) -> None:
         super().__init__(client, info, timeout_s, read_ahead_bytes, verify)
         self._rest = memoryview(b"")

@@ -31,6 +31,8 @@ LONG_FROM_BYTES = 8 << 20
 LONG_BYTES = 4 << 30
 LONG_AGAIN_BYTES = 64 << 20
 """As many have to come otherwise after one that broke."""
+BLOCK_BYTES = 256 << 10
+"""Objects have a checksum for each of these. A node verifies ranges of whole blocks without reading any block twice."""
 FIRST_BYTES = 128 << 10
 """What a reader that has just jumped gets for the asking, however little it wants."""
 
@@ -61,7 +63,10 @@ class Ramp:
         if planned >= size_bytes or (planned > position and planned - position > target // 2):
             return planned
         self.ahead_bytes = min(most, 2 * target)
-        return max(planned, min(size_bytes, position + target))
+        until = position + target
+        if target >= BLOCK_BYTES:
+            until -= until % BLOCK_BYTES
+        return max(planned, min(size_bytes, until))
 
 
 class ReadAhead:

@@ -51,8 +51,10 @@ class BatchOptions:
     """Which node is the "target": with "none" each client chooses one, so that clients spread over the nodes; "owner"
     and "shard" choose the node that has most of the batch's entries.
     """
-    verify_ranges: bool = False
-    """Verify byte ranges against the stored block checksums, at the cost of reading whole blocks."""
+    verify_ranges: bool = True
+    """Verify byte ranges against the stored block checksums, which reads whole blocks of 256 KiB. False returns ranges
+    without a look at their bytes. Whole objects and whole members are always verified.
+    """
 
     def __post_init__(self) -> None:
         choices = {

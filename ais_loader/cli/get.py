@@ -41,7 +41,9 @@ _PIECE_BYTES = 16 << 20
     "--length", metavar="BYTES", type=click.IntRange(min=0), help="Length of the range.  [default: up to the end]"
 )
 @click.option(
-    "--verify", is_flag=True, help="Check a range against the stored block checksums; a whole object is always checked."
+    "--verify/--no-verify",
+    default=True,
+    help="Check a range against the stored block checksums; a whole object is always checked.  [default: verify]",
 )
 @click.option(
     "--head",
@@ -87,9 +89,9 @@ def get(
     """
     file = chosen_output(argument, output, "FILE") or STDOUT
     if recursive:
-        if head_only or start or length is not None or verify or etl is not None or arguments is not None:
+        if head_only or start or length is not None or not verify or etl is not None or arguments is not None:
             raise click.UsageError(
-                "-r gets whole objects: it cannot be combined with --start, --length, --verify, --head, or --etl"
+                "-r gets whole objects: it cannot be combined with --start, --length, --no-verify, --head, or --etl"
             )
         if file == STDOUT:
             raise click.UsageError("-r writes files: give the folder for them")

@@ -131,7 +131,7 @@ def _is_there(transport: Transport, bucket: str, name: str, at: int, tail: _Tail
     checksum = 0
     try:
         for chunk in transport.get(
-            bucket, name, start=at, length=tail.size_bytes, member=None, verify=False, timeout_s=_GET_TIMEOUT_S
+            bucket, name, start=at, length=tail.size_bytes, member=None, verify=True, timeout_s=_GET_TIMEOUT_S
         ):
             checksum = crc32c(bytes(chunk), checksum)
     except (errors.ObjectNotFound, errors.RangeError):

@@ -221,7 +221,7 @@ def _put_marker(
 def _read_marker(transport: Transport, bucket: str, upload_id: str) -> dict[str, Any] | None:
     name = folder(upload_id) + _MARKER
     try:
-        chunks = transport.get(bucket, name, start=0, length=None, member=None, verify=False, timeout_s=30.0)
+        chunks = transport.get(bucket, name, start=0, length=None, member=None, verify=True, timeout_s=30.0)
         said: dict[str, Any] = json.loads(b"".join(chunks))
     except errors.ObjectNotFound:
         return None

@@ -10,11 +10,13 @@ Threads: any.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from ais_loader.errors import ArchiveError, ArchiveIndexError, ArchiveIndexStale, CorruptObject, LoaderError
@@ -24,7 +26,7 @@ from storage_node.store.archives.index_format import ShardState
 from storage_node.store.archives.kinds import kind_of_name, recognise
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.member import Member
-from storage_node.store.archives.source import FdSource, chunks_of
+from storage_node.store.archives.source import CheckedSource, FdSource, chunks_of
 from storage_node.store.archives.unpack_cache import UnpackCache
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.object_files import RawFiles
@@ -60,13 +62,33 @@ def naming(name: str, member: str | None = None) -> Iterator[None]:
 class OpenShard:
     """A shard with its index. Its descriptor is closed with the last reference to it: keep one while reading."""
 
-    def __init__(self, archive: Archive, fd: int, held: contextlib.ExitStack, *, is_object: bool = True) -> None:
+    def __init__(
+        self,
+        archive: Archive,
+        fd: int,
+        held: contextlib.ExitStack,
+        open_checked: Callable[[], Archive],
+        *,
+        is_object: bool = True,
+    ) -> None:
         self.archive = archive
+        """Whole members are verified against their checksums, parts of them are not."""
         self.fd = fd
         """Of what `Archive.file_range` counts in."""
         self.is_object = is_object
         """Whether that is the object's own file, and not an unpacked copy of it."""
         self._held = held
+        self._open_checked = open_checked
+        self._checked: Archive | None = None
+
+    def checked(self) -> Archive:
+        """The archive, read through the block checksums of the object: every byte is verified before it is returned.
+
+        Only where `is_object`. Raises FileNotFoundError if the checksums are gone, as after the object was replaced.
+        """
+        if self._checked is None:
+            self._checked = self._open_checked()
+        return self._checked
 
     def find(self, member: str) -> Member:
         """Raises MemberNotFound."""
@@ -79,8 +101,21 @@ class OpenShard:
 class Shards:
     """Of one drive. Only a drive that is open for writing keeps indexes; others use those, or make their own."""
 
-    def __init__(self, root: Path, files: RawFiles, *, writable: bool, limits: ShardLimits | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        files: RawFiles,
+        block_checksums: Callable[[CatalogEntry], Sequence[int]],
+        *,
+        writable: bool,
+        limits: ShardLimits | None = None,
+        damaged: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`block_checksums`: of all blocks of an object, raises CorruptObject. `damaged`: called for a block that does
+        not match."""
         self.limits = limits or ShardLimits()
+        self._block_checksums = block_checksums
+        self._damaged = damaged
         self._folder = root / FOLDER_NAME
         self._files = files
         self._writable = writable
@@ -161,13 +196,21 @@ class Shards:
             held.callback(os.close, fd)
             source = FdSource(fd, record.size_bytes)
             archive, is_object = self._indexed(source, record, name), True
+            open_checked = partial(self._checked, fd, record, archive.index)
             if archive.needs_copy:
                 content_bytes = archive.index.content_bytes
                 copy = held.enter_context(
                     self._unpacked().get(record.path, content_bytes, archive.content, timeout_s=COPY_TIMEOUT_S)
                 )
                 archive, fd, is_object = archive.on_copy(copy), copy.fd, False
-            return OpenShard(archive, fd, held.pop_all(), is_object=is_object)
+            return OpenShard(archive, fd, held.pop_all(), open_checked, is_object=is_object)
+
+    def _checked(self, fd: int, record: CatalogEntry, index: MemberIndex) -> Archive:
+        try:
+            checksums = self._block_checksums(record)
+        except CorruptObject as error:
+            raise FileNotFoundError(errno.ENOENT, str(error)) from error
+        return Archive(CheckedSource(fd, record.size_bytes, checksums, self._damaged), index)
 
     def _unpacked(self) -> UnpackCache:
         with self._lock:

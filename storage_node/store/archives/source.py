@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ais_loader.errors import ArchiveDamaged, RangeError
+from ais_loader.errors import ArchiveDamaged, CorruptObject, RangeError
+from storage_node.store.checksum import crc32c
+from storage_node.store.format import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -45,6 +47,50 @@ class FdSource:
     def pread(self, length: int, offset: int) -> bytes:
         length = min(length, self._size - offset)
         return os.pread(self._fd, length, self._start + offset) if length > 0 else b""
+
+
+class CheckedSource:
+    """A shard in an object's own file, each block of which is compared with its stored checksum before it is returned.
+
+    It reads whole blocks. A whole member has a checksum of its own, which costs less: use this one for parts of
+    members.
+    """
+
+    def __init__(self, fd: int, size_bytes: int, checksums: Sequence[int], damaged: Callable[[], None]) -> None:
+        """`checksums`: of all blocks. `damaged`: called on a mismatch."""
+        self._fd, self._size = fd, size_bytes
+        self._checksums = checksums
+        self._damaged = damaged
+        self._last = -1, b""
+        """The block read last, with its number. Libraries read on in small steps."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Raises CorruptObject."""
+        stop = min(offset + length, self._size)
+        if offset >= stop:
+            return b""
+        first, last = offset // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
+        blocks = [self._block(number) for number in range(first, last + 1)]
+        blocks[-1] = blocks[-1][: stop - last * BLOCK_BYTES]
+        blocks[0] = blocks[0][offset - first * BLOCK_BYTES :]
+        return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+    def _block(self, number: int) -> bytes:
+        known, data = self._last
+        if known == number:
+            return data
+        begin = number * BLOCK_BYTES
+        size_bytes = min(BLOCK_BYTES, self._size - begin)
+        data = os.pread(self._fd, size_bytes, begin)
+        if len(data) != size_bytes or crc32c(data) != self._checksums[number]:
+            self._damaged()
+            raise CorruptObject(f"bytes {begin:,} to {begin + size_bytes:,} do not match their stored checksum")
+        self._last = number, data
+        return data
 
 
 class BytesSource:

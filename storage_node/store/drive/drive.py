@@ -92,7 +92,14 @@ class Drive:
         except BaseException:
             self.files.close()
             raise
-        self.shards = Shards(root, self.files, writable=writable, limits=shard_limits)
+        self.shards = Shards(
+            root,
+            self.files,
+            self.all_block_checksums,
+            writable=writable,
+            limits=shard_limits,
+            damaged=lambda: self.faults.note_checksum(),
+        )
         self._cache = EntryCache()
         self._garbage = Garbage(self.files, self.catalog, grace_s, self.shards.forget)
         self._staging_names = itertools.count()
@@ -260,6 +267,12 @@ class Drive:
         """Stored checksums of blocks first .. stop-1 of an object larger than one block. Raises CorruptObject."""
         checksums: list[int] = read_blocks(self.catalog, record, first, stop).tolist()
         return checksums
+
+    def all_block_checksums(self, record: CatalogEntry) -> list[int]:
+        """Stored checksums of all blocks of an object; its own checksum if it has one block. Raises CorruptObject."""
+        if record.size_bytes <= fmt.BLOCK_BYTES:
+            return [record.checksum]
+        return self.block_checksums(record, 0, -(-record.size_bytes // fmt.BLOCK_BYTES))
 
     def range_checksum(self, record: CatalogEntry, start: int, size_bytes: int) -> int | None:
         """Of a range of an object, by what is stored of its blocks; None where that does not tell, or is gone."""

@@ -232,8 +232,6 @@ class BatchLookup:
                 table.shared_files = True
         if table.sizes[position] > MAX_ITEM_BYTES:
             table.fail_too_large(position, int(table.sizes[position]))
-        elif request.verify_ranges and table.kind[position] == pb.COMPUTED:
-            table.paths[position] = b""  # never equal to a plain read of the same file
 
     def _locate_members(self) -> set[int]:
         """Whole members of tars, a shard at a time; returns their positions. All others are seen to one by one."""

@@ -44,18 +44,26 @@ class MemberPart:
 
         Raises LoaderError, OSError.
         """
-        with naming(self.name, self.member.name):
-            yield from self.shard.archive.pieces(self.member, self.start + offset, self.size_bytes - offset)
+        return self._naming(self.shard.archive.pieces(self.member, self.start + offset, self.size_bytes - offset))
 
-    def whole(self) -> bytes:
-        """The bytes of the whole member, verified. Raises LoaderError, OSError."""
+    def _naming(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         with naming(self.name, self.member.name):
-            return self.shard.archive.read_member(self.member)
+            yield from pieces
 
-    def verify(self) -> None:
-        """Compare the whole member with its checksum. Raises LoaderError, OSError."""
+    def checked_pieces(self, offset: int = 0) -> Iterator[bytes]:
+        """As `pieces`, each of them verified before it is returned.
+
+        Raises FileNotFoundError if the archive has been replaced and its block checksums are gone.
+        """
+        if self.shard.is_object:
+            checked = self.shard.checked()
+            return self._naming(checked.pieces(self.member, self.start + offset, self.size_bytes - offset))
+        return self._of_verified_copy(offset)
+
+    def _of_verified_copy(self, offset: int) -> Iterator[bytes]:
         with naming(self.name, self.member.name):
-            self.shard.archive.verify(self.member)
+            self.shard.archive.verify(self.member)  # an unpacked copy has checksums of whole members only
+        yield from self.pieces(offset)
 
 
 def find_member(drive: Drive, record: CatalogEntry, name: str, member: str, start: int, length: int) -> MemberPart:

@@ -18,7 +18,6 @@ from ais_loader.wire.frame import Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.archives.open_archives import OpenShard, named_message
 from storage_node.store.checksum import combine, crc32c
-from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry
 from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.batch_members import MemberPart
@@ -78,7 +77,7 @@ class EntryReader:
             # A range says nothing of bytes that were given back a moment ago; the whole object does.
             in_segment = record.offset > 0
             verify = (self._request.verify_ranges or in_segment) and table.kind[position] == pb.COMPUTED
-            if part is not None and (verify or part.file_offset is None):
+            if part is not None and (part.file_offset is None or (verify and not part.shard.is_object)):
                 outcome = self._unpack(position, part, verify=verify)
                 if table.status[position]:
                     return b""
@@ -112,15 +111,17 @@ class EntryReader:
         table.fail_replaced(position)
         return b""
 
-    def _unpack(self, position: int, part: MemberPart, *, verify: bool) -> bytes:
-        """A part of a member; b"" with its status set when it cannot be had. To verify it, all of it is read."""
+    def _unpack(self, position: int, part: MemberPart, *, verify: bool) -> bytes | tuple[int, int]:
+        """A part of a member; b"" with its status set when it cannot be had."""
         table = self._table
         try:
             if verify:
-                whole = part.whole()
+                found = b"".join(part.checked_pieces())
                 table.kind[position] = pb.STORED
-                return whole[part.start : part.start + part.size_bytes]
+                return found
             return b"".join(part.pieces())
+        except FileNotFoundError:
+            return FailureCode.OPEN, errno.ENOENT
         except LoaderError as error:
             self._lookup.fail_member(position, error, named_message(error, table.names[position]))
         except OSError as error:
@@ -128,12 +129,12 @@ class EntryReader:
         return b""
 
     def _read_verified(self, position: int, record: CatalogEntry) -> bytes | tuple[int, int]:
-        """A range, after its covering blocks have been compared with their stored checksums."""
+        """A range of the object, or of a member that lies in it as it is, after its covering blocks have been compared
+        with their stored checksums."""
         table = self._table
         start, size = int(table.start[position]) - record.offset, int(table.sizes[position])
-        folder = int(table.folders[position])
+        folder, path = int(table.folders[position]), table.paths[position]
         if record.size_bytes <= BLOCK_BYTES:
-            path = file_of(record.path)
             whole = self._read_bytes(folder, path, record.offset, record.size_bytes, record.checksum)
             if isinstance(whole, bytes):
                 table.kind[position] = pb.STORED
@@ -144,7 +145,7 @@ class EntryReader:
         except LoaderError:
             # They went with an object that was replaced meanwhile, or they are lost: another look tells.
             return FailureCode.OPEN, errno.ENOENT
-        found = self._read_compared(folder, record.path, blocks, start, size)
+        found = self._read_compared(folder, path, blocks, start, size)
         if isinstance(found, bytes):
             table.kind[position] = pb.STORED
         return found
@@ -315,19 +316,20 @@ class EntryReader:
     def _open_member(self, position: int, record: CatalogEntry, shard: OpenShard, offset: int) -> _OpenEntry:
         """Raises OSError, LoaderError."""
         table = self._table
-        if shard.is_object and position not in table.packed:
+        packed = position in table.packed
+        if shard.is_object and not packed:
             return self._opened(position, os.dup(shard.fd), self._blocks_to_compare(position, record, offset))
-        part = table.members.get(position)
+        verify = self._request.verify_ranges or table.kind[position] == pb.STORED
+        unpacked: Iterator[bytes] | None = None
+        if packed:
+            part = table.members[position]
+            unpacked = part.checked_pieces(offset) if verify else part.pieces(offset)
+        elif verify:
+            shard.archive.verify(shard.find(self._request.member[position]))  # it has a checksum of all of it
         opened = self._opened(position, os.dup(shard.fd), None)
-        if self._request.verify_ranges and part is not None and not part.is_whole:
-            try:
-                part.verify()  # its checksum is of all of it
-            except BaseException:
-                os.close(opened.fd)
-                raise
+        if verify:
             table.kind[position] = pb.STORED
-        if position in table.packed:
-            opened.unpacked = table.members[position].pieces(offset)
+        opened.unpacked = unpacked
         return opened
 
     def _opened(self, position: int, fd: int, blocks: _Blocks | None) -> _OpenEntry:
@@ -339,11 +341,16 @@ class EntryReader:
         return _OpenEntry(position, fd, sent, expected, blocks)
 
     def _blocks_to_compare(self, position: int, record: CatalogEntry, offset: int) -> _Blocks | None:
-        """Of all that is sent from here on, so that what is put meanwhile takes nothing from it; None where the whole
-        has a checksum and nobody asked for more. Raises FileNotFoundError when they are gone."""
-        if not self._request.verify_ranges or record.size_bytes <= BLOCK_BYTES:
-            return None
+        """The blocks that have not been sent yet, or None for a range that is not to be verified.
+
+        They are read once, so that a put meanwhile does not take them away. A whole entry has a checksum as well, but
+        its pieces are sent before all of it has been read. Another holder continues where a damaged copy ends, so
+        every piece that is sent must be right. Raises FileNotFoundError if the block checksums are gone.
+        """
         table = self._table
+        is_range = table.kind[position] == pb.COMPUTED
+        if (is_range and not self._request.verify_ranges) or record.size_bytes <= BLOCK_BYTES:
+            return None
         try:
             return self._blocks(
                 position, record, int(table.start[position]) + offset, int(table.sizes[position]) - offset

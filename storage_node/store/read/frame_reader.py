@@ -99,7 +99,7 @@ class FrameReader:
         if span.is_piece or not goes_from_files(n, span.payload_bytes) or not self._is_plain(span):
             return None
         at = slice(span.first, span.stop)
-        if (table.kind[at] != pb.STORED).any() and not self._know_ranges(span):
+        if not self._know_ranges(span):
             return None
         last = span.stop == table.n
         prefix, _ = encode_prefix(
@@ -117,18 +117,20 @@ class FrameReader:
         return None if frame is None else (frame, last)
 
     def _know_ranges(self, span: FrameSpan) -> bool:
-        """Enter the checksums of ranges that consist of whole blocks; False where there are others."""
-        table = self._table
+        """Enter the stored checksums of ranges that consist of whole blocks, which are then read and verified as whole
+        objects are. Returns whether every entry has one now."""
+        table, known = self._table, True
         for position in (np.flatnonzero(table.kind[span.first : span.stop] != pb.STORED) + span.first).tolist():
             record = table.records[position]
-            if table.kind[position] != pb.COMPUTED or record is None or not table.paths[position]:
-                return False
-            start, size_bytes = int(table.start[position]), int(table.sizes[position])
-            checksum = table.drive_of(position).range_checksum(record, start, size_bytes)
+            checksum = None
+            if table.kind[position] == pb.COMPUTED and record is not None and table.paths[position]:
+                start, size_bytes = int(table.start[position]), int(table.sizes[position])
+                checksum = table.drive_of(position).range_checksum(record, start, size_bytes)
             if checksum is None:
-                return False
-            table.checksum[position] = checksum
-        return True
+                known = False
+            else:
+                table.checksum[position], table.kind[position] = checksum, pb.STORED
+        return known
 
     def read_all(self, helpers: Executor | None = None, parts: int = 1) -> list[bytes] | None:
         """See `StoreBatch.read_all`."""
@@ -160,8 +162,10 @@ class FrameReader:
         )
 
     def _is_plain(self, span: FrameSpan) -> bool:
-        at = slice(span.first, span.stop)
-        return self._table.is_plain(at, verify=self._request.verify_ranges, has_duplicates=self._has_duplicates)
+        at, verify = slice(span.first, span.stop), self._request.verify_ranges
+        if verify:
+            self._know_ranges(span)
+        return self._table.is_plain(at, verify=verify, has_duplicates=self._has_duplicates)
 
     def _read_plain(self, span: FrameSpan, prefix: bytes, checksum_at: int) -> bytes | None:
         table = self._table

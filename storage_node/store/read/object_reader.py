@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, ObjectNotFound, RangeError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.archives.source import CHUNK_BYTES as ARCHIVE_CHUNK_BYTES
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.drive import Drive
@@ -62,7 +63,6 @@ class ObjectReader(Iterator[bytes]):
         self._label = label
         self._at, self._stop = start, start + length
         self._first_block = start // BLOCK_BYTES
-        # Ranges are only checked when asked: that reads their whole blocks.
         self._verify = verify or (start == 0 and length == record.size_bytes)
         self._blocks: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
         self._held: bytes | None = None
@@ -168,14 +168,16 @@ class MemberReader(Iterator[bytes]):
         verify: bool,
         unreadable: Callable[[LoaderError], None] = lambda error: None,
     ) -> None:
-        """`record`: of the archive. With `verify` a range is read as a part of the whole member, which is verified.
+        """`record`: of the archive. With `verify` each chunk is verified before it is returned, also of a range.
 
-        `unreadable`: told why the member cannot be delivered.
+        `unreadable`: told why the member cannot be delivered. Raises FileNotFoundError if the archive was replaced.
         """
         self.record = record
         self._unreadable = unreadable
         self.length = part.size_bytes
-        self._pieces = _within(part) if verify and not part.is_whole else part.pieces()
+        # A whole member that comes in one chunk is verified by its own checksum, without reading whole blocks.
+        by_itself = part.is_whole and part.size_bytes <= ARCHIVE_CHUNK_BYTES
+        self._pieces = part.pieces() if by_itself or not (verify or part.is_whole) else part.checked_pieces()
 
     def __next__(self) -> bytes:
         try:
@@ -188,12 +190,6 @@ class MemberReader(Iterator[bytes]):
         self._pieces = iter(())
 
 
-def _within(part: MemberPart) -> Iterator[bytes]:
-    """Nothing is handed on before all of it has been verified, in a pass of its own."""
-    part.verify()
-    yield from part.pieces()
-
-
 def open_object(
     store: Store,
     bucket: str,
@@ -202,7 +198,7 @@ def open_object(
     start: int = 0,
     length: int | None = None,
     version: str = "",
-    verify: bool = False,
+    verify: bool = True,
 ) -> ObjectReader:
     """Open an object for reading.
 
@@ -244,7 +240,7 @@ def open_member(
     start: int = 0,
     length: int | None = None,
     version: str = "",
-    verify: bool = False,
+    verify: bool = True,
 ) -> MemberReader:
     """Open a member of the archive `name`. Raises MemberNotFound, ArchiveError, and what `open_object` raises."""
     if length is not None and length < 0:
