@@ -68,6 +68,8 @@ class MergedStream:
         self._arrivals: Arrivals = queue.SimpleQueue()
         self._senders: dict[int, Sender] = {}
         self._later: list[tuple[float, Share]] = []
+        self._damaged_at: dict[int, int] = {}
+        """By position, how much of an entry had come when a holder last found its copy damaged."""
         self._closed = self._done = False
         self._hedging = members.hedging
         self._hedging.budget.asked(self._columns.count)
@@ -299,10 +301,30 @@ class MergedStream:
             faults = dict(zip(positions, found, strict=True))
             if sender.share.direct:
                 said = before.told(status, faults, objects_go=self._routing.objects_go)
-                tried = before.tried | {sender.node}
-                self._assign(replace(before, positions=positions, tried=tried, missing=said, hedge=False))
+                further = self._damaged_further(positions) if status == pb.CORRUPT else []
+                for group, tried in ((further, frozenset[bytes]()), (positions, before.tried)):
+                    if left := [at for at in group if group is further or at not in further]:
+                        asked = tried | {sender.node}
+                        self._assign(replace(before, positions=left, tried=asked, missing=said, hedge=False))
             else:
                 self._assign(Share(positions, error=errors.NodeUnavailable(faults[positions[0]].message)))
+
+    def _damaged_further(self, positions: Sequence[int]) -> list[int]:
+        """Of entries that a holder has damaged, those that had progressed since another holder said the same.
+
+        Pieces are compared before they are sent, so what has come of an entry is right, and the next holder goes on
+        behind it. Holders that have damaged what came before may have the rest: all of them are asked again. That ends,
+        because the entry has to progress each time.
+        """
+        further: list[int] = []
+        for position in positions:
+            offset = (self._reorder.resume_of(position) or (0,))[0]
+            before = self._damaged_at.get(position)
+            if before is None or offset > before:
+                self._damaged_at[position] = offset
+                if before is not None:
+                    further.append(position)
+        return further
 
     def _ask_checked(self, sender: Sender) -> None:
         """Bytes that the node did not look at were wrong: it is to look, from here on, and to say what it finds."""
@@ -418,7 +440,10 @@ class MergedStream:
         if share.unanswered is None and self._routing.once_more(share):
             return self._assign(share)
         now, settled = time.monotonic(), not self._routing.objects_go
-        if share.missing is not None and (share.unanswered is None or settled):
+        damaged = (
+            share.missing is not None and share.missing[0] == pb.CORRUPT
+        )  # a holder that is down may have it whole
+        if share.missing is not None and (share.unanswered is None or (settled and not damaged)):
             self._reorder.fail_each(share.positions, *share.missing)
             return
         error = share.unanswered or share.error or errors.NodeUnavailable("the map has no node for it")

@@ -243,7 +243,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
     def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
         """The object's holders in turn, from the last byte that has come: what one has damaged, or has not got yet,
         another may have."""
-        node = b""
+        node, refused_at = b"", 0
         refusals: dict[bytes, errors.LoaderError] = {}
         translate: Callable[[Exception], errors.LoaderError] = _as_unavailable
 
@@ -254,7 +254,8 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
             call, translate = self.members.transport(node).open_download(request)
             return call
 
-        def failed(error: Exception) -> errors.LoaderError:
+        def failed(error: Exception, received: int) -> errors.LoaderError:
+            nonlocal refused_at
             translated = translate(error)
             if isinstance(translated, errors.NodeUnavailable):
                 self.members.suspect(node)
@@ -264,6 +265,10 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
             lacks = isinstance(translated, errors.NotFound) and not request.version
             if lacks:
                 self.head(request.bucket, request.name)  # raises it if that is what all say
+            if received > refused_at:
+                # Chunks are compared before they are sent. Who has damaged what came before may have the rest.
+                refusals.clear()
+            refused_at = received
             refusals[node] = translated
             if all(one in refusals for one in self._nodes(request.bucket, request.name)):
                 worst = min(refusals.values(), key=lambda refusal: isinstance(refusal, errors.NotFound))

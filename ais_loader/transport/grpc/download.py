@@ -21,12 +21,16 @@ class Call(Protocol):
 def download(
     request: pb.GetRequest,
     open_call: Callable[[pb.GetRequest], Call],
-    translate: Callable[[Exception], errors.LoaderError],
+    translate: Callable[[Exception, int], errors.LoaderError],
     *,
     timeout_s: float,
     retry_s: float,
 ) -> Iterator[bytes]:
-    """The bytes that `request` asks for, in chunks. Raises LoaderError; a silence of `timeout_s` is SilenceTimeout."""
+    """The bytes that `request` asks for, in chunks. Raises LoaderError; a silence of `timeout_s` is SilenceTimeout.
+
+    Args:
+        translate: Makes a LoaderError of what a call raised; it is told how many bytes have been received so far.
+    """
     patience = Patience(retry_s)
     start, pinned, received = request.start, request.version, 0
     left: int | None = None
@@ -58,7 +62,7 @@ def download(
         except Exception as error:  # gRPC's errors, translated; others pass through `translate` as they are
             if watchdog.fired:
                 raise errors.SilenceTimeout(f"{request.name!r}: nothing arrived for {timeout_s:g} s") from error
-            failure = translate(error)
+            failure = translate(error, received)
         finally:
             watchdog.stop()
             if call is not None:

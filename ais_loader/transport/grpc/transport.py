@@ -325,7 +325,9 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
             call, translate = self.open_download(request)
             return call
 
-        return download(request, open_call, lambda error: translate(error), timeout_s=timeout_s, retry_s=self._retry_s)
+        return download(
+            request, open_call, lambda error, _: translate(error), timeout_s=timeout_s, retry_s=self._retry_s
+        )
 
     def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
         """The call that streams an object, and what its errors mean."""

@@ -35,12 +35,26 @@ class Failures:
         self.said: dict[int, tuple[int, EntryFault]] = {}
         """By position, the worst that a node has said: status and reason."""
         self._asked: dict[int, set[int]] = {}
+        self._damaged_at: dict[int, int] = {}
+        """By position, how much of an entry had come when a holder last found its copy damaged."""
         self._recoveries = self._soft_errors = 0
 
     def note(self, position: int, status: int, fault: EntryFault) -> None:
         before = self.said.get(position)
         if before is None or _WEIGHT.get(status, 9) > _WEIGHT.get(before[0], 9):
             self.said[position] = status, fault
+
+    def note_damage(self, position: int, offset: int) -> None:
+        """A holder has damaged what follows the first `offset` bytes of an entry.
+
+        If other holders have damaged what came before, they may have this, so all are asked again. That ends, because
+        the entry has to progress each time.
+        """
+        before = self._damaged_at.get(position)
+        if before is None or offset > before:
+            self._damaged_at[position] = offset
+            if before is not None:
+                self._routing.restore(position)
 
     def turn_from(self, position: int, node: int, *, again: bool) -> bool:
         """Whether there is a node left for an entry that `node` did not deliver.

@@ -235,12 +235,14 @@ class Gather:
             position, said = int(sender.positions[index]), int(status[at])
             fault = errors.get(index, _NO_FAULT)
             self._failures.note(position, said, fault)
-            # Bytes that have been passed on must not turn out to be wrong at another node, too.
+            if said == pb.CORRUPT:
+                # Pieces are compared before they are sent: those that have been passed on are right, and another holder
+                # goes on behind them.
+                self._failures.note_damage(position, (self.reorder.resume_of(position) or (0,))[0])
             if fault.kind == StaleMap.kind and not contested[at] and self._plan_again(sender, [position]):
                 again[at] = True
                 continue
-            final = fault.kind == ObjectDeleted.kind or (said == pb.CORRUPT and position in self.reorder.begun)
-            if said in MAY_BE_BETTER_ELSEWHERE and not final:
+            if said in MAY_BE_BETTER_ELSEWHERE and fault.kind != ObjectDeleted.kind:
                 if contested[at]:  # it has been asked for elsewhere
                     self._failures.pass_over(position, sender.node)
                 if contested[at] or self._turn_from(position, sender.node):

@@ -70,6 +70,10 @@ class ReplicaRouting:
         self.left[:] = self._place(range(len(self._request.name)))
         return moved
 
+    def restore(self, position: int) -> None:
+        """Ask all nodes again that may have an entry."""
+        [self.left[position]] = self._place([position])
+
     def _place(self, positions: Sequence[int]) -> list[list[int]]:
         request, view = self._request, self.view
         by_bucket: dict[int, list[int]] = {}

@@ -1,0 +1,188 @@
+"""Objects of several pieces whose replicas are damaged: read whole as long as each piece is intact on some node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ais_loader import Bucket, Client, ClusterOptions, Entry, connect, errors
+from ais_loader.testing import seeded_bytes, throwaway_folder
+from storage_node.cluster.repair.repair import Repair
+from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.store.store_kit import file_of, flip_a_byte
+from tests.tar_kit import packed_tar
+
+pytestmark = pytest.mark.slow
+MiB = 1 << 20
+BLOCK = 256 << 10
+LARGE = seeded_bytes(12 * MiB + 17, seed=3)
+SMALL = {f"small-{at}": seeded_bytes(1000, seed=at) for at in range(4)}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Two nodes with two copies, which do not repair what readers find damaged."""
+
+    async def never(repair: Repair) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.MonkeyPatch.context() as patch, throwaway_folder() as folder, ExitStack() as held:
+        patch.setattr(Repair, "_run", never)
+        cluster = LocalCluster(folder, 2, copies=2, scrub_interval_s=0)
+        yield held.enter_context(cluster)
+
+
+@pytest.fixture(params=["auto", "grpc"])
+def client(request: pytest.FixtureRequest, cluster: LocalCluster) -> Iterator[Client]:
+    with connect(cluster.nodes[0].url, options=ClusterOptions(lane=request.param, retry_s=10.0)) as client:
+        yield client
+
+
+def put(cluster: LocalCluster, bucket: Bucket, name: str, data: bytes, bad: dict[int, int]) -> str:
+    """Store an object, and flip one byte of it on each of these owners, by rank: the bytes to flip."""
+    bucket.put(name, data)
+    for rank, at in bad.items():
+        flip_a_byte(file_of(cluster.batches(cluster.owners(name)[rank]).node.store, name, BUCKET), at)
+    return name
+
+
+def by_get(bucket: Bucket, name: str) -> bytes:
+    return bucket.get(name)
+
+
+def by_one_range(bucket: Bucket, name: str) -> bytes:
+    return LARGE[:1] + bucket.get(name, start=1)
+
+
+def _by_batch(bucket: Bucket, name: str, assembly: str, *, ordered: bool = True) -> bytes:
+    """Between others, which must not suffer."""
+    names = [*list(SMALL)[:2], name, *list(SMALL)[2:]]
+    items = {}
+    for item in bucket.get_batch(names, assembly=assembly, ordered=ordered):
+        items[item.index] = item.tobytes()
+    assert [items[at] for at in (0, 1, 3, 4)] == list(SMALL.values())
+    return items[2]
+
+
+def by_direct_batch(bucket: Bucket, name: str) -> bytes:
+    return _by_batch(bucket, name, "direct")
+
+
+def by_target_batch(bucket: Bucket, name: str) -> bytes:
+    return _by_batch(bucket, name, "target")
+
+
+def by_direct_batch_in_any_order(bucket: Bucket, name: str) -> bytes:
+    return _by_batch(bucket, name, "direct", ordered=False)
+
+
+def by_target_batch_in_any_order(bucket: Bucket, name: str) -> bytes:
+    return _by_batch(bucket, name, "target", ordered=False)
+
+
+def by_file(bucket: Bucket, name: str) -> bytes:
+    with bucket.open(name) as file:
+        return file.read()
+
+
+def by_download(bucket: Bucket, name: str) -> bytes:
+    with throwaway_folder() as folder:
+        bucket.download(name, folder)
+        return (folder / name).read_bytes()
+
+
+def by_stream(bucket: Bucket, name: str) -> bytes:
+    """By the call for objects that are too large for a batch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage_node.store.read.batch_lookup.MAX_ITEM_BYTES", MiB)
+        return bucket.get(name)
+
+
+Way = Callable[[Bucket, str], bytes]
+WAYS: list[Way] = [
+    by_get,
+    by_one_range,
+    by_direct_batch,
+    by_target_batch,
+    by_direct_batch_in_any_order,
+    by_target_batch_in_any_order,
+    by_file,
+    by_download,
+    by_stream,
+]
+ways = pytest.mark.parametrize("way", WAYS)
+AT = {"at its beginning": 10, "in the middle": 6 * MiB + 77, "at its end": len(LARGE) - 1}
+
+
+@pytest.fixture
+def bucket(client: Client) -> Bucket:
+    bucket = client.bucket(BUCKET)
+    bucket.put_many(SMALL.items())
+    return bucket
+
+
+@ways
+@pytest.mark.parametrize("at", list(AT.values()), ids=list(AT))
+def test_an_object_is_read_whole_where_one_replica_is_damaged(
+    cluster: LocalCluster, bucket: Bucket, way: Way, at: int
+) -> None:
+    for rank in (0, 1):
+        name = put(cluster, bucket, f"one-{rank}", LARGE, {rank: at})
+        for _ in range(2):
+            assert way(bucket, name) == LARGE
+
+
+@ways
+def test_an_object_is_read_whole_where_its_replicas_are_damaged_in_different_blocks(
+    cluster: LocalCluster, bucket: Bucket, way: Way
+) -> None:
+    """The reader goes back to the first holder for what the second one has damaged."""
+    first, second = 3 * MiB + 5, 9 * MiB + 5
+    for at in ({0: first, 1: second}, {0: second, 1: first}):
+        assert way(bucket, put(cluster, bucket, "both", LARGE, at)) == LARGE
+
+
+@ways
+def test_an_object_is_corrupt_where_all_replicas_are_damaged_in_the_same_block(
+    cluster: LocalCluster, bucket: Bucket, way: Way
+) -> None:
+    at = 6 * MiB + 5
+    name = put(cluster, bucket, "same", LARGE, {0: at, 1: at + 100})
+    with pytest.raises(errors.CorruptObject):
+        way(bucket, name)
+
+
+@pytest.mark.parametrize("shard", ["s.tar", "s.tar.gz"])
+@pytest.mark.parametrize("assembly", ["direct", "target"])
+def test_a_large_member_is_read_whole_where_one_replica_is_damaged(
+    cluster: LocalCluster, bucket: Bucket, assembly: str, shard: str
+) -> None:
+    archive = packed_tar({"before": b"b" * 1000, "large": LARGE}, "w:gz" if shard.endswith("gz") else "w:")
+    for rank in (0, 1):
+        name = put(cluster, bucket, shard, archive, {})
+        assert [member.name for member in bucket.members(name)] == ["before", "large"]
+        flip_a_byte(file_of(cluster.batches(cluster.owners(name)[rank]).node.store, name, BUCKET), 6 * MiB)
+        for _ in range(2):
+            [item] = bucket.client.get_batch([Entry(BUCKET, name, member="large")], assembly=assembly)
+            assert item.tobytes() == LARGE
+
+
+def test_an_object_is_not_called_corrupt_while_a_node_that_may_have_it_is_down(tmp_path: Path) -> None:
+    with (
+        LocalCluster(tmp_path, 2, copies=2, scrub_interval_s=0, repair_interval_s=600.0) as cluster,
+        connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=1.0)) as client,
+    ):
+        bucket = client.bucket(BUCKET)
+        bucket.put_many(SMALL.items())
+        for name, data in {"large": LARGE, "half": LARGE[: 3 * MiB]}.items():
+            put(cluster, bucket, name, data, {})
+            flip_a_byte(file_of(cluster.batches(0).node.store, name, BUCKET), 2 * MiB)
+        cluster.nodes[1].stop(grace_s=0.2)
+        for way in (by_get, by_direct_batch, by_target_batch, by_file, by_download, by_stream):
+            for name in ("large", "half"):
+                with pytest.raises(errors.NodeUnavailable):
+                    way(bucket, name)
