@@ -1,7 +1,7 @@
 """Soak: mixed operations while processes and nodes are killed, frozen and cut off, judged by their history alone.
 
     \b
-    python -m benchmarks.soak                         # all three stores, for as long as the whole soak takes
+    python -m benchmarks.soak                         # all parts, for as long as the whole soak takes
     python -m benchmarks.soak --store embedded --events 100
     python -m benchmarks.soak fuzz                    # random and mutated messages to every method of a node
     python -m benchmarks.soak judge build/soak/...    # judge once more what a failed run has left behind
@@ -30,7 +30,7 @@ from ais_loader.testing import throwaway_folder
 from benchmarks.soak.outcome import Outcome, judge_again
 from benchmarks.soak.table import TABLE, table
 
-STORES = ("embedded", "node", "cluster")
+STORES = ("embedded", "node", "cluster", "damage")
 
 
 @click.group(help=__doc__, invoke_without_command=True)
@@ -39,7 +39,9 @@ STORES = ("embedded", "node", "cluster")
     "--seed", default=1, show_default=True, help="Of everything that is drawn; processes take their own time."
 )
 @click.option("--duration", "duration_s", type=float, help="Longest time for each store, in seconds.")
-@click.option("--events", type=int, help="Kills and other faults: 1,000 of an embedded store, 200 of a cluster.")
+@click.option(
+    "--events", type=int, help="Kills and other faults: 1,000 of an embedded store, 200 of a cluster, 60 of damage."
+)
 @click.option("--namespaces/--no-namespaces", default=True, help="Part nodes by network namespaces where possible.")
 @click.option(
     "--output", type=click.Path(path_type=Path), default=Path("build/soak"), help="For what a failed run leaves."
@@ -93,6 +95,11 @@ def _soak(
         from benchmarks.soak.overload import overload
 
         return overload(folder, seed, duration_s or 900.0, say)
+    if store == "damage":
+        from benchmarks.soak.damage import EVENTS, DamageSoak
+
+        with DamageSoak(folder, seed, say) as damaged:
+            return damaged.run(events or EVENTS, duration_s or 1800.0)
     from benchmarks.soak.cluster import ClusterSoak
 
     with ExitStack() as held:

@@ -50,6 +50,9 @@ EXPECTED_ERRORS = frozenset(
 )
 """What a client may be told; anything else is a violation of its own."""
 NOTHING_THERE = ("object-not-found", "object-deleted")
+ANSWERS = frozenset({*NOTHING_THERE, "snapshot-not-found", "overloaded", "timeout"})
+"""How a read may end where all nodes are up and an intact copy of everything exists: a version that it asked for may
+have been replaced, and a machine may be busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class Rules:
     """How many copies there are of each object after quiescence."""
     also_allowed: frozenset[str] = frozenset()
     """Further kinds of errors."""
+    answers: bool = False
+    """Every read is answered: no node is down, and each object has an intact copy."""
 
 
 @dataclass(slots=True)
@@ -178,6 +183,9 @@ def _life_faults(one: Operation, rules: Rules, killed: Callable[[str], bool]) ->
         yield Violation("hangs", key, f"{one.kind} took more than {rules.deadline_s:g} s", (one,))
     if one.arguments.get("quiet") and (unanswered := [*_errors(one)]):
         yield Violation("not answered", key, f"{one.kind} ended with {unanswered[0]} when all was well", (one,))
+    if rules.answers and one.kind in ("read", "list"):
+        for error in set(_errors(one)) - ANSWERS:
+            yield Violation("not answered", key, f"{one.kind} ended with {error}, and a good copy was there", (one,))
     for error in set(_errors(one)) - EXPECTED_ERRORS - rules.also_allowed:
         yield Violation(f"error: {error}", key, f"{one.kind} ended with {error}", (one,))
 

@@ -246,6 +246,25 @@ class SoakClient:
         entry = Entry(self.bucket_name, key, start=start, length=length, version=version)
         self._batch_of([key], [entry], how="pinned", start=start, length=length, verify_ranges=True)
 
+    def _file(self) -> None:
+        """A whole object as a file, in steps."""
+        key, step = self._key(), self._draw.choice([5_000, 300_000, 2_000_000])
+
+        def call() -> list[list[Any]]:
+            with self.bucket.open(key, timeout_s=self.timeout_s) as file:
+                return [_found(b"".join(iter(lambda: file.read(step), b"")))]
+
+        self._read([key], call, how=f"file in steps of {step}")
+
+    def _stream(self) -> None:
+        key = self._key()
+
+        def call() -> list[list[Any]]:
+            with self.bucket.reader(key, timeout_s=self.timeout_s) as reader:
+                return [_found(b"".join(reader.chunks()))]
+
+        self._read([key], call, how="stream")
+
     def _batch(self) -> None:
         keys = self._draw.choices(self.keys(), k=self._draw.randint(1, 40))  # some of them twice
         self._batch_of(keys, [Entry(self.bucket_name, key) for key in keys], how="batch")

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader import ClusterOptions, connect, errors
+from ais_loader.options import LaneChoice
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from benchmarks.soak.checker import Rules
-from benchmarks.soak.clients import READS, WRITES, SoakClient, item_of, kind_of, run_all
+from benchmarks.soak.clients import READS, WRITES, Sizes, SoakClient, item_of, kind_of, run_all
 from benchmarks.soak.history import Recorder
 from benchmarks.soak.machine import Network, Shim
 from benchmarks.soak.outcome import Outcome, judge
@@ -98,6 +99,8 @@ class Task:
     """Of each node, for those who read them."""
     pause_s: float = 0.01
     copies: int = 1
+    sizes: Sizes = field(default_factory=Sizes)
+    lane: LaneChoice = "auto"
 
     def keys(self) -> list[str]:
         return [f"{self.prefix}/{at:03}" for at in range(NAMES)]
@@ -115,7 +118,7 @@ CLIENTS: Sequence[tuple[str, Mapping[str, float], Sequence[str]]] = (
 
 def use(task: Task) -> None:
     """Clients in threads over one connection, until told to stop."""
-    options = ClusterOptions(retry_s=RETRY_S)
+    options = ClusterOptions(retry_s=RETRY_S, lane=task.lane)
     with (
         recording(Path(task.folder), task.name) as (recorder, is_stopping),
         connect(task.url, options=options) as client,
@@ -129,6 +132,7 @@ def use(task: Task) -> None:
                 task.keys,
                 f"{task.seed} {name}",
                 mix,
+                task.sizes,
                 assemblies=assemblies,
                 pause_s=task.pause_s,
             )
@@ -215,6 +219,9 @@ class Member:
 class ClusterSoak:
     """Nodes below `root`, and what is done to them."""
 
+    name = "cluster"
+    arguments: Sequence[str] = ARGUMENTS
+
     def __init__(
         self,
         root: Path,
@@ -226,7 +233,7 @@ class ClusterSoak:
     ) -> None:
         """`only`: what happens, by weight. `namespaces`: part nodes by these where that is possible."""
         self._root = root
-        self.copies = Copies.of(seed)
+        self.copies = self.copies_of(seed)
         self._weights = {name: weight for name, weight in only.items() if name not in self.copies.excluded}
         self._seed = seed
         self._say = say
@@ -238,10 +245,10 @@ class ClusterSoak:
         self._ends: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self.members: list[Member] = []
-        self.outcome = Outcome("cluster", seed)
+        self.outcome = Outcome(self.name, seed)
         self.outcome.figures |= {"copies": self.copies.copies, "min_copies": self.copies.min_copies}
         try:
-            self._network = Network(PLACES, self._held, namespaces=namespaces)
+            self._network = self.network(self._held, namespaces=namespaces)
             self._free = list(range(PLACES))
             for _ in range(NODES):
                 self._new_member()
@@ -252,6 +259,22 @@ class ClusterSoak:
         except BaseException:
             self.close()
             raise
+
+    def copies_of(self, seed: int) -> Copies:
+        return Copies.of(seed)
+
+    def network(self, held: ExitStack, *, namespaces: bool) -> Network:
+        return Network(PLACES, held, namespaces=namespaces)
+
+    def tasks(self, folder: Path, number: int) -> list[Task]:
+        """What the processes of clients are told in a round."""
+        return [
+            Task(self.url, str(folder), f"{at}{number}", f"{self._seed} {at}{number}", f"r{number}", CLIENTS)
+            for at in PROCESSES
+        ]
+
+    def rules(self) -> Rules:
+        return Rules("regular", deadline_s=DEADLINE_S, copies=self.copies.copies)
 
     @property
     def url(self) -> str:
@@ -279,7 +302,7 @@ class ClusterSoak:
         process = self._held.enter_context(
             NodeProcess(
                 [folder / "drive-1", folder / "drive-2"],
-                arguments=[*ARGUMENTS, *self._network.advertised(place)],
+                arguments=[*self.arguments, *self._network.advertised(place)],
                 environment=shim.environment,
                 host=where.address,
                 launcher=where.launcher,
@@ -309,11 +332,7 @@ class ClusterSoak:
         folder.mkdir()
         prefix = f"r{number}"
         self._faults = Recorder(folder / "faults.jsonl")
-        tasks = [
-            Task(self.url, str(folder), f"{at}{number}", f"{self._seed} {at}{number}", prefix, CLIENTS)
-            for at in PROCESSES
-        ]
-        clients = [start(self._context, use, task) for task in tasks]
+        clients = [start(self._context, use, task) for task in self.tasks(folder, number)]
         try:
             for at in range(events):
                 self._until(time.monotonic() + self._draw.uniform(0.2, 2.0))
@@ -345,8 +364,7 @@ class ClusterSoak:
                 (folder / f"{member.name}.log").write_text(member.process.log())
             said = (f"{member.name}\n{ask_node(member.endpoint)}\n" for member in self.members if member.process.alive)
             (folder / "status.txt").write_text("\n".join(said))
-        rules = Rules("regular", deadline_s=DEADLINE_S, copies=self.copies.copies)
-        self.outcome.take(judge(folder, rules))
+        self.outcome.take(judge(folder, self.rules()))
         return events
 
     def _event(self, *, first: bool) -> None:

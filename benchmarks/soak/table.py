@@ -14,6 +14,7 @@ _WHAT = {
     "embedded": "an embedded store whose writers are killed at any moment, with readers in other processes",
     "node": "one node with four times as many clients as places for batches",
     "cluster": "storage nodes as processes, with two or three copies",
+    "damage": "storage nodes whose drives have bytes flipped, one node at a time, with two copies",
     "fuzz": "random and mutated messages to every method of a node, as clients, strangers, and insiders",
 }
 

@@ -6,6 +6,7 @@ import pytest
 
 from ais_loader.testing import throwaway_folder
 from benchmarks.soak.cluster import ClusterSoak
+from benchmarks.soak.damage import DamageSoak
 from benchmarks.soak.embedded import EmbeddedSoak
 from benchmarks.soak.fuzz import fuzz
 from benchmarks.soak.history import Operation, read_history
@@ -31,6 +32,14 @@ def test_a_cluster_keeps_its_promises_while_nodes_are_killed() -> None:
         outcome = soak.run(events=2, duration_s=100)
         assert_clean(outcome)
         assert outcome.events["kill"] == 2 and outcome.counts["put ok"] > 3 and outcome.counts["list ok"] > 3
+
+
+def test_a_cluster_delivers_nothing_damaged_and_everything_that_has_an_intact_copy() -> None:
+    with throwaway_folder() as folder, DamageSoak(folder, seed=1, say=print) as soak:
+        outcome = soak.run(events=4, duration_s=100)
+        assert_clean(outcome)
+        assert outcome.events["bytes flipped"] == 4 and outcome.figures["damaged copies that were found"] > 0
+        assert outcome.counts["read ok"] > 20
 
 
 def test_what_is_found_is_kept_and_found_again_in_what_was_kept() -> None:

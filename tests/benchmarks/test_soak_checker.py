@@ -225,6 +225,21 @@ def test_bytes_that_are_not_those_of_their_value_are_found(harm: str) -> None:
     assert [wrong.kind for wrong in found] == ["wrong length" if harm == "size" else "torn bytes"]
 
 
+@pytest.mark.parametrize(
+    ("item", "found"),
+    [
+        (["", "node-unavailable", None, None, None], ["not answered"]),
+        (["", "corrupt-object", None, None, None], ["not answered", "error: corrupt-object"]),
+        (["", "object-not-found", None, None, None], []),
+    ],
+)
+def test_a_read_that_fails_although_a_good_copy_is_there_is_found(item: list[Any], found: list[str]) -> None:
+    made = History().put(0, 1, V1)
+    made.add("read", 2, 3, "ok", {"keys": [KEY]}, {"items": [item]})
+    assert made.kinds(Rules("regular", answers=True)) == found
+    assert made.kinds(REGULAR) == found[1:]
+
+
 # -- the search for an order, against the definition
 
 
