@@ -248,22 +248,32 @@ class SoakClient:
 
     def _file(self) -> None:
         """A whole object as a file, in steps."""
-        key, step = self._key(), self._draw.choice([5_000, 300_000, 2_000_000])
+        step = self._draw.choice([5_000, 300_000, 2_000_000])
 
-        def call() -> list[list[Any]]:
+        def read(key: str) -> bytes:
             with self.bucket.open(key, timeout_s=self.timeout_s) as file:
-                return [_found(b"".join(iter(lambda: file.read(step), b"")))]
+                return b"".join(iter(lambda: file.read(step), b""))
 
-        self._read([key], call, how=f"file in steps of {step}")
+        self._read_opened(read, how=f"file in steps of {step}")
 
     def _stream(self) -> None:
+        def read(key: str) -> bytes:
+            with self.bucket.reader(key, timeout_s=self.timeout_s) as reader:
+                return b"".join(reader.chunks())
+
+        self._read_opened(read, how="stream")
+
+    def _read_opened(self, read: Callable[[str], bytes], *, how: str) -> None:
+        """What is opened has one version. If that is replaced before it has been read, nothing is known of the key."""
         key = self._key()
 
         def call() -> list[list[Any]]:
-            with self.bucket.reader(key, timeout_s=self.timeout_s) as reader:
-                return [_found(b"".join(reader.chunks()))]
+            try:
+                return [_found(read(key))]
+            except errors.ObjectNotFound as error:
+                return [["", error.kind, None, None, str(error)[:200]]]
 
-        self._read([key], call, how="stream")
+        self._read([key], call, how=how)
 
     def _batch(self) -> None:
         keys = self._draw.choices(self.keys(), k=self._draw.randint(1, 40))  # some of them twice
