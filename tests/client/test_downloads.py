@@ -45,7 +45,7 @@ def data(some: bytes) -> pb.GetResponse:
 
 
 def downloaded(node: Node, version: str = "") -> bytes:
-    def translate(error: Exception) -> errors.LoaderError:
+    def translate(error: Exception, _: int) -> errors.LoaderError:
         assert isinstance(error, errors.LoaderError)
         return error
 
