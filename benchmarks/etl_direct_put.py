@@ -40,23 +40,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
-import grpc
 
 from ais_loader import connect
 from ais_loader.testing import seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.machines import Machines
-from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from ais_loader.wire.reserved import OPERATOR_ROLE, ROLE_KEY
 from benchmarks.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
-from storage_node.cluster.caller import SECRET_KEY
 from storage_node.etl.webserver import HTTPMultiThreadedServer
 
 NODES = 3
 SIZES = {"10 KiB": 10 << 10, "1 MiB": 1 << 20, "1 MiB between machines": 1 << 20}
-SECRET = "of-a-benchmark-and-of-nobody-else"
 TABLE = Path(__file__).with_name("etl_direct_put.md")
 Contestants: TypeAlias = dict[str, Callable[[], float]]
 LIMITED = "1 MiB between machines"
@@ -71,17 +65,6 @@ CLAIMS = [
 class Nothing(HTTPMultiThreadedServer):
     def transform(self, data: bytes, path: str, args: Any) -> bytes:
         return data
-
-
-class Cluster(ClusterProcesses):
-    """Of nodes with a secret."""
-
-    def teach(self, numbers: Sequence[int] | None = None) -> None:
-        for number in range(len(self.nodes)) if numbers is None else numbers:
-            with grpc.insecure_channel(self.nodes[number].peer_endpoint) as channel:
-                learn = cluster_rpc.ClusterStub(channel).Learn
-                metadata = ((ROLE_KEY, OPERATOR_ROLE), (SECRET_KEY, SECRET))
-                learn(cluster_pb.LearnRequest(map=self.map), timeout=20, metadata=metadata)
 
 
 def _serve(ready: Connection, host: str, nodes: Sequence[str]) -> None:
@@ -106,16 +89,15 @@ def _server(held: ExitStack, host: str, nodes: Sequence[str]) -> str:
 def contestants(held: ExitStack, counts: dict[str, int], machines: Machines | None = None) -> Contestants:
     """By the names of `counts`, each with its number of objects; on `machines`, where there are any."""
     folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
-    secret = folder / "secret"
-    secret.write_text(SECRET)
-    secret.chmod(0o600)
     nodes = [f"http://{place.address}:{HTTP_PORT}" for place in machines.places] if machines else []
     address = _server(held, machines.here if machines else "127.0.0.1", nodes)
-    arguments = ["--etl-server", address, "--set", f"peer_secret_file={secret}"]
+    arguments = ["--etl-server", address]
     if machines:
         arguments += ["--insecure", "--set", "etl_http_host={address}", "--set", f"etl_http_port={HTTP_PORT}"]
     buckets = dict.fromkeys((f"from-{at}" for at in range(len(counts))), 1)
-    cluster = held.enter_context(Cluster(folder, NODES, buckets=buckets, arguments=arguments, machines=machines))
+    cluster = held.enter_context(
+        ClusterProcesses(folder, NODES, buckets=buckets, arguments=arguments, machines=machines)
+    )
     for name, direct_put in (("through", False), ("direct", True)):
         server = pb.TransformServer(address=address, direct_put=direct_put)
         cluster.map.transform.append(pb.Transform(name=name, uuid=uuid.uuid4().bytes, server=server))

@@ -52,9 +52,10 @@ import cloudpickle
 from ais_loader import Client, connect
 from ais_loader.etl import Command, Communication, Server
 from ais_loader.pipeline import Stage
+from ais_loader.testing.cluster import ClusterProcesses
 from benchmarks.echo import ServerProcess
 from benchmarks.etl_channels import FRAMEWORKS
-from benchmarks.etl_direct_put import NODES, SECRET, Cluster
+from benchmarks.etl_direct_put import NODES
 from benchmarks.harness import Claim, claims_table, conclude, judge, page, run_rounds
 from benchmarks.plots import new_figure, save
 from examples.etl.flac_to_wav import FFMPEG, by_pyav
@@ -170,13 +171,8 @@ class Bench:
 
     def __init__(self, held: ExitStack, only: Sequence[str] = (), most: int | None = None) -> None:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
-        secret = folder / "secret"
-        secret.write_text(SECRET)
-        secret.chmod(0o600)
         self.rows, arguments = rows(held, folder, only)
-        cluster = held.enter_context(
-            Cluster(folder, NODES, buckets={SOURCE: 1}, arguments=[*arguments, "--set", f"peer_secret_file={secret}"])
-        )
+        cluster = held.enter_context(ClusterProcesses(folder, NODES, buckets={SOURCE: 1}, arguments=arguments))
         self._client: Client = held.enter_context(connect(cluster.url))
         self._pool = held.enter_context(ProcessPoolExecutor(CORES, mp_context=get_context("spawn")))
         self.clips = clips(most)

@@ -32,6 +32,26 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def require_secrets(config: ServerConfig, *, makes_own: bool) -> None:
+    """Raises ValueError for settings that are only safe with a peer secret, if there is none.
+
+    `makes_own`: whether the node makes a secret if it is given none. Other nodes do not know that one.
+    """
+    if config.peer_secret_file:
+        return
+    if not is_loopback(config.peer_host):
+        raise ValueError(
+            f"peer_host={config.peer_host} is more than loopback, and needs peer_secret_file: without a secret, anyone "
+            "who reaches this address can act as a node or an operator. Put the same file on every machine of the "
+            "cluster; `openssl rand -hex 32` makes its line"
+        )
+    if config.etl_user and config.etl_network and not makes_own:
+        raise ValueError(
+            f"etl_user={config.etl_user} needs peer_secret_file, or etl_network=false: without a secret, a transform "
+            "that can connect to this node's peer address can act as an operator"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """The settings of a node. `durability` and `read_lease_s` change what clients can rely on; the others set speed and
@@ -59,8 +79,10 @@ class ServerConfig:
     peer_advertise: str = ""
     """The same as `advertise`, for other nodes and operators."""
     peer_secret_file: str = ""
-    """A file with one line that every node of the cluster and every operator must know; callers that claim to be one of
-    them must send it. If empty, the node trusts every caller that reaches the address."""
+    """A file with one line that every node of the cluster and every operator must know. Callers prove that they know
+    it, and do not send it. If empty, `ais-loader serve` uses the file `peer-secret` in its first drive, which it
+    creates, and `ais-loader cluster up` the file `.cluster/peer-secret` below the root. `peer_host` must be a loopback
+    address if a node has no secret, or one of its own."""
     metrics_port: int | None = None
     """The port on `host` for Prometheus metrics; 0 picks a free port, and None disables metrics."""
     durability: Literal["process", "power"] = "process"

@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -34,7 +35,7 @@ from ais_loader.wire.generated import (
     ais_snapshots_pb2_grpc,
 )
 from storage_node.batch.session import BatchService
-from storage_node.cluster.caller import read_secret
+from storage_node.cluster.caller import make_secret, read_secret
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.confirmation import MapConfirmation
@@ -43,7 +44,7 @@ from storage_node.cluster.map.sync import MapSync
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.node import NodeSnapshots
-from storage_node.config import ServerConfig
+from storage_node.config import ServerConfig, require_secrets
 from storage_node.descriptors import raise_descriptor_limit
 from storage_node.etl.calls import TransformCalls
 from storage_node.etl.environments import Environments
@@ -72,6 +73,8 @@ from storage_node.services.snapshot_replicas import SnapshotCopiesService
 from storage_node.services.snapshots import SnapshotsService
 from storage_node.services.tenant_of_call import note_tenant
 from storage_node.store.drive.drive import Drive
+from storage_node.store.drive.identity import SECRET_FILE_NAME
+from storage_node.store.files.object_files import drive_error
 from storage_node.store.store import Store
 from storage_node.streams import tenant_of
 from storage_node.tasks import keep_going
@@ -122,6 +125,7 @@ class NodeServer:
         *,
         transforms: Callable[[Node], Transforms] | None = None,
         environments: Environments | None = None,
+        makes_secret: bool = False,
     ) -> None:
         """
         Args:
@@ -129,7 +133,9 @@ class NodeServer:
             config: without it the defaults, which listen on loopback at port 7480.
             transforms: what jobs pass objects through instead of the node's own; made on its event loop.
             environments: where packages that transforms require can be installed for them.
+            makes_secret: whether a node without a `peer_secret_file` makes one, in the folder of a drive.
         """
+        self._makes_secret = makes_secret
         self._transforms, self._environments = transforms, environments
         self.config = config or ServerConfig()
         self._drives = list(drives)
@@ -164,14 +170,20 @@ class NodeServer:
         return f"grpc://{self.config.host}:{self.port}"
 
     def start(self) -> NodeServer:
-        """Open the store and listen. Raises what `Store.open` raises, and OSError when it cannot listen."""
+        """Open the store and listen.
+
+        Raises what `Store.open` raises, ValueError for settings that need a secret, and OSError when it cannot listen.
+        """
         if self.config.metrics_port is not None:
             require_library()
+        require_secrets(self.config, makes_own=self._makes_secret)
         raise_descriptor_limit()
         self._store = Store.open(
             self._drives, mode="a", durability=self.config.durability, shard_limits=self.config.shard_limits
         )
         try:
+            if self._makes_secret and not self.config.peer_secret_file:
+                self.config = replace(self.config, peer_secret_file=str(_own_secret(self._store)))
             require_apart(self.config.promote_roots, of_store(self._store))
             self.membership, self._acceptor_store = open_membership(self._store)
         except BaseException:
@@ -276,7 +288,7 @@ class NodeServer:
             # Of the peer listener alone, whose callers have been checked: a token of one lets nobody in at the other.
             session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
             methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-            check = PeerCheck(node, self.membership)
+            check = PeerCheck(node, self.membership, lambda: self.peer_port)
             peer_server = grpc.aio.server(options=_OPTIONS, interceptors=(check,))
             peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
             self.port = _listen(server, self.config.host, self.config.port)
@@ -384,6 +396,17 @@ class NodeServer:
                         if said.get(drive) != str(error):
                             log.warning("%s: replaced objects keep their space for now: %s", drive.root, error)
                         said[drive] = str(error)
+
+
+def _own_secret(store: Store) -> Path:
+    """File with the secret that a node has made, now or before. Raises DriveFailed, DriveFull."""
+    paths = [drive.root / SECRET_FILE_NAME for drive in store.drives if drive is not None]
+    path = next((path for path in paths if path.exists()), paths[0])
+    try:
+        make_secret(path)
+    except OSError as error:
+        raise drive_error(error, path.parent, "making a peer secret") from error
+    return path
 
 
 async def _follow(etl: LocalEtl) -> None:

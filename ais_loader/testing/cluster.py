@@ -17,14 +17,15 @@ from types import TracebackType
 import grpc
 
 from ais_loader.testing.machines import Machines, Place
-from ais_loader.testing.node import NodeProcess
+from ais_loader.testing.node import NodeProcess, peer_secret_file
 from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
+from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, Prover
 from ais_loader.wire.reserved import OPERATOR_ROLE, ROLE_KEY
 
 CALL_TIMEOUT_S = 20.0
-_OPERATOR = ((ROLE_KEY, OPERATOR_ROLE),)
+_LEARN = CallClaim("/ais_loader.v1.Cluster/Learn", OPERATOR_ROLE)
 _HELD = ("ais_loader_memory_held_bytes", "ais_loader_active_", "ais_loader_pending_reads")
 
 
@@ -105,10 +106,13 @@ class ClusterProcesses:
 
     def teach(self, numbers: Sequence[int] | None = None) -> None:
         """Send `map` to all nodes, or to some. If you have changed it, increase its version first."""
+        secret = peer_secret_file().read_text().strip()
         for number in range(len(self.nodes)) if numbers is None else numbers:
-            with grpc.insecure_channel(self.nodes[number].peer_endpoint) as channel:
+            endpoint = self.nodes[number].peer_endpoint
+            metadata = ((ROLE_KEY, OPERATOR_ROLE), (PROOF_KEY, Prover(secret, endpoint).prove(_LEARN)))
+            with grpc.insecure_channel(endpoint) as channel:
                 learn = rpc.ClusterStub(channel).Learn
-                learn(pb.LearnRequest(map=self.map), timeout=CALL_TIMEOUT_S, metadata=_OPERATOR)
+                learn(pb.LearnRequest(map=self.map), timeout=CALL_TIMEOUT_S, metadata=metadata)
 
     def start(self, numbers: Sequence[int] | None = None) -> None:
         """Start those of these nodes, or of all, that are not running: all at once, like machines after a power cut."""

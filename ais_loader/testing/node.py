@@ -5,9 +5,13 @@ A node that is killed and restarted keeps its port and its drives, so that clien
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
+import secrets
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +29,23 @@ STOP_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 20.0
 
 
+@functools.cache
+def peer_secret_file() -> Path:
+    """Return the file with the peer secret of all nodes that this process starts. It is removed when the process exits.
+
+    Nodes are given it unless their arguments set `peer_secret_file`.
+    """
+    made_by, path = os.getpid(), Path(tempfile.mkdtemp(prefix="ais-loader-testing-")) / "peer-secret"
+    path.write_text(secrets.token_hex(32) + "\n")
+
+    def remove() -> None:
+        if os.getpid() == made_by:  # not in a fork
+            shutil.rmtree(path.parent, ignore_errors=True)
+
+    atexit.register(remove)
+    return path
+
+
 class NodeProcess:
     """A running `ais-loader serve`. It starts immediately. As a context manager, it stops the node in any state.
 
@@ -36,6 +57,8 @@ class NodeProcess:
         launcher: Words to put before the command, such as those of `ip netns exec`. They must replace their own process
             with the node.
         metrics: Whether the node serves its metrics, for `numbers`.
+        own_secret: Whether the node creates its own peer secret. By default, it has that of `peer_secret_file`, as do
+            all nodes that this process starts.
 
     Raises RuntimeError, with the node's output, if the node exits instead of serving; TimeoutError if it does neither.
     """
@@ -49,6 +72,7 @@ class NodeProcess:
         host: str = "127.0.0.1",
         launcher: Sequence[str] = (),
         metrics: bool = False,
+        own_secret: bool = False,
     ) -> None:
         several = [drives] if isinstance(drives, str | os.PathLike) else drives
         self.drives = [Path(drive) for drive in several]
@@ -58,6 +82,8 @@ class NodeProcess:
         self._launcher = list(launcher)
         self._metrics_url = ""
         self._arguments = [*arguments, *(["--metrics-port", "0"] if metrics else [])]
+        if not own_secret and not any("peer_secret_file" in word for word in arguments):
+            self._arguments += ["--set", f"peer_secret_file={peer_secret_file()}"]
         self._environment = {**os.environ, **(environment or {})}
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed by stop()
         self._process: subprocess.Popen[bytes] | None = None

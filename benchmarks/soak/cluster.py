@@ -20,6 +20,7 @@ from typing import Any
 from ais_loader import ClusterOptions, connect, errors
 from ais_loader.options import LaneChoice
 from ais_loader.testing import NodeProcess, eventually
+from ais_loader.testing.node import peer_secret_file
 from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from benchmarks.soak.checker import Rules
@@ -29,6 +30,7 @@ from benchmarks.soak.machine import Network, Shim
 from benchmarks.soak.outcome import Outcome, judge
 from benchmarks.soak.processes import context, recording, start, stop
 from benchmarks.soak.register import Violation
+from storage_node.cluster.caller import Caller, read_secret
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.mutations import add_node, begin_leave, create_cluster
@@ -238,6 +240,7 @@ class ClusterSoak:
         self._seed = seed
         self._say = say
         self._draw = random.Random(f"cluster {seed}")
+        self._operator = Caller(read_secret(peer_secret_file()))
         self._held = ExitStack()
         self._numbers = count(1)
         self._context = context()
@@ -253,7 +256,7 @@ class ClusterSoak:
             for _ in range(NODES):
                 self._new_member()
             nodes = [self._map_node(member) for member in self.members]
-            change_map(self._endpoints(), create_cluster(nodes), timeout_s=30)
+            change_map(self._endpoints(), create_cluster(nodes), timeout_s=30, caller=self._operator)
             with connect(self.url) as client:
                 client.create_bucket(BUCKET, copies=self.copies.copies, min_copies=self.copies.min_copies)
         except BaseException:
@@ -437,7 +440,7 @@ class ClusterSoak:
         member = self._new_member()
 
         def join() -> None:
-            change_map(self._endpoints(), add_node(self._map_node(member)), timeout_s=20)
+            change_map(self._endpoints(), add_node(self._map_node(member)), timeout_s=20, caller=self._operator)
 
         try:
             self._done("add", [member], join)
@@ -455,7 +458,10 @@ class ClusterSoak:
             self._done(
                 "remove",
                 [member],
-                lambda: change_map(self._endpoints(), begin_leave(member.uuid), timeout_s=20) and None,
+                lambda: (
+                    change_map(self._endpoints(), begin_leave(member.uuid), timeout_s=20, caller=self._operator)
+                    and None
+                ),
             )
         except (ChangeFailed, ValueError, OSError):
             member.busy = False

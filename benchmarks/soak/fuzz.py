@@ -25,11 +25,12 @@ from ais_loader import Client, connect
 from ais_loader.testing import NodeProcess, rss_bytes
 from ais_loader.wire import generated
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.peer_proof import PROOF_KEY
 from ais_loader.wire.reserved import ERROR_KIND_KEY
 from benchmarks.soak.content import content, value_of
 from benchmarks.soak.outcome import Outcome
 from benchmarks.soak.register import Violation
-from storage_node.cluster.caller import SECRET_KEY, Caller, Metadata
+from storage_node.cluster.caller import Caller, Metadata
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_cluster
 from storage_node.ops.ask_nodes import ask_node
@@ -179,9 +180,9 @@ class Fuzzer:
         target: str,
         draw: random.Random,
         known: Mapping[str, Sequence[Any]],
-        metadata: Callable[[], Metadata] = tuple,
+        metadata: Callable[[str], Metadata] = lambda path: (),
     ) -> None:
-        """`metadata`: of each call; drawn anew."""
+        """`metadata`: of a call of a method, by its path; drawn anew."""
         self._channel = grpc.insecure_channel(target)
         self._draw = draw
         self._messages = Messages(draw, known)
@@ -205,7 +206,7 @@ class Fuzzer:
         if harmless and any(KEPT.encode() in data for data in requests):
             return  # made of a mutation
         self.calls += 1
-        said = self._status(method, requests, self._metadata())
+        said = self._status(method, requests, self._metadata(method.path))
         self.statuses[said.name] += 1
 
     def _status(self, method: Method, requests: Sequence[bytes], metadata: Metadata) -> grpc.StatusCode:
@@ -284,20 +285,22 @@ def fuzz(root: Path, seed: int, duration_s: float, say: Callable[[str], None]) -
             "str": [KEPT, f"{KEPT}@s", PLAY, "a/000", "a/001", "b", "s", endpoint, str(root / "drive"), *versions],
         }
 
-        def strange() -> Metadata:
+        def of(caller: Caller, path: str) -> Metadata:
+            return caller.metadata(path, caller.prover(node.peer_endpoint))
+
+        def strange(path: str) -> Metadata:
             """Of one who is nobody: something is missing or wrong."""
-            right = (Caller(SECRET, uuid, lambda: 1) if draw.random() < 0.5 else operator).metadata()
+            right = of(Caller(SECRET, uuid, lambda: 1) if draw.random() < 0.5 else operator, path)
             kind = draw.randrange(3)
             if kind == 0:
-                return tuple(pair for pair in right if pair[0] != SECRET_KEY)
+                return tuple(pair for pair in right if pair[0] != PROOF_KEY)
             if kind == 1:
-                return tuple((key, value if key != SECRET_KEY else value[:-1] + "x") for key, value in right)
-            return Caller(SECRET, draw.randbytes(16), lambda: draw.choice([0, 1, 1 << 40])).metadata()
+                return tuple((key, value if key != PROOF_KEY else value[:-1] + "x") for key, value in right)
+            return of(Caller(SECRET, draw.randbytes(16), lambda: draw.choice([0, 1, 1 << 40])), path)
 
-        def inside() -> Metadata:
-            return (
-                Caller(SECRET, uuid, lambda: draw.choice([0, 1, 1 << 63])) if draw.random() < 0.6 else operator
-            ).metadata()
+        def inside(path: str) -> Metadata:
+            as_node = Caller(SECRET, uuid, lambda: draw.choice([0, 1, 1 << 63]))
+            return of(as_node if draw.random() < 0.6 else operator, path)
 
         outside = [Fuzzer(endpoint, draw, known), Fuzzer(node.peer_endpoint, draw, known, strange)]
         insiders = [Fuzzer(node.peer_endpoint, draw, known, inside)]

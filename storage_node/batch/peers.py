@@ -213,7 +213,8 @@ class Peer:
             self._idle.cancel()
             self._idle = None
         if self._channel is None:
-            self._channel = self._caller.through(grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS))
+            channel = grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS)
+            self._channel = self._caller.through(channel, self.endpoint)
         return self._channel
 
     async def newer_map(self, known_version: int) -> cluster_pb.ClusterMap | None:

@@ -70,7 +70,8 @@ _FIELDS = {
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on for other nodes of a cluster and for operators' commands: the cluster's network.",
+    help="Address to listen on for other nodes of a cluster and for operators' commands: the cluster's network. Any "
+    "address other than loopback needs --insecure and --set peer_secret_file=FILE.",
 )
 @click.option(
     "--peer-port",
@@ -194,13 +195,15 @@ def serve(
 ) -> None:
     """Run a storage node on this machine's drives until interrupted.
 
-    If the drives are empty, a store is created on them. Clients connect to grpc://HOST:PORT. The node is ready when it
+    If the drives are empty, a store is created on them, in folders that only this user may open. Unless
+    peer_secret_file is set, the node also creates a secret in its first drive, without which nobody can call its peer
+    address. Clients connect to grpc://HOST:PORT. The node is ready when it
     prints the address it serves. On SIGINT (Ctrl-C) or SIGTERM, it lets running calls finish for a few seconds and
     exits with code 0.
     """
     from ais_loader.cli.new_stores import tell_of_new_stores
     from ais_loader.errors import InvalidRequest
-    from storage_node.config import is_loopback
+    from storage_node.config import is_loopback, require_secrets
     from storage_node.ops.serve import run_node
 
     chosen = _config(
@@ -249,6 +252,10 @@ def serve(
     beyond = [host for host in (chosen.host, chosen.peer_host) if not is_loopback(host)]
     if beyond and not insecure:
         raise click.UsageError(f"{beyond[0]} is more than loopback, and {WHY}")
+    try:
+        require_secrets(chosen, makes_own=True)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     host, peer_host = chosen.host.strip("[]"), chosen.peer_host.strip("[]")
     taken: dict[tuple[str, int], str] = {}
     _require_address(host, chosen.port, "--port", taken)

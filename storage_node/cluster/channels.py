@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS
 from ais_loader.wire.suspects import Suspects
 from storage_node.cluster.caller import MAP_VERSION_KEY, Caller
+
+log = logging.getLogger(__name__)
 
 AVOID = Backoff(0.5, 0.5, jitter=0)
 """A node that could not be reached is not the first choice for this time."""
@@ -28,13 +32,15 @@ class Channels:
         """Called with the version of the map by which the node at an endpoint has refused this one as a stranger."""
         self._channels: dict[str, Any] = {}
         self._suspects: Suspects[str] = Suspects()
+        self._unproved: dict[str, str | None] = {}
+        """Reasons, already logged, for which nodes did not believe this one."""
 
     def to(self, endpoint: str) -> Any:
         """Connects when it is used; stays open until `close`."""
         channel = self._channels.get(endpoint)
         if channel is None:
             made = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
-            channel = self._channels[endpoint] = self.caller.through(made)
+            channel = self._channels[endpoint] = self.caller.through(made, endpoint)
         return channel
 
     def failed(self, endpoint: str, *, silent: bool = False) -> None:
@@ -46,6 +52,9 @@ class Channels:
 
     def refused(self, endpoint: str, error: grpc.aio.AioRpcError) -> None:
         """A call has ended with this error."""
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED and self._unproved.get(endpoint) != error.details():
+            self._unproved[endpoint] = error.details()
+            log.warning("%s does not answer this node: %s", endpoint, error.details())
         for key, value in error.trailing_metadata() or ():
             if key == MAP_VERSION_KEY and str(value).isdecimal():
                 self.heard_of_map(endpoint, int(value))

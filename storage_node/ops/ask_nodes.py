@@ -64,7 +64,7 @@ def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_T
             reason = (error.details() or "").rpartition(": ")[2]
             return Answer(endpoint, problem=f"{error.code().name.lower().replace('_', ' ')}: {reason}")
     peer_endpoint = resolved(endpoint, known.peer_endpoint)
-    with caller.through(grpc.insecure_channel(peer_endpoint, options=_OPTIONS)) as channel:
+    with caller.through(grpc.insecure_channel(peer_endpoint, options=_OPTIONS), peer_endpoint) as channel:
         try:
             progress = replica_rpc.RepairStub(channel).Progress(replica_pb.ProgressRequest(), timeout=timeout_s)
         except grpc.RpcError:

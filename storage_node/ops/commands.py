@@ -329,6 +329,8 @@ def _run(plan: Plan, hosts: Sequence[Host], head: RayHead | None, notes: list[st
         settings = rolling_settings.settle(plan.root, hosts, plan.settings, instead=plan.settings_instead)
     except WrongSetting as error:
         raise ClusterError(str(error)) from error
+    if plan.address and peer_secret.SETTING not in settings.values:
+        ray_actors.share_secret(plan.root, hosts)
     started = [ray_actors.start(plan.root, host, node) for node, host in nodes.values()]
     statuses = ray_actors.wait_serving(started, plan.timeout_s, lambda status: tell(_line(status)))
     statuses = rolling_settings.take_over(

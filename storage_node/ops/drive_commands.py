@@ -99,8 +99,9 @@ def order(
         try:
             channel = held.enter_context(grpc.insecure_channel(endpoint, options=_OPTIONS))
             known = rpc.ClusterStub(channel).GetMap(pb.GetMapRequest(known_version=2**63), timeout=CALL_TIMEOUT_S)
-            inside = grpc.insecure_channel(resolved(endpoint, known.peer_endpoint), options=_OPTIONS)
-            return call(rpc.DrivesStub(held.enter_context(caller.through(inside))))
+            peer_endpoint = resolved(endpoint, known.peer_endpoint)
+            inside = caller.through(grpc.insecure_channel(peer_endpoint, options=_OPTIONS), peer_endpoint)
+            return call(rpc.DrivesStub(held.enter_context(inside)))
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise ClusterError(f"{endpoint} does not answer ({error.code().name.lower()})") from error

@@ -1,4 +1,4 @@
-"""Secret of a cluster below a root: what its nodes and its operators' commands show each other.
+"""Secret of a cluster below a root: its nodes and its operators' commands prove to each other that they know it.
 
     ROOT/.cluster/peer-secret     made for a root that has a Ray of its own; used wherever it is there
 
@@ -7,11 +7,9 @@ The setting `peer_secret_file` names another file. On several machines the same 
 
 from __future__ import annotations
 
-import os
-import secrets
 from pathlib import Path
 
-from storage_node.cluster.caller import Caller, read_secret
+from storage_node.cluster.caller import Caller, make_secret, read_secret
 from storage_node.ops import settings_store
 from storage_node.ops.ray_head import FOLDER_NAME, ClusterError
 from storage_node.settings import WrongSetting
@@ -23,22 +21,11 @@ def path_of(root: Path) -> Path:
     return root / FOLDER_NAME / "peer-secret"
 
 
-def make(root: Path) -> None:
-    """Unless there is one, which nodes that run may be using. Raises OSError."""
+def make(root: Path, secret: str = "") -> None:
+    """Unless there is one. Raises OSError."""
     path = path_of(root)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made = path.with_name(f"{path.name}.{os.getpid()}")
-    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "w") as file:
-            file.write(secrets.token_hex(32) + "\n")
-            file.flush()
-            os.fsync(fd)
-        os.link(made, path)
-    except FileExistsError:
-        pass
-    finally:
-        made.unlink()
+    make_secret(path, secret)
 
 
 def default_file(root: Path) -> str:

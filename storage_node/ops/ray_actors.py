@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.extras import needs
-from storage_node.ops import node_file, node_log
+from storage_node.cluster.caller import read_secret
+from storage_node.ops import node_file, node_log, peer_secret
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.actor import StorageNodeActor
 from storage_node.ops.node_discovery import Found, NodeDrives, find_nodes, make_nodes, wipe_node
@@ -115,6 +117,23 @@ def keep_settings(root: Path, hosts: Sequence[Host], settings: KeptSettings) -> 
     kept = {host.address: _on(host.address, settings_file.write).remote(root, settings) for host in hosts}
     for address, task in kept.items():
         _get(task, f"keeping the settings on {address}")
+
+
+def share_secret(root: Path, hosts: Sequence[Host]) -> None:
+    """Have the same peer secret below the root on all hosts; a new one if there is none. Raises ClusterError."""
+    asked = {host.address: _on(host.address, _secret_there).remote(root) for host in hosts if host.answers}
+    found = {address: _get(task, f"reading the peer secret on {address}") for address, task in asked.items()}
+    known = {secret for secret in found.values() if secret}
+    if len(known) > 1:
+        having = ", ".join(address for address, secret in found.items() if secret)
+        raise ClusterError(
+            f"the files {peer_secret.path_of(root)} on {having} differ: put the same one on each while no node runs"
+        )
+    secret = known.pop() if known else secrets.token_hex(32)
+    lacking = [address for address, one in found.items() if one == ""]
+    made = {address: _on(address, peer_secret.make).remote(root, secret) for address in lacking}
+    for address, task in made.items():
+        _get(task, f"keeping the peer secret on {address}")
 
 
 def tail_of_log(root: Path, host: Host, uuid: str, lines: int) -> list[str]:
@@ -257,6 +276,11 @@ def _look(root: Path) -> tuple[str, Found, KeptSettings]:
     except (WrongSetting, OSError) as error:
         settings = KeptSettings(problem=str(error))
     return socket.gethostname(), find_nodes(root), settings
+
+
+def _secret_there(root: Path) -> str | None:
+    """Peer secret of a host; "" if it has none, and None if it has no root."""
+    return read_secret(peer_secret.default_file(root)) if root.is_dir() else None
 
 
 def _make(root: Path, nodes: int, drives_per_node: int) -> None:

@@ -42,7 +42,7 @@ def run_node(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     keep_freed_memory()
-    node = NodeServer(drives, config).start()
+    node = NodeServer(drives, config, makes_secret=True).start()
     try:
         announce(node)
         _wait_for_signals(stopping)

@@ -1,4 +1,7 @@
-"""Check of who calls a peer listener: the cluster's secret, the role, and a node's place in the map.
+"""Check of who calls a peer listener: the proof of the cluster's secret, the role, and a node's place in the map.
+
+A proof names the address that was called. The receiver accepts its own addresses alone, so that a proof that was given
+to one node, or to whoever has taken its address, does not open another.
 
 A node that the cluster has taken out does not know it yet, and goes on telling the others what it has. So the sender of
 each call is looked for in the receiver's map, and refused when it is not there; where its own map is newer than the
@@ -8,7 +11,8 @@ receiver's, it may have come in by that one, and the receiver learns it first.
 from __future__ import annotations
 
 import asyncio
-import hmac
+import contextlib
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -16,12 +20,14 @@ import grpc
 import grpc.aio
 
 from ais_loader.errors import LoaderError, NodeUnavailable
+from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, ProofCheck, ProofError, StaleProof
 from ais_loader.wire.reserved import NODE_ROLE, OPERATOR_ROLE, ROLE_KEY
 from storage_node.cluster import caller
 from storage_node.cluster.channels import Channels
 from storage_node.cluster.errors import NotAMember
 from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.sync import newer_map
+from storage_node.config import EVERY_ADDRESS
 from storage_node.node import Node
 from storage_node.services.access import PACKAGE, STRANGERS, Role, who_may
 from storage_node.services.errors import Context, abort
@@ -50,10 +56,14 @@ class _Stranger(Exception):
 class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Belongs to the node's event loop."""
 
-    def __init__(self, node: Node, membership: Membership) -> None:
+    def __init__(self, node: Node, membership: Membership, port: Callable[[], int]) -> None:
+        """`port`: of the peer listener, once it listens."""
         self._node = node
         self._membership = membership
-        self._secret = node.caller.secret
+        self._port = port
+        self._proofs = ProofCheck(node.caller.secret) if node.caller.secret else None
+        self._local_hosts: set[str] = set()
+        """Names that callers have used and that are this machine's."""
         self._channels = Channels(node.caller)
         self._learning: asyncio.Task[None] | None = None
 
@@ -71,12 +81,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _require(self, method: str, metadata: Any) -> None:
         """Raises _Refused, _Stranger, NodeUnavailable."""
         told = {key: value for key, value in metadata or () if isinstance(value, str)}
-        if self._secret and not _same(told.get(caller.SECRET_KEY, ""), self._secret):
-            raise _Refused(
-                grpc.StatusCode.UNAUTHENTICATED,
-                "nodes and operators of this cluster send its secret here, and this caller sent none or another: see "
-                "peer_secret_file",
-            )
+        await self._require_proof(method, told)
         role = _ROLES.get(told.get(ROLE_KEY, ""))
         if role is None:
             raise _Refused(
@@ -87,6 +92,60 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             raise _Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} is not for a caller of role {role.name}")
         if role is Role.PEER:
             await self._require_member(method, *_sender(told))
+
+    async def _require_proof(self, method: str, told: dict[str, str]) -> None:
+        """Raises _Refused, NodeUnavailable."""
+        proof = told.get(PROOF_KEY)
+        if self._proofs is None:
+            if proof is not None:
+                raise _Refused(
+                    grpc.StatusCode.UNAUTHENTICATED,
+                    "this node has no peer secret, and the caller has one: set peer_secret_file on this node too",
+                )
+            return
+        if proof is None:
+            raise _Refused(
+                grpc.StatusCode.UNAUTHENTICATED,
+                "this node has a peer secret, and the caller proved that of no cluster: set peer_secret_file for the "
+                "caller too",
+            )
+        claim = CallClaim(
+            method, told.get(ROLE_KEY, ""), told.get(caller.NODE_KEY, ""), told.get(caller.MAP_VERSION_KEY, "")
+        )
+        try:
+            target = self._proofs.check(proof, claim)
+        except StaleProof as error:
+            raise NodeUnavailable(str(error)) from error
+        except ProofError as error:
+            raise _Refused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
+        if not await self._is_here(target):
+            raise _Refused(
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"the call was made to {target}, which is no address of this node "
+                f"({' or '.join(sorted(self._addresses()))}): call it there, or set peer_advertise",
+            )
+
+    def _addresses(self) -> set[str]:
+        """By which others know the peer listener."""
+        config, port, view = self._node.config, self._port(), self._membership.view
+        known = {config.peer_endpoint(port), f"{config.peer_host}:{port}"}
+        if view is not None and (position := view.position.get(self._membership.node_uuid)) is not None:
+            known.add(view.nodes[position].peer_endpoint)
+        return known - {""}
+
+    async def _is_here(self, target: str) -> bool:
+        """Whether this is an address of the peer listener."""
+        if target in self._addresses():
+            return True
+        config = self._node.config
+        host, _, port = target.rpartition(":")
+        if config.peer_host not in EVERY_ADDRESS or port != str(self._port()) or host in ("", *EVERY_ADDRESS):
+            return False
+        if host not in self._local_hosts and (
+            host == config.endpoint(0).rpartition(":")[0] or await _is_of_this_machine(host.strip("[]"))
+        ):
+            self._local_hosts.add(host)
+        return host in self._local_hosts
 
     async def _require_member(self, method: str, uuid: bytes, version: int) -> None:
         view = self._membership.view
@@ -143,8 +202,15 @@ def _sender(told: dict[str, str]) -> tuple[bytes, int]:
     return uuid, version
 
 
-def _same(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(), other.encode())
+async def _is_of_this_machine(host: str) -> bool:
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, kind, protocol, _, address in await asyncio.get_running_loop().getaddrinfo(
+            host, 0, type=socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)  # only an address of this machine can be bound
+                return True
+    return False
 
 
 def _refusal(error: _Refused | _Stranger | LoaderError) -> grpc.RpcMethodHandler:

@@ -166,6 +166,10 @@ def test_serve_finds_wrong_options_before_it_touches_a_drive(tmp_path: Path) -> 
         (["--drive", tmp_path / "s", "--host", "0.0.0.0"], "0.0.0.0 is more than loopback, and there is no"),
         (["--drive", tmp_path / "s", "--host", "::"], "Use --insecure to listen on a network nevertheless"),
         (["--drive", tmp_path / "s", "--peer-host", "10.0.0.5"], "10.0.0.5 is more than loopback"),
+        (
+            ["--drive", tmp_path / "s", "--peer-host", "0.0.0.0", "--insecure"],
+            "needs peer_secret_file: without a secret",
+        ),
         (["--drive", tmp_path / "s", "--set", "host=box.example.org"], "box.example.org is more than loopback"),
         (["--drive", tmp_path / "s", "--host", "localhost.example.org"], "is more than loopback"),
     ]:

@@ -14,6 +14,7 @@ import time
 from typing import NoReturn
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.cluster.caller import Caller, read_secret
 from storage_node.cluster.consensus.change import Channels, drive
 from storage_node.cluster.consensus.effects import Answers, Ask
 from storage_node.cluster.consensus.proposer import Proposer
@@ -25,8 +26,8 @@ TIMEOUT_S = 60.0
 
 
 class DyingChannels(Channels):
-    def __init__(self, die: str) -> None:
-        super().__init__()
+    def __init__(self, die: str, caller: Caller) -> None:
+        super().__init__(caller)
         step, _, count = die.partition(":")
         self._kind = {
             "surveyed": pb.GetMapRequest,
@@ -51,7 +52,7 @@ def _die() -> NoReturn:
 def main() -> None:
     task = json.loads(sys.argv[1])
     version = 0
-    with DyingChannels(task.get("die", "")) as channels:
+    with DyingChannels(task.get("die", ""), Caller(read_secret(task["peer_secret_file"]))) as channels:
         for name in task["buckets"]:
             steps = Proposer(task["endpoints"], create_bucket(name), time.monotonic).run(TIMEOUT_S)
             version = drive(steps, channels).version

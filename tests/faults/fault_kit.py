@@ -21,7 +21,7 @@ from ais_loader.testing import NodeProcess, SeededObjects, eventually, rss_bytes
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_replica_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2_grpc as rpc
-from storage_node.cluster.caller import OPERATOR
+from tests.peer_kit import PROCESS_OPERATOR
 
 MiB = 1 << 20
 SMALL = SeededObjects({f"s/{at:04d}": (60_000 + 7 * at, at) for at in range(200)})
@@ -123,7 +123,7 @@ def serve_all(cluster: ClusterProcesses) -> None:
     """Wait until every node has compared its copies with those of the others, and answers for all of them."""
 
     def sure(node: NodeProcess) -> bool:
-        with OPERATOR.through(grpc.insecure_channel(node.peer_endpoint)) as channel:
+        with PROCESS_OPERATOR.through(grpc.insecure_channel(node.peer_endpoint), node.peer_endpoint) as channel:
             answer = rpc.RepairStub(channel).Progress(pb.ProgressRequest(), timeout=20)
         return not answer.doubtful_names and not answer.doubtful_bucket
 

@@ -18,11 +18,10 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc as rpc
-from storage_node.cluster.caller import OPERATOR
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node
 from storage_node.ops.ask_nodes import ask_node, ask_nodes, newest_map
-from tests.peer_kit import peer_at
+from tests.peer_kit import PROCESS_OPERATOR, peer_at
 
 BUCKET = "b"
 TIMEOUT_S = 60.0
@@ -335,7 +334,7 @@ def versions(node: NodeProcess, bucket: cluster_pb.MapBucket) -> dict[str, tuple
 
 
 def current_map(nodes: Sequence[NodeProcess]) -> cluster_pb.ClusterMap:
-    map_ = newest_map(ask_nodes(endpoints(nodes), OPERATOR).values())
+    map_ = newest_map(ask_nodes(endpoints(nodes), PROCESS_OPERATOR).values())
     assert map_ is not None
     return map_
 
@@ -375,7 +374,7 @@ def join(cluster: ClusterProcesses, node: NodeProcess, host: str) -> None:
         weight=1.0,
         feature=answer.features,
     )
-    change_map(endpoints(cluster.nodes), add_node(member), timeout_s=TIMEOUT_S)
+    change_map(endpoints(cluster.nodes), add_node(member), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
 
 
 @contextmanager

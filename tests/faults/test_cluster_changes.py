@@ -17,11 +17,13 @@ import pytest
 from ais_loader import Batch, Client, ClusterOptions, Item, connect
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.testing.node import peer_secret_file
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import begin_leave
 from tests.faults.changing_process import STEPS
 from tests.faults.fault_kit import BUCKETS, MIXED, MODES, Kind, check, nothing_held, read, serve_all, three_nodes
 from tests.faults.ledger_kit import endpoints, join, settled
+from tests.peer_kit import PROCESS_OPERATOR
 
 pytestmark = pytest.mark.slow  # everything moves, and is awaited
 
@@ -77,7 +79,9 @@ def test_a_node_joins_and_another_leaves_and_dies_while_batches_are_half_way(
 
         held = Held(client)
         left = [cluster.nodes[0], cluster.nodes[2], fourth]
-        change_map(endpoints(cluster.nodes), begin_leave(cluster.uuid_of(1)), timeout_s=TIMEOUT_S)
+        change_map(
+            endpoints(cluster.nodes), begin_leave(cluster.uuid_of(1)), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR
+        )
         read_all(client)
         eventually(lambda: settled(left, 3), TIMEOUT_S, interval_s=0.2)
         cluster.nodes[1].kill()
@@ -97,7 +101,12 @@ def test_every_node_restarts_in_turn_while_batches_are_half_way(cluster: Cluster
 
 
 def change_elsewhere(cluster: ClusterProcesses, buckets: Sequence[str], die: str = "") -> subprocess.Popen[str]:
-    task = {"endpoints": endpoints(cluster.nodes), "buckets": list(buckets), "die": die}
+    task = {
+        "endpoints": endpoints(cluster.nodes),
+        "buckets": list(buckets),
+        "die": die,
+        "peer_secret_file": str(peer_secret_file()),
+    }
     return subprocess.Popen(
         [sys.executable, "-m", "tests.faults.changing_process", json.dumps(task)],
         cwd=REPOSITORY,

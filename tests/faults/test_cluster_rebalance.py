@@ -36,6 +36,7 @@ from tests.faults.ledger_kit import (
     settled,
     versions,
 )
+from tests.peer_kit import PROCESS_OPERATOR
 
 pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
@@ -82,7 +83,9 @@ def test_all_keys_change_while_a_node_joins_and_one_is_down_and_back(tmp_path: P
 def test_all_keys_change_while_a_node_leaves_and_one_restarts(tmp_path: Path, victim: int) -> None:
     with filled(tmp_path, KEYS, nodes=4) as (cluster, _, ledger):
         with all_changing(cluster.url, ledger, KEYS, seed=victim) as writers:
-            change_map(endpoints(cluster.nodes), begin_leave(cluster.uuid_of(1)), timeout_s=TIMEOUT_S)
+            change_map(
+                endpoints(cluster.nodes), begin_leave(cluster.uuid_of(1)), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR
+            )
             cluster.nodes[victim].restart()
             writers.round()
             left = [node for at, node in enumerate(cluster.nodes) if at != 1]
@@ -103,7 +106,7 @@ def test_two_nodes_join_at_once_and_one_leaves_while_all_keys_change(tmp_path: P
         with all_changing(cluster.url, ledger, KEYS, seed=7) as writers:
             with joining(cluster, fourth, fifth):
                 writers.round()
-            change_map(endpoints(nodes), begin_leave(cluster.uuid_of(0)), timeout_s=TIMEOUT_S)
+            change_map(endpoints(nodes), begin_leave(cluster.uuid_of(0)), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
             fifth.restart()
             writers.round()
             eventually(lambda: settled(nodes[1:], 4), 2 * TIMEOUT_S, interval_s=0.2)
@@ -140,7 +143,7 @@ def test_the_only_copies_stay_readable_while_a_node_leaves_and_returns_again_and
             for turn in range(8):
                 state = cluster_pb.MapNode.JOINING if turn % 2 else cluster_pb.MapNode.LEAVING
                 before = {node.url: len(versions(node, bucket)) for node in nodes}
-                change_map(endpoints(nodes), moved(member, state), timeout_s=TIMEOUT_S)
+                change_map(endpoints(nodes), moved(member, state), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
                 going = nodes[1:2] if state == cluster_pb.MapNode.LEAVING else [nodes[0], nodes[2]]
                 if draw.random() < 0.8:  # until some copies have gone; otherwise at once
 
@@ -148,7 +151,12 @@ def test_the_only_copies_stay_readable_while_a_node_leaves_and_returns_again_and
                         return any(len(versions(node, bucket)) < before[node.url] for node in going)  # noqa: B023
 
                     eventually(lambda: some_went() or settled(nodes, len(current_map(nodes).node)), TIMEOUT_S)
-            change_map(endpoints(nodes), moved(member, cluster_pb.MapNode.JOINING), timeout_s=TIMEOUT_S)
+            change_map(
+                endpoints(nodes),
+                moved(member, cluster_pb.MapNode.JOINING),
+                timeout_s=TIMEOUT_S,
+                caller=PROCESS_OPERATOR,
+            )
             eventually(lambda: settled(nodes, 3), TIMEOUT_S, interval_s=0.2)
             clients.round()
             clients.check()

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from ais_loader.testing import NodeProcess, eventually
+from ais_loader.testing.node import peer_secret_file
 from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
@@ -22,6 +23,7 @@ from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_bucket, create_cluster, delete_bucket
 from tests.faults.changing_process import STEPS
+from tests.peer_kit import PROCESS_OPERATOR
 
 pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
@@ -55,7 +57,7 @@ class Cluster:
             )
             for at, node in enumerate(nodes)
         ]
-        self.first = change_map(self.endpoints, create_cluster(members), timeout_s=TIMEOUT_S)
+        self.first = change_map(self.endpoints, create_cluster(members), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
 
     def maps(self) -> list[pb.ClusterMap]:
         return [ask_map(node).map for node in self.nodes]
@@ -67,7 +69,12 @@ class Cluster:
 
     def change_elsewhere(self, buckets: Sequence[str], die: str = "") -> subprocess.Popen[str]:
         """Another process makes these buckets, one after another."""
-        task = {"endpoints": self.endpoints, "buckets": list(buckets), "die": die}
+        task = {
+            "endpoints": self.endpoints,
+            "buckets": list(buckets),
+            "die": die,
+            "peer_secret_file": str(peer_secret_file()),
+        }
         return subprocess.Popen(
             [sys.executable, "-m", "tests.faults.changing_process", json.dumps(task)],
             cwd=REPOSITORY,
@@ -114,7 +121,7 @@ def test_a_change_whose_proposer_is_killed_is_made_on_all_nodes_or_on_none(clust
     elif die != "accepted:1":
         # A majority has it: nobody has to come and change something else for it to be finished.
         assert eventually(lambda: all(names(map_) == ["half"] for map_ in cluster.maps()), timeout_s=TIMEOUT_S)
-    after = change_map(cluster.endpoints[:1], create_bucket("after"), timeout_s=TIMEOUT_S)
+    after = change_map(cluster.endpoints[:1], create_bucket("after"), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
     assert names(after) in (
         [["half", "after"], ["after"]]
         if die == "accepted:1"
@@ -152,12 +159,12 @@ def test_changes_go_on_while_nodes_are_killed_one_after_another(cluster: Cluster
 def test_a_minority_cannot_commit_and_catches_up(cluster: Cluster) -> None:
     cut_off, *majority = cluster.nodes
     cut_off.pause()
-    newer = change_map(cluster.endpoints[1:], create_bucket("b"), timeout_s=TIMEOUT_S)
+    newer = change_map(cluster.endpoints[1:], create_bucket("b"), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
     for node in majority:
         node.pause()
     cut_off.resume()
     with pytest.raises(NoMajority) as raised:
-        change_map(cluster.endpoints, create_bucket("elsewhere"), timeout_s=1.0)
+        change_map(cluster.endpoints, create_bucket("elsewhere"), timeout_s=1.0, caller=PROCESS_OPERATOR)
     assert raised.value.silent == sorted(node.peer_endpoint for node in majority)
     # The others' change may have been on its way to it when it stood still, as nothing was lost.
     assert ask_map(cut_off).map in (cluster.first, newer)
@@ -167,25 +174,28 @@ def test_a_minority_cannot_commit_and_catches_up(cluster: Cluster) -> None:
 
 
 def test_all_nodes_are_killed_and_know_their_map_when_they_are_back(cluster: Cluster) -> None:
-    map_ = change_map(cluster.endpoints, create_bucket("b", copies=3), timeout_s=TIMEOUT_S)
+    map_ = change_map(cluster.endpoints, create_bucket("b", copies=3), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
     for node in cluster.nodes:
         node.kill()
     for node in cluster.nodes:
         node.start()
         assert ask_map(node).map == map_
-    assert change_map(cluster.endpoints, create_bucket("c"), timeout_s=TIMEOUT_S).version == map_.version + 1
+    assert (
+        change_map(cluster.endpoints, create_bucket("c"), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR).version
+        == map_.version + 1
+    )
 
 
 def test_a_bucket_deleted_and_made_again_while_a_node_was_down_is_a_new_one_there(cluster: Cluster) -> None:
-    change_map(cluster.endpoints, create_bucket("b", copies=3), timeout_s=TIMEOUT_S)
-    change_map(cluster.endpoints, create_bucket("gone", copies=3), timeout_s=TIMEOUT_S)
+    change_map(cluster.endpoints, create_bucket("b", copies=3), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
+    change_map(cluster.endpoints, create_bucket("gone", copies=3), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
     late = cluster.nodes[2]
     for bucket in ("b", "gone"):
         put(late, bucket, "old")
         assert objects_on(late, bucket) == ["old"]
     late.kill()
     for edit in (delete_bucket("gone"), delete_bucket("b"), create_bucket("b", copies=3)):
-        newest = change_map(cluster.endpoints[:2], edit, timeout_s=TIMEOUT_S)
+        newest = change_map(cluster.endpoints[:2], edit, timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
     late.start()
     assert eventually(lambda: cluster.agreed() == newest, timeout_s=TIMEOUT_S)
 
@@ -207,7 +217,7 @@ def test_a_file_lost_on_one_drive_is_restored_from_the_other(cluster: Cluster, d
     node = cluster.nodes[0]
     one, other = (drive / "cluster.json" for drive in node.drives)
     old = one.read_bytes()
-    map_ = change_map(cluster.endpoints, create_bucket("b"), timeout_s=TIMEOUT_S)
+    map_ = change_map(cluster.endpoints, create_bucket("b"), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
     node.kill()
     kept = other.read_bytes()
     assert one.read_bytes() == kept != old

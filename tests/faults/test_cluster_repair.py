@@ -22,6 +22,7 @@ from tests.faults.ledger_kit import (
     settled,
     versions,
 )
+from tests.peer_kit import PROCESS_OPERATOR
 
 pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
@@ -64,7 +65,9 @@ def test_a_node_joins_while_clients_read_and_write(tmp_path: Path) -> None:
 
 def test_a_node_leaves_while_clients_read_and_write(tmp_path: Path) -> None:
     with filled(tmp_path, KEYS) as (cluster, bucket, ledger), reading(cluster.url, ledger) as clients:
-        change_map(endpoints(cluster.nodes), begin_leave(cluster.uuid_of(1)), timeout_s=TIMEOUT_S)
+        change_map(
+            endpoints(cluster.nodes), begin_leave(cluster.uuid_of(1)), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR
+        )
         put(bucket, ledger, KEYS[:30])
         delete(bucket, ledger, KEYS[30:45])
         left = [cluster.nodes[0], cluster.nodes[2]]

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from ais_loader import Client, ClusterOptions, connect
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.cluster.caller import Caller
 from storage_node.etl.jobs.run import DIRECT_BYTES
 from storage_node.etl.webserver import HTTPMultiThreadedServer
 
 pytestmark = pytest.mark.slow
-SECRET = "0123456789abcdef0123456789abcdef"
 SOURCES = {f"{at:03d}": seeded_bytes(DIRECT_BYTES + 1000 * at, seed=at) for at in range(60)}
 VICTIM = 2
 
@@ -47,22 +43,11 @@ class Held(HTTPMultiThreadedServer):
         return twice(data)
 
 
-class SecretCluster(ClusterProcesses):
-    def teach(self, numbers: Sequence[int] | None = None) -> None:
-        for number in range(len(self.nodes)) if numbers is None else numbers:
-            with Caller(SECRET).through(grpc.insecure_channel(self.nodes[number].peer_endpoint)) as channel:
-                stub = ais_cluster_pb2_grpc.ClusterStub(channel)
-                stub.Learn(ais_cluster_pb2.LearnRequest(map=self.map), timeout=20)
-
-
 @contextmanager
 def cluster_with(server: Held, folder: Path) -> Iterator[tuple[ClusterProcesses, Client]]:
-    file = folder / "secret"
-    file.write_text(SECRET)
-    file.chmod(0o600)
     with server.running() as address:
-        arguments = ["--set", f"etl_servers={address}", "--set", f"peer_secret_file={file}"]
-        with SecretCluster(folder / "nodes", buckets={"from": 2, "to": 2}, arguments=arguments) as cluster:
+        arguments = ["--set", f"etl_servers={address}"]
+        with ClusterProcesses(folder / "nodes", buckets={"from": 2, "to": 2}, arguments=arguments) as cluster:
             told = pb.TransformServer(address=address, direct_put=True)
             cluster.map.transform.append(pb.Transform(name="twice", uuid=uuid.uuid4().bytes, server=told))
             cluster.map.version += 1

@@ -29,6 +29,7 @@ from tests.faults.ledger_kit import (
     settled,
     writing,
 )
+from tests.peer_kit import PROCESS_OPERATOR
 
 pytestmark = pytest.mark.slow  # real processes, killed and awaited
 
@@ -98,7 +99,7 @@ def test_a_node_joins_and_another_leaves_beside_writers_and_take_what_a_snapshot
             made = bucket.snapshot("t")
             later = read(cluster.url, "t")
             assert made.objects == len(later)
-            change_map(endpoints(nodes), begin_leave(cluster.uuid_of(0)), timeout_s=TIMEOUT_S)
+            change_map(endpoints(nodes), begin_leave(cluster.uuid_of(0)), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
             while not settled(nodes[1:], 3):
                 assert read(fourth.url) == FIRST and read(fourth.url, "t") == later
             nodes[0].kill()
@@ -123,7 +124,7 @@ def test_what_a_lost_node_retained_is_made_again_on_others(tmp_path: Path) -> No
         left = [node for number, node in enumerate(cluster.nodes) if number != 2]
         assert read(left[0].url) == FIRST
         lost = cluster.map.node[2].uuid
-        change_map(endpoints(left), remove_node(lost), timeout_s=TIMEOUT_S)
+        change_map(endpoints(left), remove_node(lost), timeout_s=TIMEOUT_S, caller=PROCESS_OPERATOR)
         assert read(left[0].url) == FIRST
         eventually(lambda: all_have(left, FIRST), TIMEOUT_S, interval_s=0.2)
         cluster.kill([0])

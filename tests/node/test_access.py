@@ -85,7 +85,7 @@ def test_where_clients_listen_nothing_else_is_served(cluster: LocalCluster) -> N
         assert {method: outcome(channel, method) for method in INSIDE} == dict.fromkeys(
             INSIDE, grpc.StatusCode.UNIMPLEMENTED
         )
-        claimed = Caller("", node.membership.node_uuid, lambda: 1).through(channel)
+        claimed = Caller("", node.membership.node_uuid, lambda: 1).through(channel, node.endpoint)
         assert outcome(claimed, "Cluster/Learn") is grpc.StatusCode.UNIMPLEMENTED
         assert outcome(channel, "Cluster/GetMap") is grpc.StatusCode.OK
 

@@ -72,7 +72,7 @@ def view_of(client: Client) -> pb.ClusterMap:
 def test_nodes_and_operators_get_all_of_it_wherever_they_ask(node: NodeServer) -> None:
     with operator_of(node) as operator, peer_of(node, version=1) as peer:
         whole = [asked(operator), asked(peer)]
-    with OPERATOR.through(grpc.insecure_channel(node.endpoint)) as where_clients_listen:
+    with OPERATOR.through(grpc.insecure_channel(node.endpoint), node.endpoint) as where_clients_listen:
         whole.append(asked(where_clients_listen))
     for map_ in whole:
         assert [one.name for one in map_.transform] == ["code", "command"] and [one.name for one in map_.job] == [

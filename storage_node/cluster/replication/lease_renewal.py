@@ -120,7 +120,8 @@ class LeaseRenewal:
 
     def _channel(self, endpoint: str) -> Any:
         if endpoint not in self._channels:
-            self._channels[endpoint] = self._caller.through(grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS))
+            channel = grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+            self._channels[endpoint] = self._caller.through(channel, endpoint)
         return self._channels[endpoint]
 
     def _take(self, node: pb.MapNode, asked_s: float, version: int, call: Any) -> None:

@@ -16,6 +16,8 @@ LEFT_FILE_NAME = "left.json"
 """In the place of `drive.json` and `record.json` once a drive has left its store."""
 CLUSTER_FILE_NAME = "cluster.json"
 """Of a node in a cluster; the store itself does without."""
+SECRET_FILE_NAME = "peer-secret"
+"""Secret of a node that was given none; the store itself does without."""
 
 _STORED = {"catalog", "objects", "staging", "members", records.FILE_NAME, CLUSTER_FILE_NAME}
 _ASIDE = "catalog."
@@ -24,6 +26,7 @@ _UNFINISHED = {
     records.FILE_NAME + ".new",
     CLUSTER_FILE_NAME + ".new",
     LEFT_FILE_NAME + ".new",
+    SECRET_FILE_NAME,
     "lost+found",
 }
 

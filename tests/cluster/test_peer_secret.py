@@ -1,0 +1,70 @@
+"""Peer secret of nodes that are started by `ais-loader serve`."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+
+import pytest
+
+from ais_loader import connect
+from ais_loader.testing.node import NodeProcess
+from ais_loader.wire.features import FEATURES
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from storage_node.cluster.caller import OPERATOR, Caller, read_secret
+from storage_node.cluster.consensus.change import change_map
+from storage_node.cluster.consensus.errors import ChangeFailed
+from storage_node.cluster.map.mutations import create_cluster
+from storage_node.ops.ask_nodes import ask_node
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """Given no secret, as an operator starts it."""
+    folder = tmp_path_factory.mktemp("node")
+    with NodeProcess([folder / "a", folder / "b"], own_secret=True) as running:
+        yield running
+
+
+def take_over(node: NodeProcess, caller: Caller) -> pb.ClusterMap:
+    """Make the node a cluster with no buckets, which deletes those that it has."""
+    answer = ask_node(node.url.removeprefix("grpc://"), caller)
+    member = pb.MapNode(
+        uuid=bytes.fromhex(answer.uuid),
+        host="h",
+        endpoint=answer.endpoint,
+        peer_endpoint=node.peer_endpoint,
+        weight=1.0,
+        feature=FEATURES,
+    )
+    made = create_cluster([member])
+
+    def without_buckets(map_: pb.ClusterMap | None) -> pb.ClusterMap | None:
+        changed = made(map_)
+        if changed is not None:
+            del changed.bucket[:]
+        return changed
+
+    return change_map([node.peer_endpoint], without_buckets, timeout_s=3.0, caller=caller)
+
+
+def test_nobody_takes_over_a_node_without_its_secret(node: NodeProcess) -> None:
+    with connect(node.url) as client:
+        client.create_bucket("mine", exist_ok=True).put("a", b"bytes")
+        for caller in (OPERATOR, Caller("an-invented-secret")):
+            with pytest.raises(ChangeFailed):
+                take_over(node, caller)
+        assert client.bucket("mine").get("a") == b"bytes"
+
+
+def test_the_secret_of_a_node_is_its_users_alone_and_stays(node: NodeProcess) -> None:
+    path = node.drives[0] / "peer-secret"
+    secret = read_secret(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not (node.drives[1] / "peer-secret").exists()
+    node.restart()
+    assert read_secret(path) == secret
+    assert ask_node(node.url.removeprefix("grpc://"), Caller(secret)).drives is not None
+    assert ask_node(node.url.removeprefix("grpc://"), OPERATOR).drives is None
