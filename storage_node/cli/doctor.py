@@ -24,12 +24,16 @@ _SHOWN_OF_A_KIND = 20
 _GRPC = "grpc://"
 _REPAIR = "--repair puts right, without losing anything, what can be put right"
 _DROP = "a damaged object is whole again when it is put again; --repair --drop-damaged deletes those that are listed"
+_CLOSE = (
+    "`chmod go= DRIVE` closes a drive's folder to other users, as the next writer to open the store and --repair do"
+)
 _REBUILD = "--rebuild makes anew, from the objects' files, what a drive has lost"
 _HINTS = {
     **dict.fromkeys(("drive-unusable", "identity-lost", "record-lost"), _REBUILD),
     **dict.fromkeys(("missing-file", "wrong-size", "corrupt", "bad-entry", "segment-damaged"), _DROP),
     **dict.fromkeys(("orphan", "recoverable", "missing-blocks", "file-identity", "segment-copy"), _REPAIR),
     **dict.fromkeys(("later-epoch", "unknown-bucket", "record-differs", "staging", "misplaced"), _REPAIR),
+    "open-permissions": _CLOSE,
 }
 """What can be done about a finding, by its kind."""
 

@@ -5,7 +5,8 @@ limits of memory, of the size of its files and of descriptors, a scrubbed enviro
 priority, and, where the operator says so and the system allows it, another user and a network of its own with nothing
 in it. It inherits one descriptor, its socket. Workers import this module before they begin: it imports next to nothing.
 
-What these do not hold off is said in docs/etl.md: without another user, a worker reads what the node's user may read.
+docs/etl.md says what these do not hold off: without another user, a worker reads what the node's user may read. The
+folders of drives are closed to other users (`storage_node/store/permissions.py`).
 """
 
 from __future__ import annotations

@@ -94,5 +94,6 @@ class LocalEtl:
 
     async def close(self) -> None:
         await self.transforms.close()
+        self.spool.close()
         self.cache.clear()
         self._threads.shutdown(wait=False)

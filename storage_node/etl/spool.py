@@ -3,19 +3,27 @@
 A file of the spool is unlinked from its beginning (O_TMPFILE): it is gone with whoever has it open last, also after a
 kill, and there is nothing to be cleared away. Folders, which workers run in, are named by the process that made them;
 those of processes that are no more are removed by the next.
+
+A drive is closed to other users. The folders of workers that are another user are therefore below the system's folder
+for temporary files (TMPDIR).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
+from ais_loader.errors import TransformRefused
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from storage_node.store.checksum import crc32c
+from storage_node.store.permissions import FOLDER_MODE
 
 _READ_BYTES = 1 << 20
+_OUTSIDE = "ais-loader-workers-"
 
 
 class Spool:
@@ -23,6 +31,8 @@ class Spool:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._outside: Path | None = None
+        """Of the folders of workers that are another user."""
         self._cleared = False
 
     def new_file(self) -> int:
@@ -36,20 +46,44 @@ class Spool:
         os.fchmod(fd, 0o644)  # a worker that is another user opens by path what it is given; it has no name for others
         return fd
 
-    def new_folder(self) -> Path:
-        """An empty one, which whoever asks removes. Raises OSError."""
+    def new_folder(self, user: str = "") -> Path:
+        """An empty one, of this user where one is named; whoever asks removes it. Raises OSError, TransformRefused."""
         self._begin()
-        return Path(tempfile.mkdtemp(prefix=f"worker-{os.getpid()}-", dir=self.folder))
+        if not user:
+            return Path(tempfile.mkdtemp(prefix=f"worker-{os.getpid()}-", dir=self.folder))
+        if self._outside is None:
+            _clear(Path(tempfile.gettempdir()).glob(f"{_OUTSIDE}*-*"))
+            self._outside = Path(tempfile.mkdtemp(prefix=f"{_OUTSIDE}{os.getpid()}-"))
+            self._outside.chmod(0o711)
+        made = Path(tempfile.mkdtemp(prefix="worker-", dir=self._outside))
+        try:
+            shutil.chown(made, user)
+        except PermissionError as error:
+            made.rmdir()
+            raise TransformRefused(f"etl_user={user}: this process may not become it ({error})") from error
+        return made
+
+    def close(self) -> None:
+        """Remove what is outside of the drive."""
+        if self._outside is not None:
+            shutil.rmtree(self._outside, ignore_errors=True)
+            self._outside = None
 
     def _begin(self) -> None:
         if self._cleared:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for left in self.folder.glob("worker-*-*"):
-            pid = left.name.split("-")[1]
-            if not Path("/proc", pid).exists():
-                shutil.rmtree(left, ignore_errors=True)
+        self.folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+        _clear(self.folder.glob("worker-*-*"))
         self._cleared = True
+
+
+def _clear(folders: Iterable[Path]) -> None:
+    """Remove those of processes that are no more."""
+    for left in folders:
+        pid = left.name.split("-")[-2]
+        with contextlib.suppress(FileNotFoundError):  # another node has just removed it
+            if left.lstat().st_uid == os.geteuid() and not Path("/proc", pid).exists():
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def taken(fd: int, size_bytes: int) -> tuple[Content, bool]:

@@ -151,14 +151,13 @@ class WorkerProcess:
 
     async def start(self, setup: dict[str, Any], code: bytes, fences: Fences, *, python: str, user: str) -> None:
         """Returns when it is ready. Raises TransformFailed with what went wrong, TransformRefused, OSError."""
+        if user:
+            group_of(user)
+        self._folder = str(self._spool.new_folder(user))
         here, there = socket.socketpair()
-        self._folder = str(self._spool.new_folder())
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stderr = reading
         try:
-            if user:
-                group_of(user)
-                shutil.chown(self._folder, user)
             os.set_blocking(writing, True)
             argv = [python or sys.executable, "-m", "storage_node.etl.worker", str(there.fileno())]
             argv.append(json.dumps(fences.as_json()))

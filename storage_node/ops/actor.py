@@ -9,6 +9,7 @@ and outlives the actor's loop for as long as draining takes.
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ class StorageNodeActor:
     """See `Supervisor` for the arguments and for `status`."""
 
     def __init__(self, root: str, uuid: str, host: str) -> None:
+        os.umask(0o077)  # logs, and the files of catalogs
         keep_freed_memory()
         with contextlib.suppress(OSError):  # a node without a log is better than none
             node_log.begin(Path(root), uuid)

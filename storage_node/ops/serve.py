@@ -38,6 +38,7 @@ def run_node(
 
     Must run on the main thread. Raises what NodeServer.start raises.
     """
+    os.umask(0o077)  # logs, and the files of catalogs
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

@@ -23,6 +23,7 @@ from storage_node.store.damaged_copies import DamagedCopies
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry
+from storage_node.store.permissions import private
 
 FILE_NAME = "scrub.json"
 _FORMAT = 1
@@ -146,7 +147,8 @@ class DriveScrub:
         self._saved_s = time.monotonic()
         part = self._path.with_suffix(".new")
         with contextlib.suppress(OSError):
-            part.write_bytes(encode_checked("scrub", _FORMAT, asdict(self.progress)))
+            with open(part, "wb", opener=private) as file:
+                file.write(encode_checked("scrub", _FORMAT, asdict(self.progress)))
             os.replace(part, self._path)
 
 

@@ -19,6 +19,7 @@ from storage_node.store.commit_mark import commit_mark
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.segment_format import SEGMENT_FORMAT
 from storage_node.store.names import SNAPSHOT_MARK
+from storage_node.store.permissions import private
 
 FILE_NAME = "record.json"
 RECORD_VERSION = 10
@@ -282,10 +283,13 @@ def read(folder: Path) -> StoreRecord | None:
 
 
 def write_atomically(path: Path, data: bytes, before_rename: Callable[[], None] | None = None) -> None:
-    """Write, sync, rename, sync the folder: afterwards the file is either the old one or the new one, whole."""
+    """Write, sync, rename, sync the folder: afterwards the file is either the old one or the new one, whole.
+
+    Only its owner may read it.
+    """
     staged = path.with_name(path.name + ".new")
     try:
-        with staged.open("wb") as file:
+        with open(staged, "wb", opener=private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

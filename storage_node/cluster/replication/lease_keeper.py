@@ -39,6 +39,7 @@ from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S
 from storage_node.node import Node
 from storage_node.store.checked_json import decode_checked, encode_checked
 from storage_node.store.format import Version
+from storage_node.store.permissions import private
 
 FILE_NAME = "withheld.json"
 _FORMAT = 1
@@ -286,7 +287,7 @@ def _write(roots: Sequence[Path], nodes: Sequence[bytes]) -> None:
     for root in roots:
         part = root / (FILE_NAME + ".new")
         try:
-            with part.open("wb") as file:
+            with open(part, "wb", opener=private) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -39,6 +39,7 @@ from storage_node.store.archives.member import STORED, Member
 from storage_node.store.archives.table import Columns
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import Version
+from storage_node.store.permissions import private
 
 READ_BYTES = 1 << 20
 """Up to here, some 17,000 members, a file is read into memory: the kernel ends a process that touches a mapping whose
@@ -98,7 +99,7 @@ class MemberIndex:
         """
         partial = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
-            with partial.open("xb") as file:
+            with open(partial, "xb", opener=private) as file:
                 file.write(encode_head(self._head._replace(shard=shard)))
                 file.write(self._data)
                 if sync:

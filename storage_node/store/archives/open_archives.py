@@ -31,6 +31,7 @@ from storage_node.store.archives.unpack_cache import UnpackCache
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.format import CatalogEntry
+from storage_node.store.permissions import FOLDER_MODE
 
 FOLDER_NAME = "members"
 REFUSED_SHARDS = 1024
@@ -239,7 +240,7 @@ class Shards:
         if not self._writable:
             return index
         try:
-            self._folder.mkdir(exist_ok=True)
+            self._folder.mkdir(FOLDER_MODE, exist_ok=True)
             self._keeps = True
             index.save(path, state)
             return MemberIndex.open(path, state)

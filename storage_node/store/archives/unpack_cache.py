@@ -21,6 +21,7 @@ from pathlib import Path
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, Closed, CopiesBusy
 from storage_node.store.archives.source import FdSource
 from storage_node.store.files.object_files import drive_error
+from storage_node.store.permissions import FOLDER_MODE
 
 _SUFFIX = ".unpacking"
 
@@ -39,7 +40,7 @@ class _Copy:
 class UnpackCache:
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         """`folder` is made if need be, and belongs to these copies. Raises OSError."""
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         for left in folder.glob(f"*{_SUFFIX}"):
             left.unlink(missing_ok=True)
         self._folder, self._budget = folder, budget_bytes

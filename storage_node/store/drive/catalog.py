@@ -31,6 +31,7 @@ from storage_node.store.drive.clean_shutdown import Mark, MarkWriter, read_mark
 from storage_node.store.drive.locking import lock_holder
 from storage_node.store.files.error_counters import OUT_OF_DESCRIPTORS, Faults
 from storage_node.store.files.object_files import drive_error
+from storage_node.store.permissions import FOLDER_MODE
 
 with needs("rocksdict", "a store on this machine"):
     from rocksdict import (
@@ -478,7 +479,7 @@ def _divert_binding_file(path: Path) -> None:
     """
     link = path / BINDING_FILE
     if not link.is_symlink():
-        path.mkdir(exist_ok=True)
+        path.mkdir(FOLDER_MODE, exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(os.devnull)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ais_loader.errors import StoreLocked
+from storage_node.store.permissions import FILE_MODE, FOLDER_MODE
 
 _FLOCK = struct.Struct("hhqqi")  # struct flock: type, whence, start, length, pid
 
@@ -37,8 +38,8 @@ def lock_holder(lock: Path) -> str | None:
 @contextlib.contextmanager
 def hold(lock: Path) -> Iterator[None]:
     """Keep every writer away from a catalog meanwhile. Raises StoreLocked."""
-    lock.parent.mkdir(exist_ok=True)
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    lock.parent.mkdir(FOLDER_MODE, exist_ok=True)
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

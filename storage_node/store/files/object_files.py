@@ -24,6 +24,7 @@ from storage_node.store.files.segment_format import by_segment, file_of, is_segm
 from storage_node.store.files.segments import Segments
 from storage_node.store.files.staged_file import StagedFile, is_full
 from storage_node.store.format import BLOCK_BYTES, ENDED_XATTR_NAME, XATTR_NAME, CatalogEntry
+from storage_node.store.permissions import FOLDER_MODE
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -49,8 +50,8 @@ class RawFiles:
         self._syncs = Syncs()
         self._segments = Segments(-1, self.faults)
         if writable:
-            (root / "objects").mkdir(exist_ok=True)
-            (root / "staging").mkdir(exist_ok=True)
+            (root / "objects").mkdir(FOLDER_MODE, exist_ok=True)
+            (root / "staging").mkdir(FOLDER_MODE, exist_ok=True)
         try:
             self.objects_fd = self._segments.objects_fd = os.open(root / "objects", _DIRECTORY)
             self._folders = ObjectFolders(self.objects_fd, self._syncs, self.faults)
@@ -383,7 +384,7 @@ class ObjectFolders:
     def _make(self, folders: Iterable[bytes]) -> None:
         for folder in folders:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(folder, dir_fd=self._objects_fd)
+                os.mkdir(folder, FOLDER_MODE, dir_fd=self._objects_fd)
 
     def _sync(self, folders: Iterable[bytes]) -> None:
         self._syncs.run([partial(self._sync_one, folder) for folder in folders])

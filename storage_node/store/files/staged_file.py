@@ -15,6 +15,7 @@ from storage_node.store.files.counted_write import write_counted
 from storage_node.store.files.error_counters import Faults
 from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
 from storage_node.store.format import BLOCK_BYTES
+from storage_node.store.permissions import FILE_MODE
 
 RESERVE_BYTES = 64 << 20
 """Objects may not take the last of a drive (64 MiB, or an eighth of a smaller one)."""
@@ -111,7 +112,7 @@ class StagedFile:
             self._open(os.O_RDONLY | os.O_NOFOLLOW if linked else _NEW)
 
     def _open(self, flags: int) -> None:
-        self._fd = os.open(self.name, flags | os.O_CLOEXEC, 0o644, dir_fd=self._staging_fd)
+        self._fd = os.open(self.name, flags | os.O_CLOEXEC, FILE_MODE, dir_fd=self._staging_fd)
         self._has_file = True
         self._pid = os.getpid()
         self._blocks = array("I")

@@ -25,6 +25,7 @@ from storage_node.store.fsck.file_identity import keeps_identity
 from storage_node.store.fsck.rebuild import rebuild
 from storage_node.store.fsck.report import DriveSummary, Finding, Progress, Report, batch_reader
 from storage_node.store.fsck.scan import Examination, Suspect
+from storage_node.store.permissions import close_to_others, others_access
 from storage_node.store.pool.open import drive_folders
 from storage_node.store.store import Store
 from storage_node.store.store_record import StoreRecord, recovered_name
@@ -93,7 +94,12 @@ def repair(
     drives: list[DriveSummary] = []
     with Store.open(roots, mode="a") as store:
         for finding in before:
-            findings.append(replace(finding, repaired="written anew") if finding.kind == "record-differs" else finding)
+            done = None
+            if finding.kind == "record-differs":
+                done = "written anew"
+            elif finding.kind == "open-permissions" and close_to_others(Path(finding.drive)):
+                done = "closed to them"
+            findings.append(replace(finding, repaired=done))
         for state, drive in zip(store.pool.states(), store.drives, strict=True):
             if drive is None:
                 drives.append(DriveSummary(state.uuid, state.path, state.problem))
@@ -144,6 +150,8 @@ def _identify(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], StoreRe
         raise StoreNotFound(f"no store at {', '.join(map(str, roots))}")
     on_drives: dict[Path, StoreRecord] = {}
     for root, identity in known.items():
+        if access := others_access(root):
+            findings.append(Finding("open-permissions", str(root), access))
         try:
             record = records.read(root)
         except (StoreFormatError, OSError) as error:

@@ -36,6 +36,7 @@ from storage_node.store.format import Version
 from storage_node.store.fsck import file_identity as evidence
 from storage_node.store.fsck.report import PROGRESS_EVERY, DriveSummary, Finding, Progress, Report, batch_reader
 from storage_node.store.fsck.scan import damaged_copy, shown
+from storage_node.store.permissions import FOLDER_MODE
 from storage_node.store.pool.open import drive_folders
 from storage_node.store.store_record import StoreRecord, recovered_name, sync_folder
 
@@ -243,7 +244,7 @@ class _Rebuild:
         shutil.rmtree(root / _NEW, ignore_errors=True)
         seen = _Seen()
         with contextlib.ExitStack() as opened:
-            (root / "objects").mkdir(exist_ok=True)
+            (root / "objects").mkdir(FOLDER_MODE, exist_ok=True)
             files = opened.enter_context(contextlib.closing(RawFiles(root, writable=False)))
             catalog = opened.enter_context(contextlib.closing(Catalog(root / _NEW, writable=True)))
             tombstones = _carry_over(root, catalog, seen)

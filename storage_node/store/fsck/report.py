@@ -41,6 +41,7 @@ KINDS: dict[str, Severity] = {
     "staging": "warning",
     "record-differs": "warning",
     "no-xattr": "warning",
+    "open-permissions": "warning",
     # What was found in order, or was done.
     "in-motion": "note",
     "moving": "note",

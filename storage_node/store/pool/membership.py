@@ -20,6 +20,7 @@ from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
+from storage_node.store.permissions import close_to_others
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.pool.open import DriveOptions, find_drive, make_folder, new_drive_folder
 from storage_node.store.pool.rebalance import Moved, Mover
@@ -73,6 +74,7 @@ class DrivePool:
             identity = new_drive_folder(root, record) or identities.create(record.store_uuid)
             try:
                 make_folder(root)
+                close_to_others(root)
                 identities.write(root, identity)
             except OSError as error:
                 raise drive_error(error, root, "adding a drive") from error

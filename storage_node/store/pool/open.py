@@ -34,6 +34,7 @@ from storage_node.store.drive.identity import DriveIdentity, not_a_folder
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
+from storage_node.store.permissions import FOLDER_MODE, close_to_others
 from storage_node.store.store_record import StoreRecord
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,8 @@ def open_drives(roots: Sequence[Path], options: DriveOptions) -> OpenDrives:
         folders = _look(roots)
         if _never_used(folders.roots, folders.known):
             folders.known = _create(folders.roots)
+        for root in folders.known:
+            close_to_others(root)
         return _open_known(folders, options)
 
 
@@ -315,9 +318,9 @@ def _listed(roots: Sequence[Path]) -> str:
 
 
 def make_folder(root: Path) -> None:
-    """With all its parents, lasting."""
+    """With all its parents, lasting. A new one is closed to other users, and its parents are as the umask says."""
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
-    root.mkdir(parents=True, exist_ok=True)
+    root.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
     for folder in missing:
         records.sync_folder(folder.parent)
 

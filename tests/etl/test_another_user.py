@@ -1,0 +1,63 @@
+"""Transforms of a real node that run as another user (`etl_user`), and try to read the node's store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader import connect
+from ais_loader.etl import Command
+from ais_loader.testing.node import NodeProcess
+from storage_node.config import ServerConfig
+from storage_node.server import NodeServer
+
+PYTHON, TREE = "/usr/bin/python3", Path(__file__).resolve().parents[2]
+LOOK = 'id -un; pwd; touch mine && echo wrote; for f; do cat "$f" && echo "$f"; done; true'
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that every user may open."""
+    folder = Path(tempfile.mkdtemp(prefix="ais-loader-etl-user-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_transform_of_another_user_reads_no_bucket_and_no_secret(public: Path) -> None:
+    """It knows the names of all files of the store."""
+    probe = subprocess.run(
+        [PYTHON, "-c", "import storage_node.etl.worker"], user="nobody", cwd="/", env={"PYTHONPATH": str(TREE)}
+    )
+    if probe.returncode:
+        pytest.skip(f"nobody cannot run {PYTHON} with this tree")
+    settings = {"etl_user": "nobody", "etl_python": PYTHON}
+    arguments = ["--etl-command", "sh", *(word for one in settings.items() for word in ("--set", "=".join(one)))]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(TREE)}
+    with (
+        NodeProcess([public / "drive"], arguments=arguments, environment=environment, own_secret=True) as node,
+        connect(node.url) as client,
+    ):
+        client.create_bucket("mine").put("a", b"of another tenant")
+        files = [str(path) for path in (public / "drive").rglob("*") if path.is_file()]
+        assert str(public / "drive" / "peer-secret") in files and len(files) > 5
+        client.etl.init("look", Command(["sh", "-c", LOOK, "sh", *files]))
+        user, folder, *found = bytes(client.bucket("mine").get("a", etl="look")).decode().split("\n")
+        assert (user, found) == ("nobody", ["wrote", ""])
+        assert not folder.startswith(str(public)) and Path(folder).stat().st_mode & 0o777 == 0o700
+    assert not Path(folder).parent.exists()
+
+
+def test_another_user_with_a_network_and_no_secret_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="etl_user=nobody needs peer_secret_file, or etl_network=false"):
+        NodeServer([tmp_path / "drive"], ServerConfig(port=0, etl_user="nobody")).start()
+    with NodeServer([tmp_path / "drive"], ServerConfig(port=0, etl_user="nobody", etl_network=False)):
+        pass
