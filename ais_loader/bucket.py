@@ -109,7 +109,7 @@ class Bucket(BucketComposing, BucketTransforming):
             name: 1 to 1,024 bytes of UTF-8. See README.
             data: A bytes-like object, a path (to store the file's contents), or a binary file object. Never a str.
             metadata: String keys and values, at most 4 KiB of UTF-8 in total. Control characters are not allowed,
-                except tabs and line endings in values.
+                except tabs and line endings in values. Keys that begin with "ais." are set by the store alone.
             checksum: The CRC-32C that the bytes must have.
             if_absent: Store the object only if there is none of this name.
             if_version: Replace only this version (`ObjectInfo.version`). If several writers use the same condition,
@@ -508,6 +508,8 @@ class Bucket(BucketComposing, BucketTransforming):
 
     def set_metadata(self, name: str, metadata: Mapping[str, str], *, if_version: str | None = None) -> ObjectInfo:
         """Replace an object's metadata. This makes a new version of the object with the same bytes.
+
+        Keys that begin with "ais." are set by the store alone: those that the object has stay.
 
         The store copies the bytes, without sending them through this process. If another writer replaces the object
         meanwhile, that writer's bytes are kept. With `if_version`, the object must have this version.

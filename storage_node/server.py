@@ -251,7 +251,10 @@ class NodeServer:
             ais_contents_pb2_grpc.add_ContentsServicer_to_server(ContentsService(node, writes), methods)
             ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), methods)
             ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(batches, VERSION), methods)
-            cluster = ClusterService(node, self.membership, self._acceptor_store, self._told_peer_endpoint)
+            check = PeerCheck(node, self.membership, lambda: self.peer_port, lambda: self.port)
+            cluster = ClusterService(
+                node, self.membership, self._acceptor_store, self._told_peer_endpoint, check.is_inside
+            )
             ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, methods)
             ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(node), methods)
             self.repair = repair = Repair(node, self.membership, writes, lambda: self.peer_endpoint)
@@ -288,7 +291,6 @@ class NodeServer:
             # Of the peer listener alone, whose callers have been checked: a token of one lets nobody in at the other.
             session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
             methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-            check = PeerCheck(node, self.membership, lambda: self.peer_port)
             peer_server = grpc.aio.server(options=_OPTIONS, interceptors=(check,))
             peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
             self.port = _listen(server, self.config.host, self.config.port)

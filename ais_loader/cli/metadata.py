@@ -10,7 +10,7 @@ from ais_loader.cli.put_how import parse_metadata
 from ais_loader.cli.show import info_fields, note, printable
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, named_by, parse_object, parse_target
-from ais_loader.wire.reserved import RESERVED
+from ais_loader.wire.reserved import of_client
 
 
 @click.command()
@@ -45,14 +45,14 @@ def exists(targets: tuple[Target, ...], quiet: bool, store: StoreChoice) -> None
 def set_metadata(target: Target, metadata: dict[str, str], clear: bool, as_json: bool, store: StoreChoice) -> None:
     """Change an object's metadata, such as source=studio. Its bytes stay the same; its version changes.
 
-    KEY= sets an empty value.
+    KEY= sets an empty value. Keys that begin with "ais." are set by the store alone, and stay.
     """
     if not metadata and not clear:
         raise click.UsageError("nothing to change: need KEY=VALUE, or --clear")
     with store.writing(create=False) as client:
         bucket = client.bucket(target.bucket)
         before = bucket.head(target.name)
-        kept = {} if clear else {key: value for key, value in before.metadata.items() if key not in RESERVED}
+        kept = {} if clear else of_client(before.metadata)
         # Only if nobody else has changed it meanwhile: what they set would be lost.
         info = bucket.set_metadata(target.name, kept | metadata, if_version=before.version)
     if as_json:

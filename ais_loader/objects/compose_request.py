@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ais_loader import errors
-from ais_loader.transport.validation import require_bucket, require_object, require_text
+from ais_loader.transport.validation import require_bucket, require_metadata, require_object, require_text
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 
 INLINE_BYTES = 4 << 20
@@ -22,8 +22,7 @@ def make_request(
     """`metadata` None: that of the first part's object. Raises BucketNotFound, InvalidName, InvalidRequest."""
     require_bucket(bucket)
     require_text(name, errors.InvalidName, "object name")
-    for text in (*(metadata or {}), *(metadata or {}).values()):
-        require_text(text, errors.InvalidRequest, "metadata")
+    require_metadata(metadata or {})
     request = pb.ComposeRequest(part=parts, inherit_metadata=metadata is None)
     request.object.bucket, request.object.name = bucket, name
     request.object.metadata.update(metadata or {})

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ais_loader import errors
+from ais_loader.wire.reserved import reserved_fault
 
 MAX_COPIES = 2**32 - 1
 """Of an object: what a request can carry. A store keeps at most one on each host."""
@@ -41,7 +42,8 @@ def whole_number(what: str, value: Any, *, least: int, most: int | None = None) 
 
 
 def require_metadata(metadata: Mapping[str, str]) -> None:
-    """Raises InvalidRequest unless it maps strings to strings, without control characters, and is small.
+    """Raises InvalidRequest unless it maps strings to strings, without control characters and reserved keys, and is
+    small.
 
     Values may have tabs and line ends, keys may not.
     """
@@ -56,6 +58,8 @@ def require_metadata(metadata: Mapping[str, str]) -> None:
                 for char in text:
                     if unicodedata.category(char) == "Cc" and char not in allowed:
                         raise errors.InvalidRequest(f"metadata {key!r}: control character {char!r} in its {where}")
+    if fault := reserved_fault(metadata):
+        raise errors.InvalidRequest(fault)
     if size_bytes > MAX_METADATA_BYTES:
         raise errors.InvalidRequest(
             f"metadata has {size_bytes:,} bytes, keys and values together; {MAX_METADATA_BYTES:,} are allowed"

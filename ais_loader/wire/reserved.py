@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 ORIGINAL_SIZE = "ais-original-size"
 """In bytes, of what was put, where something else is stored that holds the same."""
 ORIGINAL_CHECKSUM = "ais-original-crc32c"
 """Of the same, as eight hexadecimal digits."""
 RESERVED = frozenset({ORIGINAL_SIZE, ORIGINAL_CHECKSUM})
+STORE_PREFIX = "ais."
+"""Prefix of the keys by which the store says how it made an object: by a job, or by a promotion."""
 
 TENANT_KEY = "ais-tenant-bin"
 """Metadata of a call that carries an object: the tenant's name, in UTF-8."""
@@ -14,3 +18,30 @@ ERROR_KIND_KEY = "ais-error-kind"
 """Trailing metadata of a failed call: the error's kind."""
 ROLE_KEY, OPERATOR_ROLE, NODE_ROLE = "ais-role", "operator", "node"
 """Metadata of a call to a peer listener: what the caller is, and the two that there are."""
+
+
+def is_reserved(key: str) -> bool:
+    """Whether a key of an object's metadata is the store's."""
+    return key.startswith(STORE_PREFIX) or key in RESERVED
+
+
+def reserved_fault(keys: Iterable[str]) -> str | None:
+    """Why a client may not give an object metadata with these keys; None if it may."""
+    for key in keys:
+        if is_reserved(key):
+            names = " and ".join(sorted(RESERVED))
+            return (
+                f"metadata {key!r}: keys that begin with {STORE_PREFIX!r}, and {names}, are set by the store alone; "
+                "use another key"
+            )
+    return None
+
+
+def of_client(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Metadata without what the store has set."""
+    return {key: value for key, value in metadata.items() if not is_reserved(key)}
+
+
+def of_store(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The other part of it."""
+    return {key: value for key, value in metadata.items() if is_reserved(key)}

@@ -38,9 +38,9 @@ class TransformCalls:
     async def list(self) -> pb.ListTransformsResponse:
         return pb.ListTransformsResponse(transform=await self._infos(list(self._etl.registry.all()), with_log=False))
 
-    async def get(self, name: str) -> pb.TransformInfo:
+    async def get(self, name: str, *, with_code: bool = False) -> pb.TransformInfo:
         """Raises TransformNotFound."""
-        return await self._info(name, with_log=True)
+        return await self._info(name, with_log=True, with_code=with_code)
 
     async def set(self, request: pb.SetTransformRequest) -> pb.TransformInfo:
         """Raises TransformNotFound."""
@@ -62,14 +62,16 @@ class TransformCalls:
             state.node_uuid = self._node_uuid
         return pb.TransformStateResponse(transform=states)
 
-    async def _info(self, name: str, *, with_log: bool = False) -> pb.TransformInfo:
+    async def _info(self, name: str, *, with_log: bool = False, with_code: bool = False) -> pb.TransformInfo:
         found = self._etl.registry.find(name)
         if found is None:
             there = ", ".join(sorted(one.name for one in self._etl.registry.all())) or "none"
             raise TransformNotFound(f"there is no transform {name!r}; there are: {there}")
-        return (await self._infos([found], with_log=with_log))[0]
+        return (await self._infos([found], with_log=with_log, with_code=with_code))[0]
 
-    async def _infos(self, transforms: Sequence[pb.Transform], *, with_log: bool) -> Sequence[pb.TransformInfo]:
+    async def _infos(
+        self, transforms: Sequence[pb.Transform], *, with_log: bool, with_code: bool = False
+    ) -> Sequence[pb.TransformInfo]:
         request = pb.TransformStateRequest(name=[one.name for one in transforms], with_log=with_log)
         answers: dict[bytes, pb.TransformStateResponse | None] = {self._node_uuid: self.state(request)}
         if self._elsewhere is not None and transforms:
@@ -82,7 +84,7 @@ class TransformCalls:
                 if answer is not None and one.name in answer.transform:
                     state = answer.transform[one.name]
                 info.node.append(state)
-            if not with_log and info.transform.HasField("python"):
+            if not with_code and info.transform.HasField("python"):
                 info.transform.python.ClearField("pickle")
             infos.append(info)
         return infos

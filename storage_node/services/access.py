@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
@@ -25,6 +26,9 @@ class Role(enum.Flag):
     OPERATOR = enum.auto()
     """A command of whoever runs the nodes."""
 
+
+CALLER: ContextVar[Role] = ContextVar("caller", default=Role.CLIENT)
+"""Role of whoever makes the call that a task serves. Where clients listen, all are clients."""
 
 ANYONE = Role.CLIENT | Role.PEER | Role.OPERATOR
 INSIDE = Role.PEER | Role.OPERATOR

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
-from ais_loader.wire.reserved import ROLE_KEY
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.map.confirmation import witnessed
 from storage_node.cluster.map.membership import Membership
 from storage_node.node import Node
+from storage_node.services.access import PACKAGE
 from storage_node.services.errors import Context, abort
+
+_GET_MAP = f"/{PACKAGE}.Cluster/GetMap"
 
 
 class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
-    """`peer_endpoint`: as it is told, see GetMapResponse."""
+    """
+    Args:
+        peer_endpoint: as it is told, see GetMapResponse.
+        is_inside: see `PeerCheck.is_inside`.
+    """
 
     def __init__(
-        self, node: Node, membership: Membership, acceptor_store: AcceptorStore, peer_endpoint: Callable[[], str]
+        self,
+        node: Node,
+        membership: Membership,
+        acceptor_store: AcceptorStore,
+        peer_endpoint: Callable[[], str],
+        is_inside: Callable[[str, Context], Awaitable[bool]],
     ) -> None:
+        self._is_inside = is_inside
         self._node = node
         self._peer_endpoint = peer_endpoint
         self._membership = membership
@@ -31,10 +43,11 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
         self._of_clients = pb.ClusterMap()
 
     async def GetMap(self, request: pb.GetMapRequest, context: Context) -> pb.GetMapResponse:
+        is_inside = await self._is_inside(_GET_MAP, context)
         view = self._membership.view
         response = pb.GetMapResponse(node_uuid=self._membership.node_uuid, peer_endpoint=self._peer_endpoint())
         if view is not None and view.version > request.known_version:
-            response.map.CopyFrom(view.map if _has_role(context) else self._for_clients(view.map))
+            response.map.CopyFrom(view.map if is_inside else self._for_clients(view.map))
         return response
 
     def _for_clients(self, map_: pb.ClusterMap) -> pb.ClusterMap:
@@ -65,11 +78,6 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
     async def Witness(self, request: pb.WitnessRequest, context: Context) -> pb.WitnessResponse:
         state = self._acceptor_store.state
         return pb.WitnessResponse(accepted=witnessed(state, request.version, request.digest))
-
-
-def _has_role(context: Context) -> bool:
-    """Whether a node or an operator calls, where clients listen, too: each says so (`Caller`)."""
-    return any(key == ROLE_KEY for key, _ in context.invocation_metadata() or ())
 
 
 @contextlib.asynccontextmanager

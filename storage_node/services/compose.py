@@ -23,7 +23,7 @@ from storage_node.services.errors import Context, abort
 from storage_node.services.objects import ObjectsService
 from storage_node.services.streaming import bounded, bounded_responses
 from storage_node.store.checksum import combine, crc32c
-from storage_node.store.compose import check_parts, done_earlier
+from storage_node.store.compose import check_parts, composed_metadata, done_earlier, require_unreserved
 from storage_node.store.tar_append import tar_end
 from storage_node.streams import tenant_of
 
@@ -41,6 +41,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
     async def Compose(self, request: pb.ComposeRequest, context: Context) -> AsyncIterator[pb.ComposeResponse]:
         try:
             check_parts(request)
+            require_unreserved(request.object.metadata)
         except LoaderError as error:
             await abort(context, error)
         composing = Composing(request, self._sources)
@@ -112,10 +113,10 @@ class Composing:
         try:
             header = objects.PutHeader()
             header.CopyFrom(request.object)
-            if request.inherit_metadata:
+            if request.part and request.part[0].HasField("range"):
                 self._open = await self._sources.open(request.part[0].range)
                 header.metadata.clear()
-                header.metadata.update(self._open.info.metadata)
+                header.metadata.update(composed_metadata(request, self._open.info.metadata, self._open.info.size_bytes))
             yield objects.PutRequest(header=header)
             for part in request.part:
                 if part.HasField("range"):

@@ -12,6 +12,7 @@ from storage_node.cluster.replication.replica_stream import ReplicaLost, reporti
 from storage_node.etl.calls import TransformCalls
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.node import Node
+from storage_node.services.access import CALLER, Role
 from storage_node.services.errors import Context, abort
 from storage_node.services.etl_jobs import EtlJobsPeerService, EtlJobsService
 
@@ -36,7 +37,7 @@ class EtlService(EtlJobsService):
 
     async def GetTransform(self, request: pb.GetTransformRequest, context: Context) -> pb.TransformInfo:
         try:
-            return await self._calls.get(request.name)
+            return await self._calls.get(request.name, with_code=CALLER.get() is Role.OPERATOR)
         except LoaderError as error:
             await abort(context, error)
 

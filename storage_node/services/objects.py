@@ -27,7 +27,7 @@ from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
 from storage_node.services.reframing import Reframing
 from storage_node.services.streaming import bounded, bounded_requests, bounded_responses
-from storage_node.store.compose import done_earlier
+from storage_node.store.compose import done_earlier, require_unreserved
 from storage_node.store.drive.preconditions import Condition, condition_of, parse_condition
 from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import PAGE_BYTES
@@ -117,7 +117,11 @@ class ObjectsService:
     @counted("put")
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
         try:
-            async with aclosing(self._reframing.messages(aiter(requests))) as messages:
+            messages_of_client = aiter(requests)
+            first = await anext(messages_of_client, None)
+            if first is not None:
+                require_unreserved(first.header.metadata)
+            async with aclosing(self._reframing.messages(first, messages_of_client)) as messages:
                 return await self.store_messages(messages, getattr(context, "take_as_they_come", None))
         except errors.LoaderError as error:
             await abort(context, error)
@@ -168,6 +172,8 @@ class ObjectsService:
     ) -> AsyncIterator[pb.PutManyResponse]:
         async for request in requests:
             try:
+                for small in request.object:
+                    require_unreserved(small.metadata)
                 yield await self._writes.put_many(await self._reframing.group(request), self._put_here)
             except errors.LoaderError as error:
                 await abort(context, error)

@@ -29,7 +29,7 @@ from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.sync import newer_map
 from storage_node.config import EVERY_ADDRESS
 from storage_node.node import Node
-from storage_node.services.access import PACKAGE, STRANGERS, Role, who_may
+from storage_node.services.access import CALLER, PACKAGE, STRANGERS, Role, who_may
 from storage_node.services.errors import Context, abort
 from storage_node.tasks import settled
 
@@ -56,11 +56,14 @@ class _Stranger(Exception):
 class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Belongs to the node's event loop."""
 
-    def __init__(self, node: Node, membership: Membership, port: Callable[[], int]) -> None:
-        """`port`: of the peer listener, once it listens."""
+    def __init__(
+        self, node: Node, membership: Membership, port: Callable[[], int], client_port: Callable[[], int]
+    ) -> None:
+        """`port`, `client_port`: of the two listeners, once they listen."""
         self._node = node
         self._membership = membership
         self._port = port
+        self._client_port = client_port
         self._proofs = ProofCheck(node.caller.secret) if node.caller.secret else None
         self._local_hosts: set[str] = set()
         """Names that callers have used and that are this machine's."""
@@ -78,9 +81,27 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return _refusal(refused)
         return await continuation(handler_call_details)
 
+    async def is_inside(self, method: str, context: Context) -> bool:
+        """Whether the caller is a node or an operator, at either listener.
+
+        At the client listener such a caller says so, and proves it like at the other one. Aborts a call that does not.
+        """
+        if CALLER.get() is not Role.CLIENT:
+            return True
+        told = _told(context.invocation_metadata())
+        if ROLE_KEY not in told:
+            return False
+        try:
+            await self._require_proof(method, told, of_clients=True)
+        except _Refused as refused:
+            await context.abort(refused.code, str(refused))
+        except NodeUnavailable as error:
+            await abort(context, error)
+        return True
+
     async def _require(self, method: str, metadata: Any) -> None:
         """Raises _Refused, _Stranger, NodeUnavailable."""
-        told = {key: value for key, value in metadata or () if isinstance(value, str)}
+        told = _told(metadata)
         await self._require_proof(method, told)
         role = _ROLES.get(told.get(ROLE_KEY, ""))
         if role is None:
@@ -90,11 +111,12 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             )
         if who_may(method) and not who_may(method) & role:
             raise _Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} is not for a caller of role {role.name}")
+        CALLER.set(role)
         if role is Role.PEER:
             await self._require_member(method, *_sender(told))
 
-    async def _require_proof(self, method: str, told: dict[str, str]) -> None:
-        """Raises _Refused, NodeUnavailable."""
+    async def _require_proof(self, method: str, told: dict[str, str], *, of_clients: bool = False) -> None:
+        """`of_clients`: at the client listener. Raises _Refused, NodeUnavailable."""
         proof = told.get(PROOF_KEY)
         if self._proofs is None:
             if proof is not None:
@@ -118,28 +140,32 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             raise NodeUnavailable(str(error)) from error
         except ProofError as error:
             raise _Refused(grpc.StatusCode.UNAUTHENTICATED, str(error)) from error
-        if not await self._is_here(target):
+        if not await self._is_here(target, of_clients):
             raise _Refused(
                 grpc.StatusCode.UNAUTHENTICATED,
                 f"the call was made to {target}, which is no address of this node "
-                f"({' or '.join(sorted(self._addresses()))}): call it there, or set peer_advertise",
+                f"({' or '.join(sorted(self._addresses(of_clients)))}): call it there, or set "
+                f"{'advertise' if of_clients else 'peer_advertise'}",
             )
 
-    def _addresses(self) -> set[str]:
-        """By which others know the peer listener."""
-        config, port, view = self._node.config, self._port(), self._membership.view
-        known = {config.peer_endpoint(port), f"{config.peer_host}:{port}"}
-        if view is not None and (position := view.position.get(self._membership.node_uuid)) is not None:
-            known.add(view.nodes[position].peer_endpoint)
-        return known - {""}
+    def _addresses(self, of_clients: bool) -> set[str]:
+        """By which others know a listener."""
+        config, view, position = self._node.config, self._membership.view, self._membership.position
+        member = view.nodes[position] if view is not None and position is not None else None
+        if of_clients:
+            port, known = self._client_port(), member.endpoint if member is not None else ""
+            return {config.endpoint(port), f"{config.host}:{port}", known} - {""}
+        port, known = self._port(), member.peer_endpoint if member is not None else ""
+        return {config.peer_endpoint(port), f"{config.peer_host}:{port}", known} - {""}
 
-    async def _is_here(self, target: str) -> bool:
-        """Whether this is an address of the peer listener."""
-        if target in self._addresses():
+    async def _is_here(self, target: str, of_clients: bool) -> bool:
+        """Whether this is an address of a listener."""
+        if target in self._addresses(of_clients):
             return True
         config = self._node.config
+        listens_at, listens_on = (config.host, self._client_port()) if of_clients else (config.peer_host, self._port())
         host, _, port = target.rpartition(":")
-        if config.peer_host not in EVERY_ADDRESS or port != str(self._port()) or host in ("", *EVERY_ADDRESS):
+        if listens_at not in EVERY_ADDRESS or port != str(listens_on) or host in ("", *EVERY_ADDRESS):
             return False
         if host not in self._local_hosts and (
             host == config.endpoint(0).rpartition(":")[0] or await _is_of_this_machine(host.strip("[]"))
@@ -188,6 +214,10 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._learning.cancel()
             await settled(self._learning)
         await self._channels.close()
+
+
+def _told(metadata: Any) -> dict[str, str]:
+    return {key: value for key, value in metadata or () if isinstance(value, str)}
 
 
 def _sender(told: dict[str, str]) -> tuple[bytes, int]:

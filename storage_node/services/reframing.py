@@ -34,9 +34,13 @@ class Reframing:
         found = self._store.find_bucket(bucket)
         return found is not None and found.reframe
 
-    async def messages(self, messages: AsyncIterator[pb.PutRequest]) -> AsyncGenerator[pb.PutRequest, None]:
-        """Those of one PUT. Raises ContentMismatch, InvalidRequest, DriveFull, DriveFailed."""
-        first = await anext(messages, None)
+    async def messages(
+        self, first: pb.PutRequest | None, messages: AsyncIterator[pb.PutRequest]
+    ) -> AsyncGenerator[pb.PutRequest, None]:
+        """Those of one PUT: the first one, if any came, and the others.
+
+        Raises ContentMismatch, InvalidRequest, DriveFull, DriveFailed.
+        """
         if first is None:
             return
         if not first.HasField("header") or not self._wanted(first.header.bucket, first.header.name):

@@ -8,11 +8,12 @@ files (reflinks, copy_file_range) would save next to nothing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects
+from ais_loader.wire.reserved import of_client, of_store, reserved_fault
 from storage_node.store.drive.preconditions import condition_of, done_before
 from storage_node.store.format import CatalogEntry, encode_metadata
 from storage_node.store.read.object_reader import ObjectReader, open_object
@@ -32,6 +33,24 @@ def check_parts(request: pb.ComposeRequest) -> None:
         raise InvalidRequest("metadata is that of the first part, which must be a range of an object then")
 
 
+def require_unreserved(keys: Iterable[str]) -> None:
+    """Metadata that a client gives an object. Raises InvalidRequest for a key that is the store's."""
+    if fault := reserved_fault(keys):
+        raise InvalidRequest(fault)
+
+
+def composed_metadata(request: pb.ComposeRequest, source: Mapping[str, str], source_bytes: int) -> dict[str, str]:
+    """Metadata of the new object. `source`: of the first part's object, which has so many bytes.
+
+    What the store has said of an object is true of the same bytes, and of no others.
+    """
+    of_source = request.part[0].range
+    is_copy = len(request.part) == 1 and not of_source.start
+    is_copy &= not of_source.HasField("length") or of_source.length >= source_bytes
+    metadata = of_client(source) if request.inherit_metadata else dict(request.object.metadata)
+    return metadata | of_store(source) if is_copy else metadata
+
+
 def compose_object(
     store: Store, request: pb.ComposeRequest, moved: Callable[[int], None] = lambda moved_bytes: None
 ) -> CatalogEntry:
@@ -45,9 +64,9 @@ def compose_object(
     if (record := done_earlier(store, header)) is not None:
         return record
     metadata = dict(header.metadata)
-    if request.inherit_metadata:
+    if request.part and request.part[0].HasField("range"):
         with contextlib.closing(_opened(store, request.part[0].range)) as first:
-            metadata = first.record.metadata
+            metadata = composed_metadata(request, first.record.metadata, first.record.size_bytes)
             request.part[0].range.version = str(first.record.version)
     upload = stage_object(
         store,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -11,12 +12,17 @@ from ais_loader import Client, Command, connect
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
-from storage_node.cluster.caller import OPERATOR
+from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
+from ais_loader.wire.generated import ais_etl_pb2_grpc as etl_rpc
+from storage_node.cluster.caller import OPERATOR, Caller, make_secret, read_secret
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_bucket, create_cluster
 from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
-from tests.peer_kit import operator_of, peer_of
+from tests.cluster.agreement_kit import member
+from tests.peer_kit import OPTIONS, operator_of, peer_of
+
+TIMEOUT_S = 10.0
 
 SECRET = "what-the-code-says"
 
@@ -85,3 +91,42 @@ def test_a_change_by_way_of_where_clients_listen_loses_nothing_of_it(node: NodeS
     assert [one.name for one in made.transform] == ["code", "command"] and [one.name for one in made.job] == [SECRET]
     with grpc.insecure_channel(node.endpoint) as channel:
         assert eventually(lambda: [bucket.name for bucket in asked(channel).bucket] == ["from", "to", "third"])
+
+
+def test_code_of_a_transform_is_shown_to_operators_alone(node: NodeServer) -> None:
+    request = etl_pb.GetTransformRequest(name="code")
+    with grpc.insecure_channel(node.endpoint, options=OPTIONS) as bare:
+        claimed = OPERATOR.through(bare, node.endpoint)
+        for channel in (bare, claimed):  # where clients listen, nobody is more than a client
+            found = etl_rpc.EtlStub(channel).GetTransform(request, timeout=TIMEOUT_S).transform
+            assert (found.name, found.python.qualified_name != "", found.python.pickle) == ("code", True, b"")
+            stopped = etl_rpc.EtlStub(channel).SetTransform(etl_pb.SetTransformRequest(name="code"), timeout=TIMEOUT_S)
+            assert stopped.transform.python.pickle == b""
+    with peer_of(node, version=1) as peer, operator_of(node) as operator:
+        assert etl_rpc.EtlStub(peer).GetTransform(request, timeout=TIMEOUT_S).transform.python.pickle == b""
+        found = etl_rpc.EtlStub(operator).GetTransform(request, timeout=TIMEOUT_S).transform
+        assert SECRET.encode() in found.python.pickle
+
+
+def test_a_client_that_calls_itself_an_operator_gets_no_map_with_code_in_it(tmp_path: Path) -> None:
+    make_secret(tmp_path / "secret")
+    operator = Caller(read_secret(tmp_path / "secret"))
+    config = ServerConfig(port=0, peer_secret_file=str(tmp_path / "secret"))
+    with NodeServer([tmp_path / "drive"], config) as node:
+        made = create_cluster([member(node)])
+        change_map([node.endpoint], made, caller=operator)
+        for caller in (OPERATOR, Caller("another-secret-of-nobody")):
+            with caller.through(grpc.insecure_channel(node.endpoint, options=OPTIONS), node.endpoint) as channel:
+                with pytest.raises(grpc.RpcError) as caught:
+                    asked(channel)
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        # A proof for one listener does not do for the other.
+        with (
+            operator.through(grpc.insecure_channel(node.endpoint, options=OPTIONS), node.peer_endpoint) as channel,
+            pytest.raises(grpc.RpcError, match="no address of this node"),
+        ):
+            asked(channel)
+        with operator.through(grpc.insecure_channel(node.endpoint, options=OPTIONS), node.endpoint) as channel:
+            assert len(asked(channel).node) == 1
+        with grpc.insecure_channel(node.endpoint, options=OPTIONS) as channel:
+            assert len(asked(channel).node) == 1
