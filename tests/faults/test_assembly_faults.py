@@ -19,6 +19,7 @@ from ais_loader.checksum import crc32c
 from ais_loader.errors import LoaderError
 from ais_loader.testing import FaultyLink, NodeProcess, SeededObjects, eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.testing.node import peer_secret_file
 from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.cluster_map import ClusterView
@@ -56,7 +57,7 @@ class Gathering:
         self.cluster = held.enter_context(ClusterProcesses(folder, PEERS))
         self.nodes: list[NodeProcess] = self.cluster.nodes
         self.links = [held.enter_context(FaultyLink(node.peer_endpoint)) for node in self.nodes]
-        config = ServerConfig(port=0, peer_timeout_s=TIMEOUT_S)
+        config = ServerConfig(port=0, peer_timeout_s=TIMEOUT_S, peer_secret_file=str(peer_secret_file()))
         self.target = held.enter_context(NodeServer([folder / "target"], config))
         known = self.cluster.map
         for node, link in zip(known.node, self.links, strict=True):

@@ -114,7 +114,8 @@ class EtlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetTransform(self, request, context):
-        """One of them, with its code, latest errors and the end of its log on each node.
+        """One of them, with its latest errors and the end of its log on each node. Its code is for operators alone, who call
+        the peer listener.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
