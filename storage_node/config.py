@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Literal
 
 from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.permissions import others_access
 
 _WHERE = (
     "host",
@@ -33,11 +35,17 @@ def is_loopback(host: str) -> bool:
 
 
 def require_secrets(config: ServerConfig, *, makes_own: bool) -> None:
-    """Raises ValueError for settings that are only safe with a peer secret, if there is none.
+    """Raises ValueError for settings that are only safe with a peer secret, if there is none, and OSError for a file
+    that is not there.
 
     `makes_own`: whether the node makes a secret if it is given none. Other nodes do not know that one.
     """
     if config.peer_secret_file:
+        if config.etl_user and config.etl_network and (access := others_access(Path(config.peer_secret_file))):
+            raise ValueError(
+                f"etl_user={config.etl_user}: {config.peer_secret_file} must be readable by its owner alone, and "
+                f"{access}; `chmod 600` closes it"
+            )
         return
     if not is_loopback(config.peer_host):
         raise ValueError(

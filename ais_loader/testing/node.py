@@ -36,6 +36,7 @@ def peer_secret_file() -> Path:
     Nodes are given it unless their arguments set `peer_secret_file`.
     """
     made_by, path = os.getpid(), Path(tempfile.mkdtemp(prefix="ais-loader-testing-")) / "peer-secret"
+    path.touch(0o600)
     path.write_text(secrets.token_hex(32) + "\n")
 
     def remove() -> None:

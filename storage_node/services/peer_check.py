@@ -65,8 +65,8 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._port = port
         self._client_port = client_port
         self._proofs = ProofCheck(node.caller.secret) if node.caller.secret else None
-        self._local_hosts: set[str] = set()
-        """Names that callers have used and that are this machine's."""
+        self._known_hosts: set[tuple[str, str]] = set()
+        """Hosts that callers have named, each with the address of the listener that it leads to."""
         self._channels = Channels(node.caller)
         self._learning: asyncio.Task[None] | None = None
 
@@ -165,13 +165,12 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         config = self._node.config
         listens_at, listens_on = (config.host, self._client_port()) if of_clients else (config.peer_host, self._port())
         host, _, port = target.rpartition(":")
-        if listens_at not in EVERY_ADDRESS or port != str(listens_on) or host in ("", *EVERY_ADDRESS):
+        if port != str(listens_on) or host in ("", *EVERY_ADDRESS):
             return False
-        if host not in self._local_hosts and (
-            host == config.endpoint(0).rpartition(":")[0] or await _is_of_this_machine(host.strip("[]"))
-        ):
-            self._local_hosts.add(host)
-        return host in self._local_hosts
+        advertised = config.endpoint(0).rpartition(":")[0] if listens_at in EVERY_ADDRESS else ""
+        if (host, listens_at) not in self._known_hosts and (host == advertised or await _leads_to(host, listens_at)):
+            self._known_hosts.add((host, listens_at))
+        return (host, listens_at) in self._known_hosts
 
     async def _require_member(self, method: str, uuid: bytes, version: int) -> None:
         view = self._membership.view
@@ -232,14 +231,20 @@ def _sender(told: dict[str, str]) -> tuple[bytes, int]:
     return uuid, version
 
 
-async def _is_of_this_machine(host: str) -> bool:
-    with contextlib.suppress(OSError, UnicodeError):
-        for family, kind, protocol, _, address in await asyncio.get_running_loop().getaddrinfo(
-            host, 0, type=socket.SOCK_DGRAM
-        ):
-            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.bind(address)  # only an address of this machine can be bound
-                return True
+async def _leads_to(host: str, listens_at: str) -> bool:
+    """Whether whoever connects to `host` reaches what listens at this address of this machine."""
+    loop = asyncio.get_running_loop()
+    try:
+        named = await loop.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)
+        if listens_at not in EVERY_ADDRESS:
+            listening = await loop.getaddrinfo(listens_at.strip("[]"), 0, type=socket.SOCK_DGRAM)
+            return not {address for *_, address in named}.isdisjoint(address for *_, address in listening)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, protocol, _, address in named:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)  # only an address of this machine can be bound
+            return True
     return False
 
 

@@ -23,10 +23,10 @@ def private(path: str | os.PathLike[str], flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
 
 
-def others_access(folder: Path) -> str:
-    """The access that other users have to a folder, in words; "" if they have none. Raises OSError."""
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    return f"its mode is {mode:04o}, which lets other users of this machine in" if mode & OTHERS else ""
+def others_access(path: Path) -> str:
+    """The access that other users have to a folder or file, in words; "" if they have none. Raises OSError."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    return f"its mode is {mode:04o}, which gives other users of this machine access" if mode & OTHERS else ""
 
 
 def close_to_others(folder: Path) -> bool:

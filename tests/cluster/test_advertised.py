@@ -17,6 +17,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_bucket, create_cluster
 from storage_node.ops.ask_nodes import ask_node
+from tests.peer_kit import PROCESS_OPERATOR
 
 HOST = "127.0.0.1"
 NAMES = [f"{number:03d}" for number in range(40)]
@@ -55,7 +56,7 @@ class Behind:
     @property
     def is_trusted(self) -> bool:
         """Whether it has compared its copies with the others' since it started."""
-        progress = ask_node(self.outer).progress
+        progress = ask_node(self.outer, PROCESS_OPERATOR).progress
         return progress is not None and not progress.doubtful_bucket and not progress.silent
 
 
@@ -68,8 +69,8 @@ def nodes() -> Iterator[list[Behind]]:
 @pytest.mark.slow
 def test_a_node_behind_a_proxy_is_taken_back_under_the_address_that_it_advertises(nodes: list[Behind]) -> None:
     endpoints = [one.outer for one in nodes]
-    change_map(endpoints, create_cluster([one.member for one in nodes]))
-    change_map(endpoints, create_bucket("b", copies=2))
+    change_map(endpoints, create_cluster([one.member for one in nodes]), caller=PROCESS_OPERATOR)
+    change_map(endpoints, create_bucket("b", copies=2), caller=PROCESS_OPERATOR)
     with connect(f"grpc://{','.join(endpoints)}", options=ClusterOptions(retry_s=60.0)) as client:
         bucket = client.bucket("b")
         bucket.put_many((name, name.encode() * 100) for name in NAMES)
@@ -89,7 +90,7 @@ def test_a_node_behind_a_proxy_is_taken_back_under_the_address_that_it_advertise
 @pytest.mark.slow
 def test_a_node_whose_proxy_has_moved_says_so_in_the_map(nodes: list[Behind]) -> None:
     endpoints = [one.outer for one in nodes]
-    change_map(endpoints, create_cluster([one.member for one in nodes]))
+    change_map(endpoints, create_cluster([one.member for one in nodes]), caller=PROCESS_OPERATOR)
     nodes[2].node.kill()
     with FaultyLink(f"grpc://{HOST}:{nodes[2].port}") as moved:
         outer = moved.url.removeprefix("grpc://")

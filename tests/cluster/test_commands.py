@@ -22,7 +22,7 @@ from ais_loader.wire.generated.ais_replica_pb2 import ProgressResponse as Progre
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_cluster
-from storage_node.ops import commands, node_file, node_log, ray_head
+from storage_node.ops import commands, node_file, node_log, peer_secret, ray_head
 from storage_node.ops.ask_nodes import Answer
 from storage_node.ops.commands import first_nodes, nodes_of
 from storage_node.ops.decommission import not_done
@@ -78,13 +78,15 @@ def test_ending_what_never_was_leaves_nothing_behind(tmp_path: Path, command: li
 
 def test_status_needs_no_ray_and_remembers_the_map_when_nodes_are_down(tmp_path: Path) -> None:
     (made,) = make_nodes(tmp_path, 1, 1)
-    with NodeProcess(made.drives) as node:
+    peer_secret.make(tmp_path)
+    arguments = ["--set", f"peer_secret_file={peer_secret.path_of(tmp_path)}"]
+    with NodeProcess(made.drives, arguments=arguments) as node:
         endpoint = node.url.removeprefix("grpc://")
         node_file.write(made.folder, NodeFile(made.uuid, endpoint))
         member = pb.MapNode(
             uuid=bytes.fromhex(made.uuid), host="here", endpoint=endpoint, peer_endpoint=node.peer_endpoint
         )
-        change_map([endpoint], create_cluster([member]))
+        change_map([endpoint], create_cluster([member]), caller=peer_secret.operator(tmp_path))
         code, said = status(tmp_path)
         assert (code, said["answers"], said["url"]) == (0, True, node.url)
         (shown,) = said["nodes"]

@@ -61,3 +61,14 @@ def test_another_user_with_a_network_and_no_secret_is_refused(tmp_path: Path) ->
         NodeServer([tmp_path / "drive"], ServerConfig(port=0, etl_user="nobody")).start()
     with NodeServer([tmp_path / "drive"], ServerConfig(port=0, etl_user="nobody", etl_network=False)):
         pass
+
+
+def test_a_secret_that_another_user_can_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("a-secret-that-everybody-knows")
+    (tmp_path / "secret").chmod(0o644)
+    config = ServerConfig(port=0, etl_user="nobody", peer_secret_file=str(tmp_path / "secret"))
+    with pytest.raises(ValueError, match=r"its mode is 0644.*`chmod 600` closes it"):
+        NodeServer([tmp_path / "drive"], config).start()
+    (tmp_path / "secret").chmod(0o600)
+    with NodeServer([tmp_path / "drive"], config):
+        pass
