@@ -32,6 +32,25 @@ NICENESS = 5
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
 """Of the environment: what finds programs and libraries. Nothing that says who we are to anybody."""
 
+_SWITCH = """
+import os, sys
+user, uid, gid, *argv = sys.argv[1:]
+try:
+    os.setgroups([])
+    os.setresgid(*3 * [int(gid)])
+    os.setresuid(*3 * [int(uid)])
+except OSError as error:
+    sys.exit(f"etl_user={user}: the node may not become it ({error.strerror})")
+try:
+    os.execvp(argv[0], argv)
+except OSError as error:
+    sys.exit(f"etl_user={user} may not run {argv[0]} ({error.strerror}): etl_python names an interpreter that it may")
+"""
+"""Program that becomes another user and then the worker.
+
+`Popen` would fork to change the user, and not vfork: handlers of gRPC then run in the child, and now and then crash it.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Fences:
@@ -54,48 +73,38 @@ class Fences:
 
 
 def start(argv: list[str], folder: Path, keep_fd: int, stderr: int, user: str) -> subprocess.Popen[bytes]:
-    """A process of its own session, with nothing of ours but `keep_fd`.
+    """A process of its own session, with nothing of ours but `keep_fd`. Raises TransformRefused, OSError.
 
-    Raises TransformRefused where it cannot run as that user, OSError.
+    One that cannot run as that user ends, and says why.
     """
-    from ais_loader.errors import TransformRefused
-
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment |= {"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    as_user: dict[str, Any] = {"user": user, "group": group_of(user), "extra_groups": []} if user else {}
-    try:
-        return subprocess.Popen(
-            argv,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=stderr,
-            stderr=stderr,
-            close_fds=True,
-            pass_fds=(keep_fd,),
-            start_new_session=True,
-            **as_user,
-        )
-    except PermissionError as error:
-        if user and os.geteuid():
-            raise TransformRefused(f"etl_user={user}: this process may not become it ({error})") from error
-        if user:
-            raise TransformRefused(
-                f"etl_user={user} may not run {argv[0]} ({error.strerror}): etl_python names an interpreter that it may"
-            ) from error
-        raise
+    if user:
+        argv = [sys.executable, "-I", "-S", "-c", _SWITCH, user, *map(str, ids_of(user)), *argv]
+    return subprocess.Popen(
+        argv,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=stderr,
+        stderr=stderr,
+        close_fds=True,
+        pass_fds=(keep_fd,),
+        start_new_session=True,
+    )
 
 
-def group_of(user: str) -> int:
-    """Raises TransformRefused where there is no such user."""
+def ids_of(user: str) -> tuple[int, int]:
+    """Uid and gid. Raises TransformRefused where there is no such user."""
     import pwd
 
     from ais_loader.errors import TransformRefused
 
     try:
-        return pwd.getpwnam(user).pw_gid
+        found = pwd.getpwnam(user)
     except KeyError:
         raise TransformRefused(f"etl_user={user}: there is no such user on this machine") from None
+    return found.pw_uid, found.pw_gid
 
 
 def enter(fences: Fences) -> None:

@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from ais_loader.errors import TransformRefused
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from storage_node.store.checksum import crc32c
 from storage_node.store.permissions import FOLDER_MODE
@@ -46,21 +45,17 @@ class Spool:
         os.fchmod(fd, 0o644)  # a worker that is another user opens by path what it is given; it has no name for others
         return fd
 
-    def new_folder(self, user: str = "") -> Path:
-        """An empty one, of this user where one is named; whoever asks removes it. Raises OSError, TransformRefused."""
+    def new_folder(self, owner: tuple[int, int] | None = None) -> Path:
+        """An empty one, of another user where its uid and gid are given; whoever asks removes it. Raises OSError."""
         self._begin()
-        if not user:
+        if owner is None:
             return Path(tempfile.mkdtemp(prefix=f"worker-{os.getpid()}-", dir=self.folder))
         if self._outside is None:
             _clear(Path(tempfile.gettempdir()).glob(f"{_OUTSIDE}*-*"))
             self._outside = Path(tempfile.mkdtemp(prefix=f"{_OUTSIDE}{os.getpid()}-"))
             self._outside.chmod(0o711)
         made = Path(tempfile.mkdtemp(prefix="worker-", dir=self._outside))
-        try:
-            shutil.chown(made, user)
-        except PermissionError as error:
-            made.rmdir()
-            raise TransformRefused(f"etl_user={user}: this process may not become it ({error})") from error
+        os.chown(made, *owner)
         return made
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ais_loader.errors import TransformError, TransformFailed, TransformRefused, TransformTimeout
-from storage_node.etl.fences import Fences, folder_bytes, group_of, kill_group, resident_bytes, start
+from storage_node.etl.fences import Fences, folder_bytes, ids_of, kill_group, resident_bytes, start
 from storage_node.etl.legible import legible
 from storage_node.etl.spool import Spool, taken
 from storage_node.etl.values import Content
@@ -151,9 +151,12 @@ class WorkerProcess:
 
     async def start(self, setup: dict[str, Any], code: bytes, fences: Fences, *, python: str, user: str) -> None:
         """Returns when it is ready. Raises TransformFailed with what went wrong, TransformRefused, OSError."""
-        if user:
-            group_of(user)
-        self._folder = str(self._spool.new_folder(user))
+        try:
+            self._folder = str(self._spool.new_folder(ids_of(user) if user else None))
+        except PermissionError as error:
+            if not user:
+                raise
+            raise TransformRefused(f"etl_user={user}: the node may not become it ({error})") from error
         here, there = socket.socketpair()
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stderr = reading
