@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -29,12 +30,20 @@ STOP_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 20.0
 
 
-@functools.cache
+_making_secret = threading.Lock()
+
+
 def peer_secret_file() -> Path:
     """Return the file with the peer secret of all nodes that this process starts. It is removed when the process exits.
 
     Nodes are given it unless their arguments set `peer_secret_file`.
     """
+    with _making_secret:  # nodes are started in threads, and all get the same one
+        return _peer_secret_file()
+
+
+@functools.cache
+def _peer_secret_file() -> Path:
     made_by, path = os.getpid(), Path(tempfile.mkdtemp(prefix="ais-loader-testing-")) / "peer-secret"
     path.touch(0o600)
     path.write_text(secrets.token_hex(32) + "\n")
