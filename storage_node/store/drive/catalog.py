@@ -28,7 +28,8 @@ from ais_loader.errors import Closed, DriveFailed, DriveFull, LoaderError, Store
 from ais_loader.extras import needs
 from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive.clean_shutdown import Mark, MarkWriter, read_mark
-from storage_node.store.drive.locking import lock_holder
+from storage_node.store.drive.locking import hold, lock_holder
+from storage_node.store.drive.log_guard import LogGuard, copy_for_salvage
 from storage_node.store.files.error_counters import OUT_OF_DESCRIPTORS, Faults
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.permissions import FOLDER_MODE
@@ -126,7 +127,7 @@ class Catalog:
     """Ordered bytes to bytes. Thread-safe; belongs to the process that opened it."""
 
     def __init__(self, path: Path, *, writable: bool, faults: Faults | None = None, salvage: bool = False) -> None:
-        """`salvage`: for reading only, whatever of a damaged catalog can be read, as it is at this moment.
+        """`salvage`: for reading only, whatever can be read of a copy of a damaged catalog, as it is at this moment.
 
         Raises StoreFormatError for a catalog that is damaged, or that has lost commits, StoreLocked, DriveFull,
         DriveFailed.
@@ -140,7 +141,9 @@ class Catalog:
         """When, on the monotonic clock, it last refused what came for lack of room; None when it has taken something
         since."""
         self._catch_up_lock = threading.Lock()
-        self._folder_inode = 0  # guarded by _catch_up_lock
+        self._folder_inode = 0  # guarded by _catch_up_lock, as is the guard
+        self._guard = LogGuard(path)
+        self._salvaged: tempfile.TemporaryDirectory[str] | None = None
         self._reopening = threading.RLock()
         self._openings = 0  # guarded by _reopening, as is who has an iterator
         self._iterators = 0
@@ -173,6 +176,8 @@ class Catalog:
             return self._open_salvage()
         if self.writable:
             _divert_binding_file(self.path)
+            # Closing LOCK would give up the lock of a catalog that this process has open.
+            self._guard.require_sound(None if held_by_this_process(self.path) else lambda: hold(self.path / "LOCK"))
             db = Rdict(str(self.path), _options(), access_type=AccessType.read_write())
             if is_behind(db, mark):
                 raise self._lost(db, mark)
@@ -194,13 +199,15 @@ class Catalog:
         return StoreFormatError(f"{self.path}: the catalog has lost commits ({lost}); {REBUILD_HINT}")
 
     def _open_salvage(self) -> Rdict:
-        scratch = tempfile.mkdtemp(prefix="ais-loader-reader-")
+        self._salvaged = folder = tempfile.TemporaryDirectory(prefix="ais-loader-salvage-")
         try:
-            options = _options(scratch)
+            copy_for_salvage(self.path, Path(folder.name))
+            options = _options(folder.name)
             options.set_wal_recovery_mode(DBRecoveryMode.skip_any_corrupted_record())
-            return Rdict(str(self.path), options, access_type=AccessType.read_only(False))
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            return Rdict(folder.name, options, access_type=AccessType.read_only(False))
+        except BaseException:
+            folder.cleanup()
+            raise
 
     def _open_secondary(self, scratch: str, mark: Mark | None) -> Rdict:
         attempt = 1
@@ -208,6 +215,7 @@ class Catalog:
             try:
                 # A secondary that misses a table goes back to a state without it, and says nothing. Opening for
                 # reading only, which cannot follow a writer, misses nothing.
+                self._guard.require_sound()
                 strict = Rdict(str(self.path), _options(scratch), access_type=AccessType.read_only(False))
                 secondary = Rdict(str(self.path), _options(scratch), access_type=AccessType.secondary(scratch))
                 strict.close()
@@ -298,6 +306,7 @@ class Catalog:
                 mark = read_mark(self.path)
                 if os.stat(self.path).st_ino == self._folder_inode:
                     before, logs = self._db.latest_sequence_number(), self._first_log()
+                    self._guard.require_sound()
                     self._db.try_catch_up_with_primary()
                     # When the writer has flushed, a secondary goes on answering from what it had read of the log: an
                     # old value hides the flushed one. One that cannot follow any more may say nothing and stay where
@@ -465,6 +474,8 @@ class Catalog:
                     db.close()
             if self._high_water is not None:
                 self._high_water.close()
+            if self._salvaged is not None:
+                self._salvaged.cleanup()
 
 
 def is_behind(db: Rdict, mark: Mark | None) -> bool:
