@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from hypothesis import strategies as st
 from ais_loader import connect
 from ais_loader.testing import seeded_bytes
 from ais_loader.transport.session import recycled
+from ais_loader.transport.session.lane import Lanes
 from tests.node.node_kit import serving
 
 KIB = 1 << 10
@@ -29,7 +33,28 @@ HOLDERS: dict[str, Callable[[memoryview], Any]] = {
     "tensor": lambda view: torch.frombuffer(view, dtype=torch.uint8),
     "slice of a tensor": lambda view: torch.from_numpy(np.frombuffer(view, np.uint8))[4:90],
     "cast": lambda view: view[:1024].cast("I"),
+    "pickle buffer": lambda view: pickle.PickleBuffer(view),
+    "object": lambda view: view.obj,
+    "view of the object": lambda view: memoryview(view.obj),
+    "ctypes object": lambda view: (ctypes.c_ubyte * view.nbytes).from_buffer(view.obj),
 }
+BENEATH: dict[str, Callable[[memoryview], Any]] = {
+    "array of the object": lambda view: np.asarray(view.obj),
+    "slice of an array of the object": lambda view: np.asarray(view.obj)[3:-5],
+    "array of a view of the object": lambda view: np.frombuffer(memoryview(view.obj), np.uint8),
+    "tensor of the object": lambda view: torch.from_numpy(np.asarray(view.obj)),
+    "tensor of the object by dlpack": lambda view: torch.from_dlpack(np.asarray(view.obj)),
+    "array of the object by dlpack": lambda view: np.from_dlpack(np.asarray(view.obj)),
+    "base": lambda view: view.obj.base,  # type: ignore[attr-defined]
+    "array of the base": lambda view: np.asarray(view.obj.base)[:],  # type: ignore[attr-defined]
+    "memory": lambda view: view.obj.base.base,  # type: ignore[attr-defined]
+    "view of the memory": lambda view: memoryview(view.obj.base.base),  # type: ignore[attr-defined]
+    "ctypes object in the memory": lambda view: (ctypes.c_ubyte * view.nbytes).from_buffer(
+        view.obj.base.base  # type: ignore[attr-defined]
+    ),
+}
+"""What refers to the memory itself, and not only to the array that it is lent as."""
+ALL = HOLDERS | BENEATH
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +64,10 @@ def _nothing_is_idle() -> Iterator[None]:
     recycled._idle.clear()
 
 
-def block_of(view: memoryview) -> Any:
+def block_of(view: memoryview) -> weakref.ref[Any]:
     """The memory that is lent, itself: an address alone may be malloc's, given anew."""
     exporter: Any = view.obj
-    return exporter.base.base
+    return weakref.ref(exporter.base.base)
 
 
 def address(view: Any) -> int:
@@ -56,7 +81,7 @@ def bytes_of(held: Any) -> bytes:
 @settings(max_examples=25)
 @given(
     steps=st.lists(
-        st.tuples(st.sampled_from(SIZES), st.sampled_from(sorted(HOLDERS)), st.integers(0, 5)), min_size=1, max_size=12
+        st.tuples(st.sampled_from(SIZES), st.sampled_from(sorted(ALL)), st.integers(0, 5)), min_size=1, max_size=12
     )
 )
 def test_bytes_that_somebody_sees_stay_as_they_are_whatever_is_taken_later(steps: list[tuple[int, str, int]]) -> None:
@@ -64,7 +89,7 @@ def test_bytes_that_somebody_sees_stay_as_they_are_whatever_is_taken_later(steps
     for number, (size_bytes, holder, place) in enumerate(steps):
         view = recycled.take(size_bytes)
         view[:] = bytes([number + 1]) * size_bytes
-        kept = HOLDERS[holder](view)
+        kept = ALL[holder](view)
         held[place] = kept, bytes_of(kept)  # whoever was in this place is let go
         del view, kept
         for others, expected in held.values():
@@ -83,6 +108,20 @@ def test_a_buffer_comes_back_with_the_last_who_holds_it_and_not_before_as_often_
         del held
         view = recycled.take(SIZES[0])
         assert block_of(view) is block
+
+
+@pytest.mark.parametrize("holder", ALL)
+def test_a_buffer_is_not_used_again_while_anything_refers_to_it(holder: str) -> None:
+    view = recycled.take(SIZES[0])
+    view[:] = b"x" * len(view)
+    held = ALL[holder](view)
+    del view
+    expected = bytes_of(held)
+    for _ in range(3):
+        later = recycled.take(SIZES[0])
+        later[:] = b"y" * len(later)
+        del later
+    assert bytes_of(held) == expected and b"x" in expected
 
 
 def test_what_lies_in_a_cycle_comes_back_when_the_cycle_has_gone_and_not_while_its_finalizers_run() -> None:
@@ -119,7 +158,7 @@ def test_a_buffer_that_is_much_too_large_is_left_to_others() -> None:
     recycled.take(4096 * KIB)
     small = recycled.take(300 * KIB)
     assert len(small) == 300 * KIB
-    assert len(block_of(small)) == 512 * KIB
+    assert len(block_of(small)()) == 512 * KIB
     assert [len(idle) for idle in recycled._idle] == [4096 * KIB]
 
 
@@ -147,9 +186,17 @@ def test_threads_that_take_and_let_go_at_once_never_see_each_others_bytes() -> N
     assert not wrong
 
 
-def test_items_that_are_kept_stay_right_while_later_batches_come_into_the_buffers_of_dropped_ones(
-    tmp_path: Path,
+def refuse_unix(self: Lanes, offer: object) -> NoReturn:
+    raise ConnectionRefusedError
+
+
+@pytest.mark.filterwarnings("ignore:The given (buffer|NumPy array) is not writable:UserWarning")
+@pytest.mark.parametrize("socket", ["unix", "tcp"])
+def test_whatever_is_kept_of_items_stays_right_while_later_batches_come_into_the_buffers_of_dropped_ones(
+    tmp_path: Path, socket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if socket == "tcp":
+        monkeypatch.setattr(Lanes, "_by_unix", refuse_unix)
     data = {f"{at}": seeded_bytes(400_000 + at, seed=at) for at in range(12)}
     with serving(tmp_path) as node, connect(node.url) as client:
         bucket = client.create_bucket("b")
@@ -157,16 +204,26 @@ def test_items_that_are_kept_stay_right_while_later_batches_come_into_the_buffer
             bucket.put(name, value)
         used: set[int] = set()
         frames = 0
-        kept: list[tuple[str, Any]] = []
-        for turn in range(8):
+        kept: list[tuple[Any, bytes]] = []
+        holders = list(ALL)
+        for turn in range(len(holders) + 2):
             batch = bucket.get_batch(list(data), timeout_s=20)
-            items = list(batch)
-            addresses = {address(item.data.obj) for item in items}
-            frames, used = frames + len(addresses), used | addresses
-            item = items[turn]
-            kept.append((item.entry.name, np.frombuffer(item.data, np.uint8) if turn % 2 else item.data[5:]))
-            del items, item, batch
-            for name, held in kept:
-                assert bytes_of(held) == data[name][-len(held) :]
-        assert client.describe()["lane"] == "unix"
+            if turn >= len(holders):
+                packed = batch.packed()
+                values = packed.values if turn % 2 else memoryview(packed.values)
+                kept.append((values, b"".join(data.values())))
+                del packed, values
+            else:
+                items = list(batch)
+                assert {item.entry.name: bytes(item.data) for item in items} == data
+                addresses = {address(item.data.obj) for item in items}
+                frames, used = frames + len(addresses), used | addresses
+                held = ALL[holders[turn]](items[turn % len(items)].data)
+                kept.append((held, bytes_of(held)))
+                del items, held
+            del batch
+            for held, expected in kept:
+                assert bytes_of(held) == expected
+            del held
+        assert client.describe()["lane"] == socket
         assert len(used) < frames, "no buffer was used twice"

@@ -3,9 +3,12 @@
 Memory that is new to a process costs a page fault for every 4 KiB, which takes longer than to copy as much into it, and
 malloc gives freed memory back to the kernel as soon as some frames lie free together.
 
-A block cannot be used again while anybody sees its bytes. It is lent as an array of its own, which memoryviews, arrays
-and tensors over it, and slices of those, all hold; when that array is freed, its weak reference gives the block back.
-Nobody has to say that he is done. What lies idle is bounded, and small; the rest is freed as ever.
+A block must not be used again while anything refers to its memory. It is lent as an array of its own, which
+memoryviews, arrays and tensors over it, and slices of those, all hold; when that array is freed, its weak reference
+puts the block among the idle ones. This alone decides nothing: NumPy makes an array of an array refer to the memory's
+owner directly, and so does a caller who follows `.obj` and `.base`. Before an idle block is used again, its references
+are therefore counted. A block that somebody still holds is forgotten, and freed with its last holder. The idle ones are
+bounded.
 
 Why not a finalizer: those of Python's own classes run while the collector of cycles still sees who holds the object,
 and only once for an object. A plain array takes no part in collections, so it goes when nothing refers to it any more.
@@ -14,6 +17,7 @@ and only once for an object. A plain array takes no part in collections, so it g
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 
 import numpy as np
@@ -65,15 +69,27 @@ def _fitting(wanted_bytes: int) -> Block:
     found = None
     for _ in range(_LOOKS):
         try:
-            candidate = _idle.pop()
+            candidate, references = _take_last(_idle)
         except IndexError:
             break
+        if references > _UNSHARED:
+            continue
         if wanted_bytes <= len(candidate) <= wanted_bytes + wanted_bytes // 5:
             found = candidate
             break
         unfit.append(candidate)
     _idle[:0] = unfit
     return np.empty(wanted_bytes, np.uint8) if found is None else found
+
+
+def _take_last(blocks: list[Block]) -> tuple[Block, int]:
+    """With the number of its references."""
+    block = blocks.pop()
+    return block, sys.getrefcount(block)
+
+
+_UNSHARED = _take_last([np.empty(1, np.uint8)])[1]
+"""References of a block that nobody else holds; how many depends on the interpreter."""
 
 
 def _give_back(loan: weakref.ref[Block]) -> None:
