@@ -11,6 +11,8 @@ from typing import IO, TypeAlias
 from ais_loader.errors import InvalidRequest
 
 CHUNK_BYTES = 1 << 20
+_COPIED_BYTES = 256 << 10
+"""Of a chunk that is copied: it is still in the processor's caches when the copy is read."""
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Content: TypeAlias = Buffer | os.PathLike[str] | IO[bytes]
 
@@ -49,16 +51,23 @@ class Source:
     def replayable(self) -> bool:
         return self.size_bytes is not None or self._position is not None
 
-    def chunks(self) -> Iterator[Buffer]:
-        """The bytes, from the beginning. A second call needs `replayable`."""
+    def chunks(self, *, copied: bool = True) -> Iterator[Buffer]:
+        """The bytes, from the beginning. A second call needs `replayable`.
+
+        Bytes are read several times on their way: to be written, for checksums, for the index of an archive. All have
+        to see the same, so that each chunk of a buffer that others can change is copied first. Without `copied` it is
+        not: whoever receives the chunks compares their checksum with the sender's.
+        """
         data = self._data
         if isinstance(data, (bytes, bytearray, memoryview)):
             view = memoryview(data)
             if not view.c_contiguous or not view.nbytes:  # what is empty cannot be cast if it has several dimensions
                 view = memoryview(view.tobytes())
-            view = view.cast("B")
-            for at in range(0, len(view), CHUNK_BYTES):
-                yield view[at : at + CHUNK_BYTES]
+            is_fixed, view = not copied or type(view.obj) is bytes, view.cast("B")
+            step = CHUNK_BYTES if is_fixed else _COPIED_BYTES
+            for at in range(0, len(view), step):
+                chunk = view[at : at + step]
+                yield chunk if is_fixed else bytes(chunk)
         elif isinstance(data, os.PathLike):
             with open(data, "rb") as file:
                 yield from _read(file)

@@ -66,7 +66,7 @@ def put_by_lane(
     with lane.call(PUT, failed) as call:
         call.send(pb.PutRequest(header=put_header(spec)).SerializeToString(), more=True)
         size_bytes = checksum = 0
-        for chunk in source.chunks():
+        for chunk in source.chunks(copied=False):
             call.send(chunk, DATA, more=True)
             # While the node writes them: it compares when all have come.
             size_bytes, checksum = size_bytes + len(chunk), crc32c(chunk, checksum)
