@@ -13,6 +13,7 @@ from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.drives import health
+from storage_node.config import ServerConfig
 from storage_node.ops import drive_commands
 from storage_node.ops.drive_commands import NodeOfDrives
 from storage_node.ops.node_discovery import find_nodes
@@ -304,3 +305,50 @@ def test_a_catalog_that_finds_no_room_where_there_is_some_is_opened_again(
         eventually(taken, 15.0)
         assert stuck.refused
         assert bucket.get_batch(["before", "after"]).tobytes() == [b"1", b"2"]
+
+
+# -- a node in no cluster
+
+
+@pytest.mark.slow
+def test_a_node_alone_uses_a_drive_again_that_has_returned(tmp_path: Path) -> None:
+    folders = [tmp_path / f"drive-{number}" for number in range(2)]
+    names, away = sorted(OBJECTS), tmp_path / "away"
+    with NodeServer(folders, ServerConfig(port=0)) as node, connect(node.url) as client:
+        bucket = client.create_bucket("b")
+        bucket.put_many(OBJECTS.items())
+
+        def unavailable() -> dict[int, errors.LoaderError]:
+            batch = bucket.get_batch(names, on_error="placeholder")
+            batch.tobytes()
+            return dict(batch.failures)
+
+        folders[1].rename(away)
+        eventually(lambda: 0 < len(unavailable()) < len(OBJECTS), TIMEOUT_S)
+        assert all("it is used again once it is back" in str(error) for error in unavailable().values())
+        away.rename(folders[1])
+        eventually(lambda: not unavailable(), TIMEOUT_S, interval_s=0.1)
+        read_all(bucket)
+        bucket.put_many((name, data + b"new") for name, data in OBJECTS.items())
+        assert bucket.get_batch(names).tobytes() == [OBJECTS[name] + b"new" for name in names]
+
+
+@pytest.mark.slow
+def test_a_node_alone_uses_a_drive_that_was_missing_when_it_started(tmp_path: Path) -> None:
+    folders = [tmp_path / f"drive-{number}" for number in range(2)]
+    with NodeServer(folders, ServerConfig(port=0)) as node, connect(node.url) as client:
+        client.create_bucket("b").put_many(OBJECTS.items())
+    folders[1].rename(tmp_path / "away")
+    folders[1].mkdir()
+    with NodeServer(folders, ServerConfig(port=0)) as node, connect(node.url) as client:
+        bucket = client.bucket("b")
+        with pytest.raises(errors.LoaderError, match="drive"):
+            bucket.get_batch(list(OBJECTS)).tobytes()
+        folders[1].rmdir()
+        (tmp_path / "away").rename(folders[1])
+
+        def is_whole() -> bool:
+            return None not in bucket.get_batch(list(OBJECTS), on_error="placeholder").tobytes()
+
+        eventually(is_whole, TIMEOUT_S, interval_s=0.1)
+        read_all(bucket)

@@ -4,6 +4,8 @@ A drive that fails too often is disabled: what is on it is answered as unavailab
 copies. When it stays so for `drive_grace_s`, and other nodes have a copy of whatever can have been on it, it is given
 up: what was on it belongs to the node's other drives from then on, and comes back from those nodes.
 
+A drive that was missing is used again when it is back at one of the paths that the node was started with.
+
 One change at a time. Belongs to the node's event loop; whatever waits for a drive runs on reader threads.
 """
 
@@ -14,7 +16,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +43,8 @@ KEPT_INTERVAL_S = 5.0
 """Between two questions to the other nodes whether a drive may be given up."""
 MOVE_OBJECTS, MOVE_BYTES, MOVE_S = 64, 8 << 20, 0.25
 """Of one step, which moves no more than may be moved in this time: as long as it takes, the node does not stop."""
+RETURN_INTERVAL_S = 2.0
+"""Between two looks for drives that have returned."""
 BACKOFF = Backoff(0.25, 10.0, jitter=0)
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -72,7 +76,16 @@ class _Away:
 
 
 class DriveManager:
-    def __init__(self, node: Node, membership: Membership, acceptor_store: AcceptorStore, repair: Repair) -> None:
+    def __init__(
+        self,
+        node: Node,
+        membership: Membership,
+        acceptor_store: AcceptorStore,
+        repair: Repair,
+        homes: Collection[Path] = (),
+    ) -> None:
+        """`homes`: where missing drives are looked for."""
+        self._homes = homes
         self._node = node
         self._store = node.store
         self._config = node.config
@@ -95,7 +108,11 @@ class DriveManager:
 
     def start(self) -> None:
         self._look()
-        steps = {"looking after drives": self._watch, "moving objects between drives": self._move}
+        steps = {
+            "looking after drives": self._watch,
+            "looking for drives that return": self._await_missing,
+            "moving objects between drives": self._move,
+        }
         self._tasks = [asyncio.create_task(keep_going(name, step)) for name, step in steps.items()]
 
     async def stop(self) -> None:
@@ -314,12 +331,14 @@ class DriveManager:
                 gone = self._is_gone(uuid, drive)
                 if window.note(now, drive.io_errors) or gone or drive.faults.sync_failed:
                     reason = (
-                        f"{drive.root}: the folder is gone, or another one is in its place"
+                        f"{drive.root}: the folder is gone, or another one is in its place; "
+                        "it is used again once it is back"
                         if gone
                         else f"a sync failed, and what it was for may be lost: {drive.faults.sync_failed}"
                         if drive.faults.sync_failed
                         else f"{window.recent(now)} I/O errors within {self._config.drive_error_window_s:g} s, "
-                        f"the last one: {drive.last_io_error}"
+                        f"the last one: {drive.last_io_error}; it is used again after "
+                        "`ais-loader cluster drive enable`, or a restart of the node"
                     )
                     try:
                         await self._in_turn(self._disable(uuid, reason, by_hand=False, gone=gone))
@@ -333,6 +352,24 @@ class DriveManager:
             for uuid, away in list(self._away.items()):
                 await self._perhaps_give_up(uuid, away)
             await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _await_missing(self) -> None:
+        said: dict[Path, str] = {}
+        while True:
+            await asyncio.sleep(RETURN_INTERVAL_S)
+            if all(away.disabled for away in self._away.values()):
+                continue
+            in_use = {drive.root for drive in self._store.drives if drive is not None}
+            for home in self._homes:
+                if home in in_use:
+                    continue
+                try:
+                    await self.take_in(home)
+                    said.pop(home, None)
+                except (LoaderError, OSError) as error:
+                    if said.get(home) != str(error):
+                        log.warning("drive %s has returned, and cannot be used: %s", home, error)
+                    said[home] = str(error)
 
     async def _is_stuck(self, uuid: str, drive: Drive) -> bool:
         refused_s = drive.catalog.no_room_s
