@@ -611,22 +611,43 @@ class Bucket(BucketComposing, BucketTransforming):
         depth = min(whole_number("depth", depth, least=0), 2**32 - 1)
         return self._transport.summary(self.name, prefix=prefix, depth=depth)
 
-    def objects(self, prefix: str = "", *, start_after: str = "", page_size: int = 1000) -> Listing:
+    def objects(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str = "",
+        page_size: int = 1000,
+        on_missing_drive: Literal["raise", "skip"] = "raise",
+    ) -> Listing:
         """List the objects whose names begin with `prefix`, in the order of their names' UTF-8 bytes.
 
         Args:
             start_after: List only names after this one in that order. It need not be the name of an object.
+            on_missing_drive: "skip" lists the objects on the other drives. By default, the listing raises DriveFailed
+                if a drive is missing whose objects have no copies elsewhere, because it would lack names.
 
         The listing is fetched page by page as you iterate, and errors such as BucketNotFound are raised then.
         """
         page_size = whole_number("page_size", page_size, least=1)
+        if on_missing_drive not in ("raise", "skip"):
+            raise errors.InvalidRequest(f"on_missing_drive={on_missing_drive!r}: one of 'raise', 'skip'")
         listed = functools.partial(
-            self._transport.objects, self.name, prefix=prefix, page_size=page_size, start_after=start_after
+            self._transport.objects,
+            self.name,
+            prefix=prefix,
+            page_size=page_size,
+            start_after=start_after,
+            skip_missing_drives=on_missing_drive == "skip",
         )
         return Listing(f"ais://{self.name}/{prefix}", listed)
 
     def entries(
-        self, prefix: str = "", *, pattern: str | Sequence[str] | None = None, pinned: bool = False
+        self,
+        prefix: str = "",
+        *,
+        pattern: str | Sequence[str] | None = None,
+        pinned: bool = False,
+        on_missing_drive: Literal["raise", "skip"] = "raise",
     ) -> Sequence[Entry]:
         """Return an Entry for each object whose name begins with `prefix`, in the order of names, as the bucket is now.
 
@@ -634,6 +655,7 @@ class Bucket(BucketComposing, BucketTransforming):
             pattern: A shell pattern such as "*.wav", or several patterns, of which at least one must match. A pattern
                 with a slash is matched against the whole name, any other pattern against what follows the last slash.
             pinned: Fetch the version that each object has now, and no other.
+            on_missing_drive: See `objects`.
 
         Returns:
             n >= 0 entries, for MapDataset, ShufflePlan and get_batch. Unless `pinned` is set, this is an `EntryTable`,
@@ -645,7 +667,8 @@ class Bucket(BucketComposing, BucketTransforming):
             raise errors.InvalidRequest(
                 f"entries({prefix!r}): no object's name begins with '/'; did you mean {prefix.lstrip('/')!r}?"
             )
-        return listed_entries(self.objects(prefix), self.name, pattern=pattern, pinned=pinned)
+        listed = self.objects(prefix, on_missing_drive=on_missing_drive)
+        return listed_entries(listed, self.name, pattern=pattern, pinned=pinned)
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of all objects, in order, fetched page by page. Raises BucketNotFound."""

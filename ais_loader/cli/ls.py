@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Iterator
+from typing import Literal
 
 import click
 
@@ -16,7 +17,7 @@ from ais_loader.cli.show import Lines, count_text, info_fields, printable, size_
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, named_by, parse_target
 from ais_loader.entry import MemberInfo, ObjectInfo
-from ais_loader.errors import ObjectNotFound
+from ais_loader.errors import DriveFailed, ObjectNotFound
 from ais_loader.urls import SCHEME
 
 _PAGE_SIZE = 1000
@@ -38,6 +39,11 @@ _PAGE_SIZE = 1000
 @click.option("--members", "of_archive", is_flag=True, help="List the members of the archive BUCKET/NAME.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many.")
 @click.option(
+    "--skip-missing-drives",
+    is_flag=True,
+    help="If a drive is missing, list the objects on the other drives. By default, this is an error.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="One JSON object per line; with -r, `ais-loader batch` reads them."
 )
 @takes_store
@@ -49,6 +55,7 @@ def ls(
     human: bool,
     of_archive: bool,
     limit: int | None,
+    skip_missing_drives: bool,
     as_json: bool,
     store: StoreChoice,
 ) -> None:
@@ -80,12 +87,17 @@ def ls(
             return
         bucket = client.bucket(target.bucket)
         page_size = min(limit or _PAGE_SIZE, _PAGE_SIZE)
+        on_missing: Literal["raise", "skip"] = "skip" if skip_missing_drives else "raise"
         found: Iterator[Listed]
         if begins:
-            found = bucket.objects(target.name, page_size=page_size)
+            found = bucket.objects(target.name, page_size=page_size, on_missing_drive=on_missing)
         else:
-            below = bucket.objects(target.folder, page_size=page_size) if recursive else one_level(bucket, target)
-            found = itertools.chain(_object_itself(bucket, target), below)
+            below = (
+                bucket.objects(target.folder, page_size=page_size, on_missing_drive=on_missing)
+                if recursive
+                else one_level(bucket, target, on_missing_drive=on_missing)
+            )
+            found = itertools.chain(_object_itself(bucket, target, skip_missing_drive=skip_missing_drives), below)
         empty = True
         with Lines() as lines:
             for one in itertools.islice(found, limit):
@@ -99,10 +111,10 @@ def ls(
             )
 
 
-def _object_itself(bucket: Bucket, target: Target) -> Iterator[ObjectInfo]:
+def _object_itself(bucket: Bucket, target: Target, *, skip_missing_drive: bool) -> Iterator[ObjectInfo]:
     """Of a name that has no slash at its end: it may be an object's, a folder's, or both."""
     if target.name and not target.name.endswith("/"):
-        with contextlib.suppress(ObjectNotFound):
+        with contextlib.suppress(ObjectNotFound, *[DriveFailed] if skip_missing_drive else []):
             yield bucket.head(target.name)
 
 

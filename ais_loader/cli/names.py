@@ -6,12 +6,12 @@ import contextlib
 import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ais_loader.cli.show import waiting
 from ais_loader.cli.targets import Target
 from ais_loader.entry import ObjectInfo
-from ais_loader.errors import InvalidRequest
+from ais_loader.errors import DriveFailed, InvalidRequest
 from ais_loader.hints import PATTERN_HINT, is_pattern, nearest
 from ais_loader.objects.one_level import one_level as names_of_level
 from ais_loader.summary import PrefixSummary
@@ -34,14 +34,18 @@ class Folder:
 Listed: TypeAlias = ObjectInfo | Folder
 
 
-def one_level(bucket: Bucket, target: Target, begun: str = "") -> Iterator[Listed]:
+def one_level(
+    bucket: Bucket, target: Target, begun: str = "", *, on_missing_drive: Literal["raise", "skip"] = "raise"
+) -> Iterator[Listed]:
     """Objects right in a folder, and the folders in it, in the order of their names.
 
     The nodes count the folders. Where there is nothing else, no names are fetched. `begun`: only what begins so there.
+    With a drive missing, nobody can count.
     """
     top = target.folder
     summary = None
-    with contextlib.suppress(InvalidRequest), waiting(f"{bucket.name}/{top} to be counted"):
+    uncounted = (InvalidRequest, DriveFailed) if on_missing_drive == "skip" else (InvalidRequest,)
+    with contextlib.suppress(*uncounted), waiting(f"{bucket.name}/{top} to be counted"):
         summary = bucket.summary(top, depth=1)  # InvalidRequest: more folders than one answer has
     counted = {} if summary is None else {name: one for name, one in summary.by_prefix.items() if name != top}
     if summary is not None and summary.complete and top not in summary.by_prefix:
@@ -49,7 +53,7 @@ def one_level(bucket: Bucket, target: Target, begun: str = "") -> Iterator[Liste
             Folder(bucket.name, name, one) for name, one in counted.items() if name[len(top) :].startswith(begun)
         )
         return
-    for one in names_of_level(bucket, top + begun):
+    for one in names_of_level(bucket, top + begun, on_missing_drive=on_missing_drive):
         yield one if isinstance(one, ObjectInfo) else Folder(bucket.name, one, counted.get(one))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ais_loader.entry import ObjectInfo
 
@@ -15,7 +15,13 @@ _LAST = "\U0010ffff"
 """No character sorts after it."""
 
 
-def one_level(bucket: Bucket, prefix: str = "", *, page_size: int = _PAGE_SIZE) -> Iterator[ObjectInfo | str]:
+def one_level(
+    bucket: Bucket,
+    prefix: str = "",
+    *,
+    page_size: int = _PAGE_SIZE,
+    on_missing_drive: Literal["raise", "skip"] = "raise",
+) -> Iterator[ObjectInfo | str]:
     """What begins with `prefix`, as far as the first slash behind that of its last folder, in the order of names:
     objects, and folders by their names, which end with a slash. Lazy, as `Bucket.objects`.
 
@@ -24,7 +30,7 @@ def one_level(bucket: Bucket, prefix: str = "", *, page_size: int = _PAGE_SIZE) 
     """
     top = prefix[: prefix.rfind("/") + 1]
     folder, passed = "", 0
-    listing = bucket.objects(prefix, page_size=page_size)
+    listing = bucket.objects(prefix, page_size=page_size, on_missing_drive=on_missing_drive)
     while (info := next(listing, None)) is not None:
         head, slash, _ = info.name[len(top) :].partition("/")
         if not slash:
@@ -35,4 +41,6 @@ def one_level(bucket: Bucket, prefix: str = "", *, page_size: int = _PAGE_SIZE) 
             yield folder
         passed += 1
         if passed == page_size:
-            listing = bucket.objects(prefix, start_after=folder + _LAST, page_size=page_size)
+            listing = bucket.objects(
+                prefix, start_after=folder + _LAST, page_size=page_size, on_missing_drive=on_missing_drive
+            )

@@ -175,8 +175,13 @@ class Transport(Protocol):
         """At most 10,000 with one request; of each name, in order, None or why it was not deleted."""
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary: ...
-    def objects(self, bucket: str, *, prefix: str, page_size: int, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Those after `start_after` alone, by the bytes of names; it need not be a name."""
+    def objects(
+        self, bucket: str, *, prefix: str, page_size: int, start_after: str = "", skip_missing_drives: bool = False
+    ) -> Iterator[ObjectInfo]:
+        """Those after `start_after` alone, by the bytes of names; it need not be a name.
+
+        `skip_missing_drives`: list what is on the other drives, instead of raising DriveFailed.
+        """
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]: ...
 

@@ -248,14 +248,17 @@ class EmbeddedTransport(NoLongBatches):
         by_prefix = {name: PrefixSummary(*sums) for name, sums in sorted(tally.folders.items())}
         return BucketSummary(bucket, prefix, tally.objects, tally.size_bytes, by_prefix)
 
-    def objects(self, bucket: str, *, prefix: str, page_size: int, start_after: str = "") -> Iterator[ObjectInfo]:
+    def objects(
+        self, bucket: str, *, prefix: str, page_size: int, start_after: str = "", skip_missing_drives: bool = False
+    ) -> Iterator[ObjectInfo]:
         require_bucket(bucket)
         require_text(prefix, errors.InvalidRequest, "prefix")
         require_text(start_after, errors.InvalidRequest, "start_after")
         # In pages, as over a network: an iterator that is left lying holds no snapshot of the catalog.
         after = start_after
         while True:
-            page = list(self._store_here().objects(bucket, prefix, after, page_size))
+            store = self._store_here()
+            page = list(store.objects(bucket, prefix, after, page_size, skip_missing=skip_missing_drives))
             for name, record in page:
                 yield _object_info(bucket, name, record)
             if len(page) < page_size:

@@ -280,7 +280,12 @@ class ObjectsService:
 
         def look() -> ListedPage:
             return self._store.replicas.page(
-                request.bucket, request.prefix, request.start_after, most=most, most_bytes=PAGE_BYTES
+                request.bucket,
+                request.prefix,
+                request.start_after,
+                most=most,
+                most_bytes=PAGE_BYTES,
+                skip_missing=request.skip_missing_drives,
             )
 
         def answer(page: ListedPage, shown: Listed) -> pb.ListResponse:

@@ -13,7 +13,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import DriveFailed, LoaderError
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
 from storage_node.store.names import PARTS_PREFIX
@@ -37,17 +37,24 @@ def within(most_bytes: int, names: Iterable[str]) -> int:
 
 
 def merged(
-    drives: DriveSet, bucket_uuid: bytes, prefix: str, start_after: str, *, tombstones: bool, cut: int | None = None
+    drives: DriveSet,
+    bucket_uuid: bytes,
+    prefix: str,
+    start_after: str,
+    *,
+    tombstones: bool,
+    cut: int | None = None,
+    skip_missing: bool = False,
 ) -> Iterator[Named]:
     """Entries in name order, parts of objects to come only where `prefix` or `tombstones` ask for them.
 
     With a `cut` as a snapshot sees them, beside which nothing moves.
-    Raises DriveFailed when a drive is missing, StoreFormatError, Closed.
+    Raises DriveFailed when a drive is missing, unless `skip_missing`, StoreFormatError, Closed.
     """
     while True:
         placement = drives.placement
         try:
-            open_drives = [drives.at(slot) for slot in placement.slots]
+            open_drives = _open_drives(drives, placement.slots, skip_missing=skip_missing)
             looks = 2 if placement.moving else 1
             begun = [
                 _where_looked_for(
@@ -57,7 +64,7 @@ def merged(
                     _begun(drive, bucket_uuid, prefix, start_after, everything=tombstones or placement.moving, cut=cut),
                 )
                 for _ in range(looks)
-                for slot, drive in zip(placement.slots, open_drives, strict=True)
+                for slot, drive in open_drives
             ]
         except LoaderError:
             if drives.still(placement):
@@ -75,6 +82,22 @@ def merged(
         newest = max(same, key=lambda pair: pair[1].version)
         if tombstones or not newest[1].is_tombstone:
             yield newest
+
+
+def _open_drives(drives: DriveSet, slots: Iterable[int], *, skip_missing: bool) -> list[tuple[int, Drive]]:
+    """Raises DriveFailed, Closed."""
+    drives.require_open()
+    found: list[tuple[int, Drive]] = []
+    for slot in slots:
+        try:
+            found.append((slot, drives.at(slot)))
+        except DriveFailed as error:
+            if not skip_missing:
+                raise DriveFailed(
+                    f'{error}; a listing would lack its objects. Bucket.objects(on_missing_drive="skip") and '
+                    "`ais-loader ls --skip-missing-drives` list those of the other drives"
+                ) from error
+    return found
 
 
 def _begun(

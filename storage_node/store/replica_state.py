@@ -78,7 +78,7 @@ class ReplicaState:
         return self._drives.newest(bucket_uuid, name).record
 
     def scan(
-        self, bucket: str, prefix: str, start_after: str, *, tombstones: bool
+        self, bucket: str, prefix: str, start_after: str, *, tombstones: bool, skip_missing: bool = False
     ) -> Iterator[tuple[str, CatalogEntry]]:
         """All drives' entries in name order; of a snapshot those of which this store is a holder.
 
@@ -90,7 +90,15 @@ class ReplicaState:
         except UnicodeEncodeError:
             raise InvalidRequest(f"prefix {prefix!r}, start_after {start_after!r}: not valid Unicode") from None
         self._drives.require_open()
-        found = merged(self._drives, of.uuid_bytes, prefix, start_after, tombstones=tombstones, cut=of.cut)
+        found = merged(
+            self._drives,
+            of.uuid_bytes,
+            prefix,
+            start_after,
+            tombstones=tombstones,
+            cut=of.cut,
+            skip_missing=skip_missing,
+        )
         return found if of.cut is None else (pair for pair in found if self.is_holder(of.uuid_bytes, pair[0]))
 
     def is_stale(self, bucket_uuid: bytes, name: str, found: CatalogEntry | None) -> bool:
@@ -115,7 +123,9 @@ class ReplicaState:
         self.stale.trust_name(bucket_uuid, name, found.version)
         return False
 
-    def page(self, bucket: str, prefix: str, start_after: str, *, most: int, most_bytes: int) -> ListedPage:
+    def page(
+        self, bucket: str, prefix: str, start_after: str, *, most: int, most_bytes: int, skip_missing: bool = False
+    ) -> ListedPage:
         """As `Store.objects`, without those in doubt: another node lists them. Raises ReplicaStale where all are.
 
         `most`: names; `most_bytes`: of names and metadata, after which a page ends, too.
@@ -126,7 +136,7 @@ class ReplicaState:
         left_out: set[str] = set()
         more = False
         doubts = self.stale.any and of.cut is None
-        for name, record in self.scan(bucket, prefix, start_after, tombstones=False):
+        for name, record in self.scan(bucket, prefix, start_after, tombstones=False, skip_missing=skip_missing):
             if len(objects) + len(left_out) >= most or size_bytes >= most_bytes:
                 more = True
                 break

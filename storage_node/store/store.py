@@ -1,7 +1,8 @@
 """Store: several drives as one, with buckets, placement of objects on drives, and everything that is not a batch.
 
 A drive that is missing or broken takes its own objects with it and no others: they are answered with DriveFailed until
-it is back. Thread-safe. Belongs to the process that opened it.
+it is back. A listing needs all drives, unless it is told to skip those that are missing. Thread-safe. Belongs to the
+process that opened it.
 """
 
 from __future__ import annotations
@@ -362,14 +363,20 @@ class Store:
         return left
 
     def objects(
-        self, bucket: str, prefix: str = "", start_after: str = "", page_size: int | None = None
+        self,
+        bucket: str,
+        prefix: str = "",
+        start_after: str = "",
+        page_size: int | None = None,
+        *,
+        skip_missing: bool = False,
     ) -> Iterator[tuple[str, CatalogEntry]]:
         """Objects in name order (by the bytes of their UTF-8 form), `page_size` of them at most.
 
         Raises BucketNotFound, also at the end, when it is deleted meanwhile; InvalidRequest; and DriveFailed when a
-        drive is missing: a list that silently lacks names would be worse.
+        drive is missing, unless `skip_missing`: a list that silently lacks names would be worse.
         """
         known = self.bucket(bucket)
-        scan = self.replicas.scan(bucket, prefix, start_after, tombstones=False)
+        scan = self.replicas.scan(bucket, prefix, start_after, tombstones=False, skip_missing=skip_missing)
         yield from itertools.islice(scan, page_size)
         self.require_still(bucket, known)

@@ -188,8 +188,16 @@ class ClusterTransport(NothingToRefresh):
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         return self._there().summary(bucket, prefix=prefix, depth=depth)
 
-    def objects(self, bucket: str, *, prefix: str, page_size: int, start_after: str = "") -> Iterator[ObjectInfo]:
-        yield from self._there().objects(bucket, prefix=prefix, page_size=page_size, start_after=start_after)
+    def objects(
+        self, bucket: str, *, prefix: str, page_size: int, start_after: str = "", skip_missing_drives: bool = False
+    ) -> Iterator[ObjectInfo]:
+        yield from self._there().objects(
+            bucket,
+            prefix=prefix,
+            page_size=page_size,
+            start_after=start_after,
+            skip_missing_drives=skip_missing_drives,
+        )
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         yield from self._there().list_members(bucket, name, prefix=prefix, page_size=page_size)

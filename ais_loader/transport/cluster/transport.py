@@ -345,7 +345,9 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         with tries.told():
             write(bucket, name, self._heard_of(bucket, delete), again=True)
 
-    def objects(self, bucket: str, *, prefix: str, page_size: int, start_after: str = "") -> Iterator[ObjectInfo]:
+    def objects(
+        self, bucket: str, *, prefix: str, page_size: int, start_after: str = "", skip_missing_drives: bool = False
+    ) -> Iterator[ObjectInfo]:
         """Every name once, the newest version of it, from all nodes. Raises NodeUnavailable when copies of objects on
         nodes that do not answer may all be missing."""
         require_bucket(bucket)
@@ -354,7 +356,13 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         members = self.members
         if not members.knows(bucket):
             yield from self._any(
-                lambda node: node.objects(bucket, prefix=prefix, page_size=page_size, start_after=start_after)
+                lambda node: node.objects(
+                    bucket,
+                    prefix=prefix,
+                    page_size=page_size,
+                    start_after=start_after,
+                    skip_missing_drives=skip_missing_drives,
+                )
             )
             return
 
@@ -375,7 +383,12 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
 
         def page(map_: ListedMap, at: int, after: str) -> ListedPage:
             found = members.transport(map_.nodes[at]).list_page(
-                bucket, prefix, after, page_size, has_others=self._has_others
+                bucket,
+                prefix,
+                after,
+                page_size,
+                has_others=self._has_others,
+                skip_missing_drives=skip_missing_drives,
             )
             return ListedPage(
                 [object_info(message) for message in found.object],

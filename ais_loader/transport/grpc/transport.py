@@ -360,13 +360,15 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
 
         self._call(send, tries=tries)
 
-    def objects(self, bucket: str, *, prefix: str, page_size: int, start_after: str = "") -> Iterator[ObjectInfo]:
+    def objects(
+        self, bucket: str, *, prefix: str, page_size: int, start_after: str = "", skip_missing_drives: bool = False
+    ) -> Iterator[ObjectInfo]:
         require_bucket(bucket)
         require_text(prefix, errors.InvalidRequest, "prefix")
         require_text(start_after, errors.InvalidRequest, "start_after")
         after = start_after
         while True:
-            page = self.list_page(bucket, prefix, after, page_size)
+            page = self.list_page(bucket, prefix, after, page_size, skip_missing_drives=skip_missing_drives)
             for message in page.object:
                 yield object_info(message)
             if not page.more:
@@ -374,14 +376,25 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
             after = page.next
 
     def list_page(
-        self, bucket: str, prefix: str, start_after: str, page_size: int, *, has_others: bool = False
+        self,
+        bucket: str,
+        prefix: str,
+        start_after: str,
+        page_size: int,
+        *,
+        has_others: bool = False,
+        skip_missing_drives: bool = False,
     ) -> pb.ListResponse:
         """One page of what the node has, which may end before `page_size` objects.
 
         `has_others`: whether other nodes are asked as well, and none is waited for that does not answer.
         """
         request = pb.ListRequest(
-            bucket=bucket, prefix=prefix, start_after=start_after, page_size=min(page_size, 2**32 - 1)
+            bucket=bucket,
+            prefix=prefix,
+            start_after=start_after,
+            page_size=min(page_size, 2**32 - 1),
+            skip_missing_drives=skip_missing_drives,
         )
         page: pb.ListResponse = self._call(
             lambda here: answered(here, here.objects.List, request, has_others=has_others)

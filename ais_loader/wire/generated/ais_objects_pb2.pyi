@@ -268,16 +268,18 @@ class DeleteResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("bucket", "prefix", "start_after", "page_size")
+    __slots__ = ("bucket", "prefix", "start_after", "page_size", "skip_missing_drives")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     START_AFTER_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SKIP_MISSING_DRIVES_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     prefix: str
     start_after: str
     page_size: int
-    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., start_after: _Optional[str] = ..., page_size: _Optional[int] = ...) -> None: ...
+    skip_missing_drives: bool
+    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., start_after: _Optional[str] = ..., page_size: _Optional[int] = ..., skip_missing_drives: bool = ...) -> None: ...
 
 class ListResponse(_message.Message):
     __slots__ = ("object", "more", "next", "map_version", "oldest_map_version", "in_doubt", "let_go_ms")
