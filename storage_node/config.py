@@ -125,6 +125,18 @@ class ServerConfig:
     max_request_bytes: int = 256 << 20
     """Limit on the requests of all batches being served. A request that does not fit beside the others is rejected and
     can be retried."""
+    max_lanes: int = 8192
+    """Maximum number of open lanes of clients, and of other nodes. If there are too many, the lane that has been idle
+    the longest is closed; if none is idle, the new one is refused, and its client uses gRPC. Lanes also leave a quarter
+    of the process's file descriptors to everything else."""
+    max_lanes_per_peer: int = 1024
+    """Maximum number of these lanes from one process on this machine, or from one address of another machine."""
+    max_connections: int = 8192
+    """Maximum number of gRPC connections of clients, and of other nodes; at most half of the process's file
+    descriptors. Further connections are closed at once."""
+    message_timeout_s: float = 20.0
+    """Time limit for a message that a client has begun to send over a lane, and for the request of a gRPC call that
+    has only one. Otherwise the lane is closed, or the call fails."""
     still_s: float = 10.0
     """A call whose client has neither received nor sent a significant amount for this time gives up its place and its
     memory to a call that waits for them. While there is enough for all calls, none is interrupted."""
@@ -268,6 +280,9 @@ class ServerConfig:
             "max_active_batches",
             "max_request_bytes",
             "max_sessions",
+            "max_lanes",
+            "max_lanes_per_peer",
+            "max_connections",
             "max_streams",
             "max_message_bytes",
             "reject_retry_after_ms",
@@ -308,6 +323,7 @@ class ServerConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: need at least 0")
         for name in (
+            "message_timeout_s",
             "still_s",
             "stall_timeout_s",
             "peer_timeout_s",

@@ -18,16 +18,20 @@ class MemoryBudget:
         self.held_bytes = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def _fits(self, size_bytes: int) -> bool:
-        return self.held_bytes == 0 or self.held_bytes + size_bytes <= self.limit_bytes
+    def _fits(self, size_bytes: int, own_bytes: int = 0) -> bool:
+        return self.held_bytes <= own_bytes or self.held_bytes + size_bytes <= self.limit_bytes
 
     def is_full(self, size_bytes: int) -> bool:
         """Whether this much has to wait."""
         return bool(self._waiting) or (size_bytes > 0 and not self._fits(size_bytes))
 
-    def acquire_now(self, size_bytes: int) -> bool:
-        """Whether there was room, with nobody waiting for it; then it is held."""
-        if self._waiting or not self._fits(size_bytes):
+    def acquire_now(self, size_bytes: int, own_bytes: int = 0) -> bool:
+        """Whether there was room, with nobody waiting for it; then it is held.
+
+        Args:
+            own_bytes: what the same request holds already, for one that acquires its bytes as they arrive.
+        """
+        if (self._waiting and not own_bytes) or not self._fits(size_bytes, own_bytes):
             return False
         self.held_bytes += size_bytes
         return True
@@ -36,9 +40,9 @@ class MemoryBudget:
         """Held whether it fits or not: it has happened already, or nothing could go on without it."""
         self.held_bytes += size_bytes
 
-    async def acquire(self, size_bytes: int) -> None:
-        """Cancelled while waiting, it holds nothing."""
-        if self.acquire_now(size_bytes):
+    async def acquire(self, size_bytes: int, own_bytes: int = 0) -> None:
+        """Wait for room. Cancelled while waiting, it holds nothing more than before. `own_bytes`: see acquire_now."""
+        if self.acquire_now(size_bytes, own_bytes):
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size_bytes, granted))

@@ -199,6 +199,16 @@ METRICS = (
         "Open lanes (connections besides gRPC), including idle ones. kind: clients (opened by clients), peers (opened "
         "by other nodes), to_peers (opened by this node, for its sessions with other nodes that do not use gRPC).",
     ),
+    Metric(
+        "ais_loader_lanes_closed_total",
+        "counter",
+        ("kind", "reason"),
+        "connections",
+        "Lanes that the node closed or refused by itself. kind: clients, peers. reason: token (none, or an invalid "
+        "one), strangers (too many connections without a token), lanes (too many, in total or from one peer), "
+        "descriptors (too few are left), idle (closed to make room for another lane), message (it was not complete in "
+        "time).",
+    ),
     Metric("ais_loader_active_batches", "gauge", (), "batches", "Batches being served, without parts."),
     Metric("ais_loader_active_parts", "gauge", (), "batches", "Parts being served."),
     Metric(

@@ -152,6 +152,8 @@ class NodeCollector:
         yield "ais_loader_open_sessions", (), self._batches.open_sessions
         for kind, listener in self._lanes.items():
             yield "ais_loader_open_lanes", (kind,), listener.open_lanes
+            for reason, number in listener.closed.items():
+                yield "ais_loader_lanes_closed_total", (kind, reason), number
         yield "ais_loader_open_lanes", ("to_peers",), resources.peers.open_lanes
         yield "ais_loader_active_batches", (), resources.active_batches
         yield "ais_loader_active_parts", (), resources.active_parts

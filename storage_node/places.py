@@ -89,6 +89,7 @@ class Places:
         limit: how many there are.
         still_s: from when on a call that waits for its client may lose its place to another one.
         weights: of tenants; 1 where none is given.
+        tenant_limit: how many one tenant may hold; by default all but one of RESERVED_SHARE.
     """
 
     def __init__(
@@ -97,8 +98,11 @@ class Places:
         still_s: float,
         weights: Mapping[str, float] | None = None,
         now_s: Callable[[], float] = time.monotonic,
+        *,
+        tenant_limit: int | None = None,
     ) -> None:
         self.limit = limit
+        self._tenant_limit = limit - limit // RESERVED_SHARE if tenant_limit is None else tenant_limit
         self.evicted = 0
         """Places taken back so far."""
         self.now_s = now_s
@@ -110,7 +114,7 @@ class Places:
     def take(self, tenant: str, evict: Callable[[], None]) -> Place | None:
         """None when there is none: the call has to come back later."""
         mine = len(self._of.get(tenant, ()))
-        free = self.held < self.limit and mine < self.limit - self.limit // RESERVED_SHARE
+        free = self.held < self.limit and mine < self._tenant_limit
         if not free and self.reclaim(self._over_their_share(tenant)) is None:
             return None
         place = Place(self, tenant, evict)
@@ -125,7 +129,7 @@ class Places:
 
     def _over_their_share(self, tenant: str) -> Callable[[Place], bool]:
         """Whose places may go to this tenant: its own; others' only while it has less than its share, and they more."""
-        if self.held < self.limit:
+        if self.held < self.limit or len(self._of.get(tenant, ())) >= self._tenant_limit:
             return lambda place: place.tenant == tenant
         total = sum(self._weights.get(name, 1.0) for name in {tenant, *self._of})
 

@@ -45,7 +45,7 @@ from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.node import NodeSnapshots
 from storage_node.config import ServerConfig, require_secrets
-from storage_node.descriptors import raise_descriptor_limit
+from storage_node.descriptors import descriptor_limit, raise_descriptor_limit
 from storage_node.etl.calls import TransformCalls
 from storage_node.etl.environments import Environments
 from storage_node.etl.http_side import HttpSide
@@ -96,7 +96,7 @@ _OPTIONS = (
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     # A connection that says nothing, or on which there is no call, is given up: it holds a descriptor.
     ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 30 * 60_000),
+    ("grpc.max_connection_idle_ms", 5 * 60_000),
     ("grpc.max_send_message_length", -1),
     # Sessions stay open and idle for hours; a client that vanished without a word is found out.
     ("grpc.keepalive_time_ms", 60_000),
@@ -282,7 +282,7 @@ class NodeServer:
             held.callback(lanes.close)
             session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
             methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-            server = grpc.aio.server(options=_OPTIONS)
+            server = grpc.aio.server(options=_options(self.config))
             server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_tenant),))
             carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
             self.peer_lanes = peer_lanes = LaneListener(
@@ -292,7 +292,7 @@ class NodeServer:
             # Of the peer listener alone, whose callers have been checked: a token of one lets nobody in at the other.
             session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
             methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-            peer_server = grpc.aio.server(options=_OPTIONS, interceptors=(check,))
+            peer_server = grpc.aio.server(options=_options(self.config), interceptors=(check,))
             peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
             self.port = _listen(server, self.config.host, self.config.port)
             self.peer_port = self._listen_for_peers(peer_server)
@@ -427,6 +427,11 @@ async def _finish_tasks() -> None:
         task.cancel()
     if left:
         await asyncio.wait(left, timeout=STOP_TIMEOUT_S)
+
+
+def _options(config: ServerConfig) -> list[tuple[str, int]]:
+    connections = min(config.max_connections, descriptor_limit() // 2)
+    return [*_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)]
 
 
 def _listen(server: grpc.aio.Server, host: str, port: int) -> int:

@@ -30,6 +30,8 @@ class Received(NamedTuple, Generic[T]):
 
     message: T
     size_bytes: int
+    reserved_bytes: int = 0
+    """Room for it among `Streams.messages` that has been acquired already. Whoever takes the message releases it."""
 
 
 def tenant_of(context: Any) -> str:
@@ -85,9 +87,13 @@ class Streams:
             stream.close()
             place.give_back()
 
-    async def acquire(self, size_bytes: int) -> None:
-        """Room for a message. Raises Overloaded when there is none for a while."""
-        if self.messages.acquire_now(size_bytes):
+    async def acquire(self, size_bytes: int, own_bytes: int = 0) -> None:
+        """Room for a message. Raises Overloaded when there is none for a while.
+
+        Args:
+            own_bytes: room that the same message has acquired already.
+        """
+        if self.messages.acquire_now(size_bytes, own_bytes):
             return
         acquiring = asyncio.ensure_future(self.messages.acquire(size_bytes))
         acquired = False
@@ -158,6 +164,8 @@ class Stream:
                     return await step
                 finally:
                     self.place.end_waiting()
+        except LoaderError:  # SilenceTimeout is a TimeoutError, too
+            raise
         except TimeoutError:
             raise self._stalled() from None
         finally:
@@ -195,14 +203,16 @@ class Stream:
         """
         streams, coming = self._streams, aiter(requests)
         while (received := await self.waiting(anext(coming, None), deadline=deadline)) is not None:
-            message, size_bytes = received
+            message, size_bytes, reserved_bytes = received
             if keeps(message):
+                streams.messages.release(reserved_bytes)
                 await self.keep(size_bytes)
                 yield message
                 continue
             self.place.moved(size_bytes)
-            await streams.acquire(size_bytes)
+            if not reserved_bytes:
+                await streams.acquire(size_bytes)
             try:
                 yield message
             finally:
-                streams.messages.release(size_bytes)
+                streams.messages.release(reserved_bytes or size_bytes)

@@ -7,24 +7,38 @@ is another: a message is read from the socket, and the bytes of objects are not 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, NoReturn
 
 import numpy as np
 
-from ais_loader.errors import InvalidRequest
+from ais_loader.errors import InvalidRequest, LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.lane import CALL, DATA, FAILED, HEADER, LAST, MESSAGE, REFUSED
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
-from storage_node.lane.coming import ComingBytes
+from storage_node.lane.coming import PIECE_BYTES, WAIT_S, ComingBytes
 from storage_node.lane.connection import LaneConnection
-from storage_node.streams import Received
+from storage_node.places import Place
+from storage_node.streams import Received, Streams
 from storage_node.tasks import retrieve
 from storage_node.turns import ASKING
 
 _READ_BYTES = 64 << 10
+"""A lane holds this much of a message outside the budget."""
+_STEP_BYTES = 256 << 10
+"""Room is acquired in steps, as bytes arrive."""
+_PIECE_BYTES = 1 << 20
+"""Largest piece of an object's bytes that the event loop receives before they are handed on."""
+_STALL_S = 0.05
+"""Pause of a client after which the part of a piece that has arrived is handed on, and its room becomes free."""
+_TRICKLE_BYTES = 4 << 10
+_TRICKLE_S = 0.02
+"""Pause after a late client has sent less than _TRICKLE_BYTES, so that it cannot wake the event loop for each byte."""
+_MAX_PUT_MESSAGE_BYTES = 64 << 10
+"""The header of a PUT has a name and metadata of a few KiB, its end a size and a checksum."""
 _DRAIN_S = 5.0
 _MAX_NAME_BYTES = 200
 
@@ -45,46 +59,71 @@ class ObjectBytes:
 
 
 class LaneCalls:
-    """Of one lane; belongs to one task of the node's event loop.
+    """Calls of one lane; belongs to one task of the node's event loop.
 
     Args:
         methods: gRPC's handlers, by "Service/Method".
+        place: of the lane. It counts as idle until the first message of a call is complete.
+        streams: whose budget holds the messages.
+        waits: how many reader threads may wait for clients at the same time.
     """
 
     def __init__(
-        self, connection: LaneConnection, methods: Mapping[str, Any], tenant: str, max_message_bytes: int
+        self,
+        connection: LaneConnection,
+        methods: Mapping[str, Any],
+        tenant: str,
+        max_message_bytes: int,
+        message_timeout_s: float,
+        place: Place,
+        streams: Streams,
+        waits: threading.Semaphore,
     ) -> None:
         self._connection = connection
         self._methods = methods
         self._tenant = tenant
         self._max_message_bytes = max_message_bytes
+        self._message_timeout_s = message_timeout_s
+        self._place = place
+        self._streams = streams
+        self._waits = waits
         self._received = bytearray()
         self._whole = False
         """All of this call's messages have been read, and nothing of the next one's."""
         self._gone = False
         self._as_they_come = False
+        self._data_bytes = 0
+        """Bytes of an object that have been announced and not yet received."""
+        self._data_waited_s = 0.0
+        """How long the event loop has waited for the bytes of one DATA message."""
+        self._is_late = False
+        """Reader threads do not wait for this lane: the last bytes that one of them waited for came too late, and
+        none have come in time since."""
+        self._undelivered: Received[Any] | None = None
 
     def took(self, begun: bytes) -> None:
         """What has been received already."""
         self._received += begun
 
     async def begun(self) -> None:
-        """Wait for the next call. Raises EOFError, OSError."""
-        await self._header()
+        """Wait for the first bytes of the next call. Raises EOFError, OSError."""
+        if not self._received:
+            self._received += await self._connection.receive(_READ_BYTES)
 
     async def one(self) -> bool:
-        """Serve a call; whether another one may come. Raises EOFError, OSError."""
+        """Serve a call; whether another one may come. Raises EOFError, OSError, SilenceTimeout."""
         ASKING.set(self._tenant)
         self._whole = self._as_they_come = False
+        self._data_bytes = 0
         try:
-            size_bytes, kind = await self._next()
-            if kind != CALL or size_bytes > _MAX_NAME_BYTES:
-                raise InvalidRequest(f"a call begins with the name of its method, not with kind {kind}")
-            name = bytes(await self._take(size_bytes)).decode(errors="replace")
-            if (handler := self._methods.get(name)) is None:
-                raise InvalidRequest(f"lanes carry no calls of {name!r}: need one of {', '.join(self._methods)}")
-            await self._serve(handler)
-        except InvalidRequest as error:
+            handler, first = await self._first()
+            self._undelivered = first
+            try:
+                await self._serve(handler, first)
+            finally:
+                self._release(self._undelivered)
+                self._undelivered = None
+        except (InvalidRequest, Overloaded) as error:
             await self._refuse(error.kind, str(error))
         except _Aborted as error:
             await self._refuse(error.kind, error.message)
@@ -96,9 +135,30 @@ class LaneCalls:
             await self._drain()
         return self._whole
 
-    async def _serve(self, handler: Any) -> None:
+    async def _first(self) -> tuple[Any, Received[Any] | None]:
+        """The handler of a call, and its first message. Raises EOFError, OSError, InvalidRequest, SilenceTimeout."""
+        try:
+            async with asyncio.timeout(self._message_timeout_s):
+                with self._place.waiting():
+                    size_bytes, kind = await self._next()
+                    if kind != CALL or size_bytes > _MAX_NAME_BYTES:
+                        raise InvalidRequest(f"a call begins with the name of its method, not with kind {kind}")
+                    name = (await self._message(size_bytes))[0].decode(errors="replace")
+                    if (handler := self._methods.get(name)) is None:
+                        raise InvalidRequest(
+                            f"lanes carry no calls of {name!r}: need one of {', '.join(self._methods)}"
+                        )
+                    first = await self._request(handler)
+        except SilenceTimeout:
+            raise
+        except TimeoutError:
+            raise self._connection.too_slow() from None
+        self._place.moved()
+        return handler, first
+
+    async def _serve(self, handler: Any, first: Received[Any] | None) -> None:
         context = _Context(self._connection, self._tenant, handler, self._take_as_they_come)
-        async with aclosing(self._requests(handler)) as requests:
+        async with aclosing(self._requests(handler, first)) as requests:
             if handler.response_streaming:
                 await handler.stream_stream(requests, context)
                 return
@@ -111,25 +171,29 @@ class LaneCalls:
     async def _refuse(self, kind: str, message: str) -> None:
         await self._connection.write(error_message(kind, message), REFUSED if self._whole else FAILED)
 
-    async def _requests(self, handler: Any) -> AsyncGenerator[Received[Any], None]:
-        """Raises InvalidRequest; CancelledError, as gRPC does, when the client goes before it has sent all.
+    async def _requests(self, handler: Any, first: Received[Any] | None) -> AsyncGenerator[Received[Any], None]:
+        """Raises InvalidRequest, Overloaded, SilenceTimeout; CancelledError, as gRPC does, when the client goes before
+        it has sent all.
 
         What follows a large message comes in while that is worked on.
         """
-        rooms = deque((memoryview(b""), memoryview(b"")))
         ahead: asyncio.Task[Received[Any] | None] | None = None
+        request = first
         try:
-            while ahead is not None or not self._whole:
-                request = await (ahead or self._request(handler, rooms))
-                ahead = None
-                if request is None:
-                    return
+            while request is not None:
                 if request.size_bytes >= _READ_BYTES and not self._whole and not self._as_they_come:
-                    ahead = asyncio.create_task(self._request(handler, rooms), name="lane ahead")
+                    ahead = asyncio.create_task(self._request(handler), name="lane ahead")
+                self._undelivered = None
                 yield request
-                coming = request.message
-                if isinstance(coming, ComingBytes) and (left_bytes := coming.left_bytes):  # they have to be waited for
-                    yield Received(ObjectBytes(await self._take(left_bytes)), left_bytes)
+                if isinstance(coming := request.message, ComingBytes):
+                    self._data_bytes = coming.left_bytes
+                    self._is_late = self._is_late or coming.was_late
+                if ahead is None and self._whole:
+                    return
+                request = await (ahead or self._request(handler))
+                ahead = None
+        except LoaderError:  # SilenceTimeout is an OSError, too
+            raise
         except (EOFError, OSError) as error:
             self._gone = True
             raise asyncio.CancelledError("the client has gone") from error
@@ -138,25 +202,43 @@ class LaneCalls:
                 ahead.cancel()
                 await asyncio.wait([ahead])
                 retrieve(ahead)
+                if not ahead.cancelled() and ahead.exception() is None:
+                    self._release(ahead.result())
 
-    async def _request(self, handler: Any, rooms: deque[memoryview]) -> Received[Any] | None:
-        """The next one; None where none comes any more. Raises EOFError, OSError, InvalidRequest."""
+    def _release(self, received: Received[Any] | None) -> None:
+        """Give back the room of a message that nobody has taken."""
+        if received is not None and received.reserved_bytes:
+            self._streams.messages.release(received.reserved_bytes)
+
+    async def _request(self, handler: Any) -> Received[Any] | None:
+        """The next one; None where none comes any more. Raises EOFError, OSError, InvalidRequest, Overloaded,
+        SilenceTimeout."""
+        if self._data_bytes:
+            return await self._piece()
         size_bytes, kind = await self._next()
-        if kind == DATA and self._as_they_come:
-            return Received(self._connection.coming(self._received, size_bytes, self._last(handler)), size_bytes)
         if kind == DATA:
-            rooms.rotate()
-            if len(rooms[0]) < size_bytes:
-                rooms[0] = np.empty(size_bytes, np.uint8).data
-            return Received(ObjectBytes(await self._take(size_bytes, rooms[0])), size_bytes)
+            self._data_bytes, self._data_waited_s = size_bytes, 0.0
+            if not self._as_they_come or self._is_late:
+                return await self._piece()
+            coming = self._connection.coming(self._received, size_bytes, self._last(handler), self._waits)
+            return Received(coming, min(size_bytes, PIECE_BYTES))
         if kind not in (MESSAGE, LAST):
             raise InvalidRequest(f"kind {kind} in the middle of a call: need messages, and bytes of objects")
-        message = bytes(await self._take(size_bytes))
+        if not handler.response_streaming and size_bytes > _MAX_PUT_MESSAGE_BYTES:
+            raise InvalidRequest(
+                f"a message of {size_bytes:,} bytes before or after the bytes of an object: "
+                f"{_MAX_PUT_MESSAGE_BYTES:,} bytes at most"
+            )
+        message, reserved_bytes = await self._message(size_bytes)
         self._whole = kind == LAST
         if self._whole and not message:
             return None
-        request: Received[Any] = handler.request_deserializer(message)
-        return request
+        try:
+            request: Received[Any] = handler.request_deserializer(message)
+        except BaseException:
+            self._streams.messages.release(reserved_bytes)
+            raise
+        return request._replace(reserved_bytes=reserved_bytes) if reserved_bytes else request
 
     def _last(self, handler: Any) -> Callable[[bytes], Any]:
         def parsed(message: bytes) -> Any:
@@ -167,25 +249,89 @@ class LaneCalls:
 
     async def _next(self) -> tuple[int, int]:
         """Size and kind of what comes. Raises EOFError, OSError, InvalidRequest."""
-        await self._header()
+        while len(self._received) < HEADER.size:
+            self._received += await self._connection.receive(_READ_BYTES)
         size_bytes, kind = HEADER.unpack_from(self._received)
         if size_bytes > self._max_message_bytes:
             raise InvalidRequest(f"a message of {size_bytes:,} bytes: {self._max_message_bytes:,} bytes at most")
         del self._received[: HEADER.size]
         return size_bytes, kind
 
-    async def _header(self) -> None:
-        while len(self._received) < HEADER.size:
-            self._received += await self._connection.receive(_READ_BYTES)
+    def _begin(self, size_bytes: int) -> bytes:
+        """What has been received already, of the next `size_bytes`."""
+        begun = bytes(memoryview(self._received)[:size_bytes])
+        del self._received[: len(begun)]
+        return begun
 
-    async def _take(self, size_bytes: int, room: memoryview | None = None) -> memoryview:
-        """What a header has announced, in `room` if there is any. Raises EOFError, OSError."""
-        view = memoryview(bytearray(size_bytes)) if room is None else room[:size_bytes]
-        here = min(size_bytes, len(self._received))
-        view[:here] = self._received[:here]
-        del self._received[:here]
-        await self._connection.fill(view[here:])
-        return view
+    async def _message(self, size_bytes: int) -> tuple[bytes, int]:
+        """A whole message, and the room that it has acquired: none for a small one.
+
+        Raises EOFError, OSError, Overloaded, SilenceTimeout.
+        """
+        begun = self._begin(size_bytes)
+        if len(begun) == size_bytes:
+            return begun, 0
+        parts, filled, reserved_bytes = [begun], len(begun), 0
+        try:
+            async with asyncio.timeout(self._message_timeout_s):
+                while filled < size_bytes:
+                    allowed = min(size_bytes, reserved_bytes + _READ_BYTES)
+                    if filled >= allowed:
+                        # Twice as much as has arrived, so that few steps are needed.
+                        step_bytes = min(size_bytes - reserved_bytes, max(_STEP_BYTES, reserved_bytes))
+                        await self._streams.acquire(step_bytes, reserved_bytes)
+                        reserved_bytes += step_bytes
+                        continue
+                    part = await self._connection.receive(allowed - filled)
+                    parts.append(part)
+                    filled += len(part)
+        except BaseException as error:
+            self._streams.messages.release(reserved_bytes)
+            if isinstance(error, TimeoutError):
+                raise self._connection.too_slow() from None
+            raise
+        return b"".join(parts), reserved_bytes
+
+    async def _piece(self) -> Received[ObjectBytes]:
+        """The next bytes of an object, at most _PIECE_BYTES. Raises EOFError, OSError.
+
+        A client that pauses holds no more than what it has sent of one step.
+        """
+        began_s = time.monotonic()
+        wanted = min(self._data_bytes, _PIECE_BYTES)
+        begun = self._begin(wanted)
+        if len(begun) == wanted:
+            self._data_bytes -= wanted
+            return Received(ObjectBytes(memoryview(begun)), wanted)
+        room = np.empty(wanted, np.uint8).data
+        filled, reserved_bytes = len(begun), 0
+        room[:filled] = begun
+        try:
+            while filled < wanted:
+                allowed = min(wanted, reserved_bytes + _READ_BYTES)
+                if filled >= allowed:
+                    step_bytes = min(wanted - reserved_bytes, _STEP_BYTES)
+                    if not self._streams.messages.acquire_now(step_bytes, reserved_bytes):
+                        break
+                    reserved_bytes += step_bytes
+                    continue
+                count = await self._connection.receive_into(room[filled:allowed], _STALL_S if filled else None)
+                filled += count
+                if not count:
+                    break
+                if self._is_late and count < _TRICKLE_BYTES and filled < wanted:
+                    await asyncio.sleep(_TRICKLE_S)
+        except BaseException:
+            self._streams.messages.release(reserved_bytes)
+            raise
+        self._data_bytes -= filled
+        self._data_waited_s += time.monotonic() - began_s
+        if not self._data_bytes and self._data_waited_s < WAIT_S:
+            self._is_late = False
+        if reserved_bytes > filled:
+            self._streams.messages.release(reserved_bytes - filled)
+            reserved_bytes = filled
+        return Received(ObjectBytes(room[:filled]), filled, reserved_bytes)
 
     async def _drain(self) -> None:
         """A client that is still sending reads why it need not before it finds that the connection has ended."""

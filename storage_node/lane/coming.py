@@ -1,7 +1,8 @@
 """Bytes of an object that are still on their way: a thread that writes them takes them straight from the socket.
 
 So they are in no buffer that is as large as they, what follows comes in while a piece is written, and a small object
-costs one visit to a thread. A thread waits for a client no longer than it may be late by: then the event loop goes on.
+costs one visit to a thread. A reader thread waits for a client for 10 ms at most, and only a few of the threads wait at
+the same time. The event loop receives what comes later than that.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 
 from ais_loader.wire.lane import HEADER, LAST
 
-_PIECE_BYTES = 256 << 10
+PIECE_BYTES = 256 << 10
 """As are written and checked at once."""
-_WAIT_S = 0.01
+WAIT_S = 0.01
 """That all of an object's bytes may be waited for, together: others need the thread, too."""
 _MAX_ENDING_BYTES = 64 << 10
 _of_thread = threading.local()
@@ -32,15 +33,27 @@ class ComingBytes:
         received: what has come already, of the bytes and of what follows; what is taken is removed.
         size_bytes: how many there will be.
         last: makes the last message of the call of its bytes. It is told of no other.
+        waits: how many threads may wait for clients at the same time. If no more may, a thread takes only what has
+            arrived.
     """
 
-    __slots__ = ("_last", "_received", "_socket", "_wait_s", "left_bytes")
+    __slots__ = ("_last", "_received", "_socket", "_wait_s", "_waits", "left_bytes", "was_late")
 
-    def __init__(self, sock: socket.socket, received: bytearray, size_bytes: int, last: Callable[[bytes], Any]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        received: bytearray,
+        size_bytes: int,
+        last: Callable[[bytes], Any],
+        waits: threading.Semaphore,
+    ) -> None:
         self._socket = sock
         self._received = received
         self._last = last
-        self._wait_s = _WAIT_S
+        self._waits = waits
+        self._wait_s = WAIT_S
+        self.was_late = False
+        """Whether a thread has waited for them in vain."""
         self.left_bytes = size_bytes
         """That `each` has not taken."""
 
@@ -57,7 +70,7 @@ class ComingBytes:
         `write` raises, and InvalidRequest.
         """
         room = _room()
-        self._wait_s = _WAIT_S
+        self._wait_s = WAIT_S
         while self.left_bytes:
             wanted = min(self.left_bytes, len(room))
             filled = self._begin(room, wanted)
@@ -96,12 +109,19 @@ class ComingBytes:
     def _has_come(self) -> bool:
         """Whether anything has, after waiting for as long as may still be waited."""
         if self._wait_s <= 0:
+            self.was_late = True
             return False
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        began_s = time.monotonic()
-        come = bool(poll.poll(math.ceil(self._wait_s * 1000)))
+        if not self._waits.acquire(blocking=False):
+            return False
+        try:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            began_s = time.monotonic()
+            come = bool(poll.poll(math.ceil(self._wait_s * 1000)))
+        finally:
+            self._waits.release()
         self._wait_s -= time.monotonic() - began_s
+        self.was_late = self.was_late or not come
         return come
 
     def _ending(self) -> Any | None:
@@ -128,5 +148,5 @@ def _room() -> memoryview:
     """The same for all that one thread takes."""
     room: memoryview | None = getattr(_of_thread, "room", None)
     if room is None:
-        room = _of_thread.room = memoryview(bytearray(_PIECE_BYTES))
+        room = _of_thread.room = memoryview(bytearray(PIECE_BYTES))
     return room

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from itertools import islice
@@ -12,10 +13,11 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
-from ais_loader.errors import InvalidRequest
+from ais_loader.errors import InvalidRequest, Overloaded, SilenceTimeout
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import HEADER, MESSAGE
 from storage_node.lane.coming import ComingBytes
+from storage_node.memory_budget import MemoryBudget
 from storage_node.store.read.file_frame import FileFrame
 
 _READ_BYTES = 64 << 10
@@ -32,13 +34,24 @@ class LaneConnection:
 
     Args:
         max_request_bytes: a larger request ends the session.
+        message_timeout_s: how long a message that has begun may take to arrive.
+        requests: budget for requests that have arrived in part.
         on_thread: runs a function that may wait for a drive, off the event loop.
     """
 
-    def __init__(self, sock: socket.socket, max_request_bytes: int, on_thread: OnThread) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        max_request_bytes: int,
+        message_timeout_s: float,
+        requests: MemoryBudget,
+        on_thread: OnThread,
+    ) -> None:
         self._socket = sock
         self._on_thread = on_thread
         self._max_request_bytes = max_request_bytes
+        self._message_timeout_s = message_timeout_s
+        self._requests = requests
         self._loop = asyncio.get_running_loop()
         self._writing = 0
         self._written = asyncio.Event()
@@ -60,17 +73,25 @@ class LaneConnection:
             raise EOFError("the connection has ended")
         return part
 
-    async def fill(self, view: memoryview) -> None:
-        """Raises EOFError, OSError."""
-        while view:
-            count = await self._loop.sock_recv_into(self._socket, view)
+    async def receive_into(self, view: memoryview, wait_s: float | None = None) -> int:
+        """Number of bytes that have come; 0 if none have within `wait_s`. Raises EOFError, OSError."""
+        while True:
+            try:
+                count = self._socket.recv_into(view)
+            except BlockingIOError:
+                # Never cancelled while it receives: bytes would be lost.
+                if not await self._ready(self._loop.add_reader, self._loop.remove_reader, wait_s):
+                    return 0
+                continue
             if not count:
                 raise EOFError("the connection has ended")
-            view = view[count:]
+            return count
 
-    def coming(self, received: bytearray, size_bytes: int, last: Callable[[bytes], Any]) -> ComingBytes:
+    def coming(
+        self, received: bytearray, size_bytes: int, last: Callable[[bytes], Any], waits: threading.Semaphore
+    ) -> ComingBytes:
         """So many bytes, to be taken on another thread. Until then nobody else may read."""
-        return ComingBytes(self._socket, received, size_bytes, last)
+        return ComingBytes(self._socket, received, size_bytes, last, waits)
 
     def end_writing(self) -> None:
         """The client finds the end behind what has been written."""
@@ -79,30 +100,79 @@ class LaneConnection:
 
     async def requests(self, begun: bytes = b"") -> AsyncGenerator[pb.SessionRequest, None]:
         """Raises EOFError when the client has ended the connection, whatever is still due to it; InvalidRequest for
-        what is no request, OSError when the connection breaks. `begun`: what has been received of them already."""
+        what is no request, SilenceTimeout and Overloaded for one that arrives too slowly or finds no room, OSError when
+        the connection breaks. `begun`: what has been received of them already."""
         data = bytearray(begun)
-        while True:
-            while len(data) >= HEADER.size:
-                size_bytes, kind = HEADER.unpack_from(data)
-                if kind != MESSAGE or size_bytes > self._max_request_bytes:
-                    raise InvalidRequest(
-                        f"a message of kind {kind} and {size_bytes:,} bytes: a lane takes requests (kind {MESSAGE}) of "
-                        f"{self._max_request_bytes:,} bytes at most"
-                    )
-                stop = HEADER.size + size_bytes
-                if len(data) < stop:
-                    break
-                message = bytes(memoryview(data)[HEADER.size : stop])
-                del data[:stop]
-                try:
-                    request = pb.SessionRequest.FromString(message)
-                except DecodeError as error:
-                    raise InvalidRequest(f"not a SessionRequest: {error}") from error
-                yield request
-            part = await self._loop.sock_recv(self._socket, _READ_BYTES)
-            if not part:
-                raise EOFError(f"the client has ended it {len(data):,} bytes into a message")
-            data += part
+        held_bytes = 0
+        ends_s: float | None = None
+        """When a request that has arrived in part has to be complete."""
+        try:
+            while True:
+                while (message := self._whole_request(data)) is not None:
+                    ends_s = None
+                    if held_bytes:
+                        self._requests.release(held_bytes)
+                        held_bytes = 0
+                    try:
+                        request = pb.SessionRequest.FromString(message)
+                    except DecodeError as error:
+                        raise InvalidRequest(f"not a SessionRequest: {error}") from error
+                    yield request
+                if data and ends_s is None:
+                    ends_s = self._loop.time() + self._message_timeout_s
+                if (more_bytes := len(data) - held_bytes) > _READ_BYTES:
+                    await self._reserve(more_bytes, held_bytes, ends_s)
+                    held_bytes += more_bytes
+                part = await self._part(ends_s)
+                if not part:
+                    raise EOFError(f"the client has ended it {len(data):,} bytes into a message")
+                data += part
+        finally:
+            self._requests.release(held_bytes)
+
+    def _whole_request(self, data: bytearray) -> bytes | None:
+        """Takes the first message out of `data`; None if it is not complete. Raises InvalidRequest."""
+        if len(data) < HEADER.size:
+            return None
+        size_bytes, kind = HEADER.unpack_from(data)
+        if kind != MESSAGE or size_bytes > self._max_request_bytes:
+            raise InvalidRequest(
+                f"a message of kind {kind} and {size_bytes:,} bytes: a lane takes requests (kind {MESSAGE}) of "
+                f"{self._max_request_bytes:,} bytes at most"
+            )
+        stop = HEADER.size + size_bytes
+        if len(data) < stop:
+            return None
+        message = bytes(memoryview(data)[HEADER.size : stop])
+        del data[:stop]
+        return message
+
+    async def _part(self, ends_s: float | None) -> bytes:
+        """What has come; nothing at the end of the connection. Raises SilenceTimeout, OSError."""
+        if ends_s is None:
+            return await self._loop.sock_recv(self._socket, _READ_BYTES)
+        try:
+            async with asyncio.timeout_at(ends_s):
+                return await self._loop.sock_recv(self._socket, _READ_BYTES)
+        except TimeoutError:
+            raise self.too_slow() from None
+
+    async def _reserve(self, more_bytes: int, own_bytes: int, ends_s: float | None) -> None:
+        """Raises Overloaded."""
+        try:
+            async with asyncio.timeout_at(ends_s):
+                await self._requests.acquire(more_bytes, own_bytes)
+        except TimeoutError:
+            raise Overloaded(
+                f"requests of {self._requests.held_bytes:,} bytes are being served (max_request_bytes): try again"
+            ) from None
+
+    def too_slow(self) -> SilenceTimeout:
+        """The error of a message that has not arrived in time."""
+        return SilenceTimeout(
+            f"a message was not complete {self._message_timeout_s:g} s after it had begun (message_timeout_s): send "
+            "messages without pauses"
+        )
 
     async def write(self, message: bytes, kind: int = MESSAGE) -> None:
         """Raises OSError."""
@@ -171,17 +241,26 @@ class LaneConnection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     async def _writable(self) -> None:
-        ready: asyncio.Future[None] = self._loop.create_future()
+        await self._ready(self._loop.add_writer, self._loop.remove_writer)
 
-        def wake() -> None:
+    async def _ready(
+        self, watch: Callable[..., object], ignore: Callable[..., object], wait_s: float | None = None
+    ) -> bool:
+        """Whether the socket can be read, or written, within `wait_s`."""
+        ready: asyncio.Future[bool] = self._loop.create_future()
+
+        def wake(is_ready: bool) -> None:
             if not ready.done():
-                ready.set_result(None)
+                ready.set_result(is_ready)
 
-        self._loop.add_writer(self._socket, wake)
+        timer = self._loop.call_later(wait_s, wake, False) if wait_s is not None else None
+        watch(self._socket, wake, True)
         try:
-            await ready
+            return await ready
         finally:
-            self._loop.remove_writer(self._socket)
+            ignore(self._socket)
+            if timer is not None:
+                timer.cancel()
 
     async def close(self) -> None:
         """What is still being written breaks off, and whoever writes it finds out.

@@ -12,27 +12,40 @@ import contextlib
 import logging
 import secrets
 import socket
+import struct
+import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, VERSION, WELCOME
 from storage_node.batch.session import BatchService
+from storage_node.descriptors import is_reserved
 from storage_node.lane.calls import LaneCalls, error_message
 from storage_node.lane.connection import LaneConnection
 from storage_node.lane.tokens import LIFETIME_S, LaneTokens
+from storage_node.places import Place, Places
 from storage_node.tasks import retrieve
 
 log = logging.getLogger(__name__)
 
 GREETING_TIMEOUT_S = 5.0
-MAX_STRANGERS = 256
-"""Connections that have not shown a token yet; further ones are closed."""
+MAX_STRANGERS = 128
+"""Connections that have not shown a token yet. If there are more, the oldest of the peer with the most is closed."""
+_IDLE_S = 1e-6
+"""From when on a lane without a call gives way to a new one: at once."""
+_WAITING_SHARE = 4
+"""One of so many reader threads may wait for clients."""
+CLOSED_BECAUSE = ("token", "strangers", "lanes", "descriptors", "idle", "message")
+"""Why the node closes, or refuses, connections of lanes by itself."""
 _BACKLOG = 1024
 _READ_BYTES = 64 << 10
 _SEND_BUFFER_BYTES = 4 << 20
 _UNTAKEN_MS = 20_000
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group, as SO_PEERCRED tells them."""
 
 
 class LaneListener:
@@ -50,10 +63,16 @@ class LaneListener:
         self._batches = batches
         self._max_request_bytes = max_request_bytes
         self._methods = methods
-        self._idle: dict[asyncio.Task[None], None] = {}
-        """Of the lanes that are served, those that carry nothing now, the one used the least lately first; not those of
-        sessions, which have places."""
-        self._max_idle = batches.node.config.max_sessions
+        config = batches.node.config
+        self._message_timeout_s = config.message_timeout_s
+        self._idle: set[asyncio.Task[None]] = set()
+        """Tasks of lanes that carry no call now."""
+        self._places = Places(config.max_lanes, _IDLE_S, tenant_limit=config.max_lanes_per_peer)
+        """Places of lanes that have shown a token, by peer."""
+        self._waits = threading.Semaphore(config.read_threads // _WAITING_SHARE)
+        """Reader threads that wait for bytes of objects."""
+        self.closed = dict.fromkeys(CLOSED_BECAUSE, 0)
+        """How many connections the node has closed or refused by itself, by reason."""
         self._stopping = False
         self._tokens = LaneTokens()
         self._unix_name = f"ais-loader-lane-{secrets.token_hex(16)}"
@@ -70,7 +89,8 @@ class LaneListener:
         self.port: int = tcp.getsockname()[1]
         self._accepting: list[asyncio.Task[None]] = []
         self._serving: set[asyncio.Task[None]] = set()
-        self._strangers = 0
+        self._strangers: dict[asyncio.Task[None], str] = {}
+        """Connections without a token, oldest first, with their peers."""
 
     @property
     def open_lanes(self) -> int:
@@ -102,7 +122,7 @@ class LaneListener:
         await asyncio.gather(*self._accepting, *left, return_exceptions=True)
 
     def offer(self, tenant: str) -> pb.OpenLaneResponse:
-        """Where one lane may be opened. Raises Overloaded."""
+        """Where one lane may be opened."""
         token = self._tokens.give(tenant)
         return pb.OpenLaneResponse(
             token=token,
@@ -121,7 +141,7 @@ class LaneListener:
                 log.warning("a lane could not be accepted: %s", error)
                 await asyncio.sleep(0.1)
                 continue
-            if self._strangers >= MAX_STRANGERS:
+            if (peer := self._admitted(sock)) is None:
                 sock.close()
                 continue
             if listening.family == socket.AF_UNIX:
@@ -129,39 +149,63 @@ class LaneListener:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             else:
                 _set_tcp_options(sock)
-            task = asyncio.create_task(self._serve(sock), name="lane")
+            task = asyncio.create_task(self._serve(sock, peer), name="lane")
             self._serving.add(task)
+            self._strangers[task] = peer
             task.add_done_callback(self._serving.discard)
             task.add_done_callback(retrieve)
+            # Its token may have arrived already: it is looked at before another connection can take its place.
+            await asyncio.sleep(0)
 
-    async def _serve(self, sock: socket.socket) -> None:
-        connection = LaneConnection(sock, self._max_request_bytes, self._batches.node.read)
-        # By TCP, sending from files was found to be slower than reading and sending (benchmarks/lane.md).
-        from_files = sock.family == socket.AF_UNIX
+    def _admitted(self, sock: socket.socket) -> str | None:
+        """The peer of a new connection, for which room has been made; None if there is none."""
+        try:
+            peer = _peer_of(sock)
+        except OSError:  # it has gone already
+            return None
+        if is_reserved(sock.fileno()) and not (self._end_stranger() or self._end_still()):
+            self.closed["descriptors"] += 1
+            return None
+        if len(self._strangers) >= MAX_STRANGERS:
+            self._end_stranger()
+        return peer
+
+    def _end_stranger(self) -> bool:
+        """End the oldest connection without a token of the peer that has most of them."""
+        if not self._strangers:
+            return False
+        (most, _), *_ = Counter(self._strangers.values()).most_common(1)
+        oldest = next(task for task, peer in self._strangers.items() if peer == most)
+        del self._strangers[oldest]
+        self.closed["strangers"] += 1
+        oldest.cancel()
+        return True
+
+    def _end_still(self) -> bool:
+        """End the lane without a call, or else the session, that has been idle the longest."""
+        still = self._places.reclaim(_any) or self._batches.places.reclaim(_any)
+        return still is not None
+
+    async def _serve(self, sock: socket.socket, peer: str) -> None:
+        node = self._batches.node
+        connection = LaneConnection(
+            sock, self._max_request_bytes, self._message_timeout_s, self._batches.resources.requests, node.read
+        )
         try:
             tenant = await self._greeted(connection)
             if tenant is None:
+                self.closed["token"] += 1
                 await connection.write(
                     error_message("lane-token", "no token of this node, or one that was used"), FAILED
                 )
                 return
-            await connection.write(b"", WELCOME)
-            with self._waiting():
-                begun = await connection.receive(_READ_BYTES)
-                while len(begun) < HEADER.size:
-                    begun += await connection.receive(_READ_BYTES)
-            if HEADER.unpack_from(begun)[1] == CALL:
-                calls = LaneCalls(connection, self._methods, tenant, self._max_request_bytes)
-                calls.took(begun)
-                while await calls.one() and not self._stopping:
-                    with self._waiting():
-                        await calls.begun()
-                return
             try:
-                await self._batches.serve(
-                    connection.requests(begun), connection, tenant, connection, sends_files=from_files
-                )
+                with self._place(peer) as place:
+                    await connection.write(b"", WELCOME)
+                    await self._serve_welcomed(sock, connection, tenant, place)
             except LoaderError as error:
+                if isinstance(error, SilenceTimeout):
+                    self.closed["message"] += 1
                 await connection.write(error_message(error.kind, str(error)), FAILED)
         except (OSError, EOFError):
             """The client has gone: nobody is there to be told."""
@@ -169,32 +213,98 @@ class LaneListener:
             await connection.close()
 
     @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def _place(self, peer: str) -> Iterator[Place]:
+        """Raises Overloaded."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        def evict() -> None:
+            # Whoever keeps it finds out before a call is made, and opens another one.
+            self.closed["idle"] += 1
+            task.cancel()
+
+        place = self._places.take(peer, evict)
+        if place is None:
+            self.closed["lanes"] += 1
+            if self._places.held >= self._places.limit:
+                self._batches.places.reclaim(_any)  # the next one finds its place
+            raise Overloaded(
+                f"{self._places.held:,} lanes are open (max_lanes={self._places.limit:,}), or all that one peer may "
+                "have (max_lanes_per_peer), and none of them is idle: go on by gRPC"
+            )
+        try:
+            yield place
+        finally:
+            place.give_back()
+
+    async def _serve_welcomed(self, sock: socket.socket, connection: LaneConnection, tenant: str, place: Place) -> None:
+        """The session, or the calls, of a lane. Raises LoaderError, EOFError, OSError."""
+        with self._waiting(place):
+            begun = await connection.receive(_READ_BYTES)
+            if len(begun) < HEADER.size:
+                try:
+                    async with asyncio.timeout(self._message_timeout_s):
+                        begun += await connection.exactly(HEADER.size - len(begun))
+                except TimeoutError:
+                    raise connection.too_slow() from None
+        if HEADER.unpack_from(begun)[1] != CALL:
+            # By TCP, sending from files was found to be slower than reading and sending (benchmarks/lane.md).
+            from_files = sock.family == socket.AF_UNIX
+            await self._batches.serve(
+                connection.requests(begun), connection, tenant, connection, sends_files=from_files
+            )
+            return
+        calls = LaneCalls(
+            connection,
+            self._methods,
+            tenant,
+            self._max_request_bytes,
+            self._message_timeout_s,
+            place,
+            self._batches.node.streams,
+            self._waits,
+        )
+        calls.took(begun)
+        while await calls.one() and not self._stopping:
+            with self._waiting(place):
+                await calls.begun()
+
+    @contextlib.contextmanager
+    def _waiting(self, place: Place) -> Iterator[None]:
         """Nothing of a client is under way: its lane may be ended."""
         task = asyncio.current_task()
         assert task is not None
-        if len(self._idle) >= self._max_idle:
-            # Whoever keeps it finds out before a call is made, and opens another one.
-            oldest = next(iter(self._idle))
-            del self._idle[oldest]
-            oldest.cancel()
-        self._idle[task] = None
+        self._idle.add(task)
         try:
-            yield
+            with place.waiting():
+                yield
         finally:
-            self._idle.pop(task, None)
+            self._idle.discard(task)
 
     async def _greeted(self, connection: LaneConnection) -> str | None:
         """The tenant whose lane it is; None for who brings no good token. Raises EOFError, OSError."""
-        self._strangers += 1
+        task = asyncio.current_task()
+        assert task is not None
         try:
             async with asyncio.timeout(GREETING_TIMEOUT_S):
                 magic, version, token = GREETING.unpack(await connection.exactly(GREETING.size))
         except TimeoutError:
             return None
         finally:
-            self._strangers -= 1
+            self._strangers.pop(task, None)
         return self._tokens.take(token) if (magic, version) == (MAGIC, VERSION) else None
+
+
+def _any(_: Place) -> bool:
+    return True
+
+
+def _peer_of(sock: socket.socket) -> str:
+    """The process at the other end of a Unix socket, or the address at that of another one. Raises OSError."""
+    if sock.family == socket.AF_UNIX:
+        process, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        return f"process {process}"
+    return str(sock.getpeername()[0])
 
 
 def _set_tcp_options(sock: socket.socket) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 
-from ais_loader.errors import Overloaded
 from ais_loader.wire.lane import TOKEN_BYTES
 
 LIFETIME_S = 10.0
@@ -20,12 +19,10 @@ class LaneTokens:
         """Until when each is good, and for which tenant; oldest first."""
 
     def give(self, tenant: str) -> bytes:
-        """Raises Overloaded while too many have been given that nobody has used yet."""
+        """A new token. If MAX_PENDING others are unused, the oldest one of them is no longer valid."""
         now = time.monotonic()
-        while self._pending and next(iter(self._pending.values()))[0] < now:
+        while self._pending and (len(self._pending) >= MAX_PENDING or next(iter(self._pending.values()))[0] < now):
             del self._pending[next(iter(self._pending))]
-        if len(self._pending) >= MAX_PENDING:
-            raise Overloaded(f"{MAX_PENDING:,} lanes are about to be opened: try again, or go on by gRPC")
         token = secrets.token_bytes(TOKEN_BYTES)
         self._pending[token] = now + LIFETIME_S, tenant
         return token

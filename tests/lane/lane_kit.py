@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from ais_loader.testing import NodeProcess
 from ais_loader.wire.frame import Response, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_batch_pb2_grpc as rpc
@@ -18,11 +19,14 @@ TIMEOUT_S = 20.0
 
 
 def offer_of(node: NodeServer) -> pb.OpenLaneResponse:
-    with grpc.insecure_channel(node.endpoint, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        answer: pb.OpenLaneResponse = rpc.GetBatchStub(channel).OpenLane(
-            pb.OpenLaneRequest(port=node.port), timeout=TIMEOUT_S
-        )
-        return answer
+    return offers_of(node, 1)[0]
+
+
+def offers_of(node: NodeServer | NodeProcess, count: int) -> list[pb.OpenLaneResponse]:
+    """Places for so many lanes, asked for by one connection."""
+    with grpc.insecure_channel(f"127.0.0.1:{node.port}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        open_lane = rpc.GetBatchStub(channel).OpenLane
+        return [open_lane(pb.OpenLaneRequest(port=node.port), timeout=TIMEOUT_S) for _ in range(count)]
 
 
 class RawLane:

@@ -39,7 +39,7 @@ def test_what_has_come_and_what_comes_is_handed_on_in_order_and_the_end_with_it(
     sender = threading.Thread(target=theirs.sendall, args=(sent[begun:],))
     sender.start()
     taken = bytearray()
-    coming = ComingBytes(ours, received, len(DATA_OF_FIVE_PIECES), bytes.upper)
+    coming = ComingBytes(ours, received, len(DATA_OF_FIVE_PIECES), bytes.upper, threading.Semaphore())
     ended = None
     while len(taken) < len(DATA_OF_FIVE_PIECES):  # the thread that sends may be late
         ended = coming.each(taken.extend)
@@ -55,7 +55,7 @@ def test_what_is_no_end_of_the_call_is_left_where_it_is(ends: tuple[socket.socke
     ours, theirs = ends
     theirs.sendall(b"12345" + then)
     received, taken = bytearray(), bytearray()
-    coming = ComingBytes(ours, received, 5, bytes.upper)
+    coming = ComingBytes(ours, received, 5, bytes.upper, threading.Semaphore())
     assert coming.each(taken.extend) is None
     assert (taken, coming.left_bytes) == (b"12345", 0)
     left = bytes(received)
@@ -71,7 +71,7 @@ def test_who_is_late_or_gone_is_not_waited_for(ends: tuple[socket.socket, socket
     if gone:
         theirs.close()
     taken = bytearray()
-    coming = ComingBytes(ours, bytearray(), 10, bytes.upper)
+    coming = ComingBytes(ours, bytearray(), 10, bytes.upper, threading.Semaphore())
     assert coming.each(taken.extend) is None
     assert (taken, coming.left_bytes) == (b"123", 7)
 
@@ -91,7 +91,7 @@ def test_a_client_that_sends_a_byte_now_and_then_does_not_keep_the_thread(
     sender = threading.Thread(target=dribble)
     sender.start()
     taken = bytearray()
-    coming = ComingBytes(ours, bytearray(), 5_000, bytes.upper)
+    coming = ComingBytes(ours, bytearray(), 5_000, bytes.upper, threading.Semaphore())
     assert coming.each(taken.extend) is None
     stop.set()
     sender.join()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,13 @@ from ais_loader import Client, ClusterOptions, connect
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.frame import Response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from ais_loader.wire.lane import FAILED, HEADER, MAX_RESPONSE_BYTES, MESSAGE, WELCOME
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.lane import CALL, FAILED, HEADER, MAX_RESPONSE_BYTES, MESSAGE, WELCOME
+from ais_loader.wire.lane import DATA as BYTES
 from storage_node.lane import listener, tokens
 from storage_node.server import NodeServer
 from tests.lane.lane_kit import RawLane, error_of, offer_of, open_lane
+from tests.lane.test_lane_calls import PUT, end_of, frame, header_of, stored
 from tests.node.node_kit import serving
 
 DATA = {f"s/{at:03}": seeded_bytes(1000 + at, seed=at) for at in range(20)}
@@ -37,10 +39,24 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeServer]:
         yield node
 
 
+@pytest.fixture(scope="module")
+def slow_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeServer]:
+    """A node that does not wait long for what a client has begun to send."""
+    with serving(tmp_path_factory.mktemp("impatient"), message_timeout_s=0.3) as node:
+        with connect(node.url, options=AUTO) as client:
+            client.create_bucket("b")
+        yield node
+
+
 @pytest.fixture
 def client(node: NodeServer) -> Iterator[Client]:
     with connect(node.url, options=AUTO) as client:
         yield client
+
+
+def group_of(name: str) -> bytes:
+    group = objects_pb.PutManyRequest(object=[objects_pb.SmallObject(bucket="b", name=name, data=bytes(100))])
+    return frame(MESSAGE, group.SerializeToString())
 
 
 def request(*names: str, **fields: object) -> pb.BatchRequest:
@@ -96,17 +112,15 @@ def test_an_old_token_is_refused(node: NodeServer, monkeypatch: pytest.MonkeyPat
         assert error_of(*lane.greet(offer.token)).kind == "lane-token"
 
 
-def test_tokens_that_nobody_uses_are_bounded_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_tokens_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     given = tokens.LaneTokens()
     monkeypatch.setattr(tokens, "MAX_PENDING", 3)
-    kept = [given.give("t") for _ in range(3)]
-    with pytest.raises(tokens.Overloaded):
-        given.give("t")
-    assert given.take(kept[0]) == "t"
-    assert given.take(kept[0]) is None
-    given.give("u")
-    monkeypatch.setattr(tokens.time, "monotonic", lambda: 1e12)
+    kept = [given.give("t") for _ in range(4)]
+    assert given.take(kept[0]) is None  # the fourth has taken its place
+    assert given.take(kept[1]) == "t"
     assert given.take(kept[1]) is None
+    monkeypatch.setattr(tokens.time, "monotonic", lambda: 1e12)
+    assert given.take(kept[2]) is None
     assert [given.give("v") for _ in range(3)]
 
 
@@ -119,26 +133,22 @@ def test_who_says_nothing_is_let_go(node: NodeServer, monkeypatch: pytest.Monkey
             assert lane.is_ended()
 
 
-def test_strangers_are_bounded_and_do_not_keep_others_out_for_long(
+def test_connections_without_a_token_end_each_other_and_no_client(
     node: NodeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "MAX_STRANGERS", 2)
-    offer = offer_of(node)
-    with RawLane(offer) as one, RawLane(offer) as two:
-        eventually(lambda: node.lanes.open_lanes >= 2, 10.0)
-        with RawLane(offer) as third:
-            assert third.is_ended()
-        assert one is not two
-
-    def served() -> bool:
-        again = offer_of(node)
-        with RawLane(again) as lane:
-            try:
-                return lane.greet(again.token)[0] == WELCOME
-            except (OSError, struct.error):  # it was closed at once: a stranger's place is not free yet
-                return False
-
-    eventually(served, 10.0)
+    before = node.lanes.closed["strangers"]
+    with open_lane(node) as served, RawLane(offer_of(node)) as oldest, RawLane(offer_of(node)) as kept:
+        with RawLane(offer_of(node)) as third:
+            assert oldest.is_ended()
+            offer = offer_of(node)
+            with RawLane(offer) as another:
+                assert another.greet(offer.token) == (WELCOME, b"")
+            assert node.lanes.closed["strangers"] == before + 2  # `kept` is the second one
+            assert kept.is_ended()
+            third.socket.sendall(b"AISL")
+        served.send(1, request=request("s/000"))
+        assert answer(served)[0] == DATA["s/000"]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +223,7 @@ def test_idle_lanes_cost_no_thread(node: NodeServer) -> None:
 
 
 def test_idle_lanes_are_bounded_and_the_one_used_least_lately_is_ended(tmp_path: Path) -> None:
-    with serving(tmp_path, max_sessions=3) as node, connect(node.url, options=AUTO) as client:
+    with serving(tmp_path, max_lanes=3) as node, connect(node.url, options=AUTO) as client:
         bucket = client.create_bucket("b")
         bucket.put("kept", BIG)  # by a lane, which is kept for the next one
         lanes = [open_lane(node) for _ in range(3)]
@@ -224,6 +234,58 @@ def test_idle_lanes_are_bounded_and_the_one_used_least_lately_is_ended(tmp_path:
         assert bucket.get("another") == BIG
         for lane in (*lanes, another):
             lane.socket.close()
+
+
+def test_a_lane_that_is_refused_goes_by_grpc(tmp_path: Path) -> None:
+    """The lanes of one peer are all in use: none is idle, and none is taken from it."""
+    with serving(tmp_path, max_lanes_per_peer=2) as node, connect(node.url, options=AUTO) as client:
+        bucket = client.create_bucket("b")
+        lanes = [open_lane(node) for _ in range(2)]
+        for lane in lanes:
+            lane.socket.sendall(PUT + header_of("under way"))
+        assert node.batches is not None
+        eventually(lambda: node.batches.node.streams.places.held == 2, 20.0)  # type: ignore[union-attr]
+        offer = offer_of(node)
+        with RawLane(offer) as third:
+            error = error_of(*third.greet(offer.token))
+        assert error.kind == "overloaded" and "max_lanes_per_peer" in error.message
+        bucket.put("by gRPC", BIG)
+        assert bucket.get("by gRPC") == BIG
+        for lane in lanes:
+            lane.socket.sendall(frame(BYTES, b"12") + end_of(b"12"))
+            assert stored(lane).size_bytes == 2
+            lane.socket.close()
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"AB", HEADER.pack(11, CALL), PUT, PUT + HEADER.pack(1000, MESSAGE) + b"1", HEADER.pack(1000, MESSAGE) + b"1"],
+    ids=["half a header", "no method", "no message", "half the first message", "half a request of a session"],
+)
+def test_half_a_call_is_ended_and_told(slow_node: NodeServer, begun: bytes) -> None:
+    before = slow_node.lanes.closed["message"]
+    with open_lane(slow_node) as lane:
+        lane.socket.sendall(begun)
+        error = error_of(*lane.receive())
+        assert error.kind == "timeout" and "message_timeout_s" in error.message
+        assert lane.is_ended()
+    assert slow_node.lanes.closed["message"] == before + 1
+
+
+def test_a_group_that_is_not_completed_is_ended_and_told(slow_node: NodeServer) -> None:
+    with open_lane(slow_node) as lane:
+        lane.socket.sendall(frame(CALL, b"Objects/PutMany") + group_of("a"))
+        assert lane.receive()[0] == MESSAGE
+        lane.socket.sendall(group_of("b")[:20])
+        error = error_of(*lane.receive())
+        assert error.kind == "timeout" and "message_timeout_s" in error.message
+
+
+def test_a_header_of_a_put_that_is_too_large_is_refused(node: NodeServer) -> None:
+    with open_lane(node) as lane:
+        lane.socket.sendall(PUT + HEADER.pack((64 << 10) + 1, MESSAGE))
+        error = error_of(*lane.receive())
+        assert error.kind == "invalid-request" and "65,536 bytes at most" in error.message
 
 
 def test_none_is_offered_where_something_stands_between(node: NodeServer) -> None:

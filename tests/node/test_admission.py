@@ -39,6 +39,23 @@ def test_a_budget_is_never_exceeded_and_granted_in_order() -> None:
     run(check())
 
 
+def test_a_request_that_acquires_its_bytes_as_they_arrive_can_be_larger_than_the_whole_budget() -> None:
+    async def check() -> None:
+        budget = MemoryBudget(10)
+        assert budget.acquire_now(8)
+        assert not budget.acquire_now(8)
+        await budget.acquire(8, own_bytes=8)  # nobody else holds anything
+        assert budget.held_bytes == 16
+        waiting = asyncio.create_task(budget.acquire(1))
+        await settle()
+        assert not waiting.done()
+        budget.release(16)
+        await waiting
+        assert not budget.acquire_now(10, own_bytes=0)
+
+    run(check())
+
+
 def test_more_than_the_whole_budget_is_granted_when_nothing_else_is_held() -> None:
     async def check() -> None:
         budget = MemoryBudget(10)

@@ -29,6 +29,19 @@ def test_one_tenant_cannot_take_the_last_places() -> None:
     assert (places.held, evicted) == (15, [])
 
 
+def test_a_tenant_at_its_limit_takes_only_from_itself() -> None:
+    clock, evicted = Clock(), list[str]()
+    places = Places(4, 5.0, now_s=clock, tenant_limit=2)
+    held = [taken(places, tenant, evicted) for tenant in ("a", "b", "a")]
+    assert taken(places, "a", evicted) is None
+    for place in held:
+        assert place is not None
+        place.begin_waiting()
+    clock.now_s = 6.0
+    assert taken(places, "a", evicted) is not None
+    assert (evicted, places.held) == (["a"], 3)
+
+
 def test_a_call_that_stands_still_gives_way_and_one_that_moves_does_not() -> None:
     clock, evicted = Clock(), list[str]()
     places = Places(2, 5.0, now_s=clock)
