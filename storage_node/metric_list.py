@@ -175,8 +175,9 @@ METRICS = (
         "counter",
         ("kind",),
         "calls",
-        "Stalled calls that were ended because others needed their places. kind: batches, parts, streams (objects "
-        "being put or got in calls of their own), replicas (copies that other nodes write).",
+        "Stalled calls that were ended because others needed their places, or because memory was short. kind: batches, "
+        "parts, streams (objects being put or got in calls of their own), replicas (copies that other nodes write), "
+        "sessions (idle ones), requests (calls by gRPC whose request did not arrive completely).",
     ),
     Metric("ais_loader_open_streams", "gauge", (), "calls", "Objects being put or got in calls of their own."),
     Metric(

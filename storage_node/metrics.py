@@ -146,6 +146,7 @@ class NodeCollector:
             yield "ais_loader_memory_limit_bytes", (kind,), budget.limit_bytes
         streams = self._node.streams.places
         shared = {"batches": resources.batches, "parts": resources.parts, "streams": streams}
+        shared |= {"sessions": self._batches.places, "requests": self._node.unread}
         for kind, places in {**shared, "replicas": self._node.replica_streams.places}.items():
             yield "ais_loader_evictions_total", (kind,), places.evicted
         yield "ais_loader_open_streams", (), streams.held

@@ -17,6 +17,7 @@ from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.peer_clocks import PeerClocks
 from storage_node.config import ServerConfig
 from storage_node.metric_counters import NodeMetrics, clock_s
+from storage_node.places import Places
 from storage_node.pressure import Pressure, give_memory_back
 from storage_node.store.store import Store
 from storage_node.streams import Streams
@@ -28,6 +29,9 @@ T = TypeVar("T")
 
 _READS_PER_THREAD = 2
 """Pieces of work that reader threads have or find when they are done; others wait for their tenants' turns."""
+_UNREAD_CALLS = 4096
+_UNREAD_STILL_S = 1.0
+"""How long a request may take to arrive while memory is short."""
 _WRITES_PER_STREAM = 16
 """As many nodes may each have a copy written here for every stream that this node may have."""
 
@@ -76,6 +80,8 @@ class Node:
         )
         """Of nodes that coordinate writes, apart from those of clients: a node that has no place for a copy of what
         another one takes on must not make that wait for a client's."""
+        self.unread = Places(_UNREAD_CALLS, _UNREAD_STILL_S, config.tenant_weights)
+        """Of gRPC calls that have a single request, until it has arrived."""
         self._readers = readers
         self._archive_openers = archive_openers
         self.opening = Turns(config.archive_threads, spare=1)

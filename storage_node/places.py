@@ -153,6 +153,11 @@ class Places:
         place.evict()
         return place
 
+    def reclaim_still(self) -> None:
+        """Take back the places of all calls that have stood still for `still_s`: what they hold is needed."""
+        while self.reclaim(lambda place: True) is not None:
+            pass
+
     def give_back(self, place: Place) -> None:
         places = self._of.get(place.tenant)
         if places is not None and place in places:

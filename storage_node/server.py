@@ -60,6 +60,7 @@ from storage_node.services.access import ANYONE, INSIDE, Methods, Role
 from storage_node.services.cluster import ClusterService
 from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
+from storage_node.services.decoding import RequestReader
 from storage_node.services.drives import DriveService
 from storage_node.services.errors import abort
 from storage_node.services.etl import EtlPeerService, EtlService, PeerStates
@@ -240,7 +241,7 @@ class NodeServer:
             self.batches = batches = BatchService(node)
             confirmation = MapConfirmation(self.membership, self._acceptor_store, Channels(node.caller))
             node.confirm_map = confirmation.require
-            methods = Methods()
+            methods = Methods(RequestReader(node.unread, self.config.message_timeout_s))
             ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node), methods)
             writes = WriteCoordinator(node, self.membership)
             objects = ObjectsService(node, writes)

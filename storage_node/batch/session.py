@@ -77,10 +77,18 @@ class BatchService:
             session.stop_if_idle()
 
     async def watch(self) -> None:
-        """End sessions that hold the memory of frames that nobody takes while others wait for it; until cancelled."""
-        resources, still_s = self.resources, self.node.config.still_s
+        """End what stands still while others need its memory; until cancelled.
+
+        Sessions hold the memory of frames that nobody takes. While the process is short of memory, every call that
+        stands still gives way: gRPC may hold a large part of its next message, which cannot be seen from here.
+        """
+        node, resources, still_s = self.node, self.resources, self.node.config.still_s
+        held = (node.unread, node.streams.places, self.places, resources.batches, resources.parts)
         while True:
             await asyncio.sleep(_LOOK_S)
+            if node.pressure.memory_is_critical():
+                for places in held:
+                    places.reclaim_still()
             if resources.slots.waits_for_memory:
                 for session in [one for one in self._sessions if one.stuck_s() >= still_s]:
                     session.end_stuck(still_s)

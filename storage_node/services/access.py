@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from storage_node.services.decoding import guarded
+from storage_node.services.decoding import RequestReader, guarded
 
 
 class Role(enum.Flag):
@@ -122,14 +122,18 @@ def who_may(path: str) -> Role:
 class Methods:
     """What the generated `add_..._to_server` functions take for a server: the methods that are added to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: RequestReader) -> None:
+        self._reader = reader
         self._by_path: dict[str, grpc.RpcMethodHandler] = {}
 
     def add_registered_method_handlers(
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler], *, sizes: bool = True
     ) -> None:
         """`sizes`: see `guarded`."""
-        self._by_path |= {f"/{service}/{name}": guarded(handler, sizes=sizes) for name, handler in handlers.items()}
+        self._by_path |= {
+            f"/{service}/{name}": guarded(handler, sizes=sizes, reader=self._reader)
+            for name, handler in handlers.items()
+        }
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         """The same methods again, in a form that does not tell them."""

@@ -20,8 +20,10 @@ from storage_node.cluster.caller import Caller
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node
 from storage_node.config import ServerConfig
+from storage_node.places import Places
 from storage_node.server import NodeServer
 from storage_node.services.access import ANYONE, TABLE, Methods, Role
+from storage_node.services.decoding import RequestReader
 from tests.cluster.agreement_kit import member, node_at, nodes_at
 from tests.node.cluster_kit import LocalCluster
 from tests.node.contract_kit import methods
@@ -59,7 +61,7 @@ def test_every_method_stands_in_the_table_and_no_other() -> None:
 
 def test_a_method_that_is_not_in_the_table_is_served_to_nobody() -> None:
     handler = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
-    methods = Methods()
+    methods = Methods(RequestReader(Places(8, 1.0), 1.0))
     methods.add_registered_method_handlers("ais_loader.v1.Objects", {"Get": handler, "Forge": handler})
     methods.add_registered_method_handlers("elsewhere.Objects", {"Get": handler})
 
