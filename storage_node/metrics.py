@@ -23,13 +23,13 @@ from storage_node.lane.listener import LaneListener
 from storage_node.memory_budget import MemoryBudget
 from storage_node.metric_counters import BOUNDS_S, Histogram
 from storage_node.metric_list import METRICS
+from storage_node.metrics_server import MetricsServer
 from storage_node.promote.metrics import PromoteMetrics
 from storage_node.store.read.batch_reader import IMPLEMENTATION
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-SHUTDOWN_TIMEOUT_S = 5.0
 Sample = tuple[str, tuple[str, ...], float]
 
 
@@ -305,16 +305,14 @@ def metrics_served(
     if port is None:
         yield None
         return
-    from prometheus_client import start_http_server
+    from prometheus_client import make_wsgi_app
 
+    registry = node_registry(batches, membership, version, repair, drives, promote, lanes)
     try:
-        registry = node_registry(batches, membership, version, repair, drives, promote, lanes)
-        server, thread = start_http_server(port, host.strip("[]"), registry)
+        server = MetricsServer(host.strip("[]"), port, make_wsgi_app(registry))
     except OSError as error:
         raise OSError(f"cannot serve metrics on {host}:{port}: {error.strerror or error}") from error
     try:
-        yield server.server_port
+        yield server.port
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(SHUTDOWN_TIMEOUT_S)
+        server.close()

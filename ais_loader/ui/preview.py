@@ -5,14 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["image", "audio", "table", "text", "archive", "none"]
 TEXT_BYTES = 256 << 10
 """Of a text or a table, so much is read from the beginning."""
 MAX_ROWS = 200
+MAX_COLUMNS = 100
+MAX_CELLS = 10_000
+MAX_TABLE_BYTES = 512 << 10
+"""Of a table as JSON. Characters beyond ASCII take up to twelve bytes in it."""
 _CELL = 300
+_ABSENT = object()
 MEDIA = {
     "png": "image/png",
     "jpg": "image/jpeg",
@@ -65,11 +71,12 @@ def kind_of(name: str) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The first rows of a table."""
+    """The first rows and columns of a table."""
 
     columns: list[str]
     rows: list[list[str]] = field(default_factory=list)
     more: bool = False
+    """Whether rows, columns or cells are left out."""
 
 
 def text_of(head: bytes) -> str:
@@ -99,8 +106,7 @@ def _separated(text: str, delimiter: str, whole: bool) -> Table | None:
         return None
     if not rows:
         return None
-    body = [[_cell(value) for value in row] for row in rows[1 : MAX_ROWS + 1]]
-    return Table([_cell(name) for name in rows[0]], body, not whole or len(rows) > MAX_ROWS + 1)
+    return _bounded(rows[0], rows[1:], more=not whole)
 
 
 def _json_lines(text: str, whole: bool) -> Table | None:
@@ -115,10 +121,29 @@ def _json_lines(text: str, whole: bool) -> Table | None:
     if not found:
         return None
     columns = list(dict.fromkeys(name for row in found for name in row))
-    body = [[_cell(row[name]) if name in row else "" for name in columns] for row in found]
-    return Table([_cell(name) for name in columns], body, not whole or len(lines) > MAX_ROWS)
+    shown = columns[:MAX_COLUMNS]
+    body = ([row.get(name, _ABSENT) for name in shown] for row in found)
+    return _bounded(columns, body, more=not whole or len(lines) > MAX_ROWS)
+
+
+def _bounded(columns: Sequence[str], rows: Iterable[Sequence[object]], *, more: bool) -> Table:
+    """A table of as many rows and columns as may be shown."""
+    table = Table([_cell(name) for name in columns[:MAX_COLUMNS]])
+    most_rows = min(MAX_ROWS, MAX_CELLS // max(1, len(table.columns)))
+    left_bytes = MAX_TABLE_BYTES
+    more = more or len(columns) > MAX_COLUMNS
+    for row in rows:
+        shown = [_cell(value) for value in row[: len(table.columns)]]
+        left_bytes -= len(json.dumps(shown))
+        if len(table.rows) == most_rows or left_bytes < 0:
+            more = True
+            break
+        table.rows.append(shown)
+    return replace(table, more=more)
 
 
 def _cell(value: object) -> str:
+    if value is _ABSENT:
+        return ""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _CELL else text[: _CELL - 1] + "…"

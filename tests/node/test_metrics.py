@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,11 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
+from storage_node import metrics_server
 from storage_node.config import ServerConfig
 from storage_node.metric_counters import BOUNDS_S, BatchTally, Histogram, NodeMetrics
 from storage_node.metric_list import METRICS, PROCESS, markdown_table
+from storage_node.metrics_server import MAX_CONNECTIONS
 from storage_node.server import NodeServer
 from tests.peer_kit import operator_of
 
@@ -97,6 +101,29 @@ def join_cluster(node: NodeServer, version: int) -> None:
         map_.node.add(uuid=uuid, host="h", endpoint=endpoint, peer_endpoint=peer_endpoint, weight=1.0, number=1)
         map_.bucket.add(name="of-the-map", uuid=b"b" * 16, copies=1, min_copies=1)
         stub.Learn(ais_cluster_pb2.LearnRequest(map=map_), timeout=TIMEOUT_S)
+
+
+# -- connections
+
+
+def test_idle_connections_take_few_threads_and_end(node: NodeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert node.metrics_port is not None
+    before = threading.active_count()
+    with ExitStack() as stack:
+        idle = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", node.metrics_port), timeout=TIMEOUT_S))
+            for _ in range(100)
+        ]
+        eventually(lambda: threading.active_count() <= before + MAX_CONNECTIONS)
+        assert value(node, "node_info") == 1  # the oldest of the others has given way
+        assert [one.recv(1) for one in idle[:80]] == [b""] * 80
+        idle[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert idle[-1].recv(12) == b"HTTP/1.0 200"
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.2)
+    with socket.create_connection(("127.0.0.1", node.metrics_port), timeout=TIMEOUT_S) as silent:
+        silent.sendall(b"GET /metr")
+        assert silent.recv(1) == b""
+    eventually(lambda: threading.active_count() <= before + 1)
 
 
 # -- numbers

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 
-from ais_loader.ui.preview import MAX_ROWS, Table, kind_of, table_of, text_of
+from ais_loader.ui.preview import MAX_CELLS, MAX_COLUMNS, MAX_ROWS, MAX_TABLE_BYTES, Table, kind_of, table_of, text_of
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,28 @@ def test_a_table_ends_after_some_rows_and_cells_after_some_characters() -> None:
     table = table_of("a.csv", b"a\n" + b"x" * 1000 + b"\n" + b"1\n" * 300, whole=True)
     assert table is not None and table.more and len(table.rows) == MAX_ROWS
     assert len(table.rows[0][0]) == 300
+
+
+WIDE = {
+    "names in every line.jsonl": b"".join(b'{"%d": 1}\n' % at for at in range(28_000)),
+    "names in one line.jsonl": b"{"
+    + b", ".join(b'"%d": 1' % at for at in range(28_000))
+    + b"}\n"
+    + b'{"x": 1}\n' * 300,
+    "columns.csv": (b"," * 28_000 + b"\n") + b",\n" * 300,
+    "control characters.csv": b"a,b\n" + (b"\1" * 290 + b",") * 3 + b"\n" + (b"\1" * 290 + b"\n") * 300,
+    "few rows.csv": b",".join(b"c%d" % at for at in range(90)) + b"\n" + (b"," * 89 + b"\n") * 300,
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_table_is_bounded_in_rows_columns_cells_and_bytes(name: str) -> None:
+    table = table_of(name, WIDE[name], whole=True)
+    assert table is not None and table.more and table.rows
+    assert len(table.columns) <= MAX_COLUMNS and len(table.rows) <= MAX_ROWS
+    assert all(len(row) <= len(table.columns) for row in table.rows)
+    assert len(table.columns) * len(table.rows) <= MAX_CELLS
+    assert len(json.dumps(asdict(table))) <= 2 * MAX_TABLE_BYTES
 
 
 def test_what_is_no_utf_8_is_shown_all_the_same() -> None:
