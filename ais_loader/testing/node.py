@@ -114,6 +114,11 @@ class NodeProcess:
         return f"{self._host}:{self.peer_port}"
 
     @property
+    def metrics_url(self) -> str:
+        """The URL of its metrics, or an empty string if it does not serve them."""
+        return self._metrics_url
+
+    @property
     def pid(self) -> int:
         """The id of its process. Raises RuntimeError if it is not running."""
         return self._running.pid

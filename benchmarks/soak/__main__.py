@@ -3,6 +3,7 @@
     \b
     python -m benchmarks.soak                         # all parts, for as long as the whole soak takes
     python -m benchmarks.soak --store embedded --events 100
+    python -m benchmarks.soak --store hostile         # a node under attack by hostile connections
     python -m benchmarks.soak fuzz                    # random and mutated messages to every method of a node
     python -m benchmarks.soak judge build/soak/...    # judge once more what a failed run has left behind
     python -m benchmarks.soak page build/soak/*.json  # the page of figures, of the outcomes of several runs
@@ -34,7 +35,12 @@ STORES = ("embedded", "node", "cluster", "damage")
 
 
 @click.group(help=__doc__, invoke_without_command=True)
-@click.option("--store", type=click.Choice(STORES), multiple=True, help="What to run against; by default all, in turn.")
+@click.option(
+    "--store",
+    type=click.Choice((*STORES, "hostile")),
+    multiple=True,
+    help="What to run against; by default embedded, node, cluster.",
+)
 @click.option(
     "--seed", default=1, show_default=True, help="Of everything that is drawn; processes take their own time."
 )
@@ -100,6 +106,10 @@ def _soak(
 
         with DamageSoak(folder, seed, say) as damaged:
             return damaged.run(events or EVENTS, duration_s or 1800.0)
+    if store == "hostile":
+        from benchmarks.soak.hostile import hostile
+
+        return hostile(folder, seed, duration_s or 300.0, say)
     from benchmarks.soak.cluster import ClusterSoak
 
     with ExitStack() as held:

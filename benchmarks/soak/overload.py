@@ -99,7 +99,7 @@ def overload(root: Path, seed: int, duration_s: float, say: Callable[[str], None
     outcome.figures["batches served at once"] = PLACES
     outcome.take(judge(folder, RULES))
     _judge_memory(samples, outcome)
-    _judge_progress(read_history(sorted(folder.glob("*.jsonl"))), outcome)
+    judge_progress(read_history(sorted(folder.glob("*.jsonl"))), outcome)
     outcome.series = _resident(samples)
     say(f"{outcome.operations:,} operations, {len(outcome.violations)} violations")
     return outcome
@@ -145,7 +145,7 @@ def _judge_memory(samples: Sequence[tuple[float, list[int]]], outcome: Outcome) 
             outcome.violations.append(Violation("memory grows", who, said))
 
 
-def _judge_progress(operations: Sequence[Operation], outcome: Outcome) -> None:
+def judge_progress(operations: Sequence[Operation], outcome: Outcome, starved_s: float = STARVED_S) -> None:
     """Nobody waits for long, and nobody gets much less than others."""
     ends: dict[str, list[int]] = {}
     for one in operations:
@@ -160,7 +160,7 @@ def _judge_progress(operations: Sequence[Operation], outcome: Outcome) -> None:
         times = [first, *sorted(moments), last]
         gap_s = max(later - sooner for sooner, later in itertools.pairwise(times)) / 1e9
         longest = max(longest, gap_s)
-        if gap_s > STARVED_S:
+        if gap_s > starved_s:
             outcome.violations.append(Violation("starved", client, f"nothing done for {gap_s:.0f} s"))
     counts = sorted(len(moments) for moments in ends.values())
     outcome.figures["longest time without an answer, s"] = longest

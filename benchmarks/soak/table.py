@@ -13,6 +13,7 @@ TABLE = Path(__file__).parents[1] / "soak.md"
 _WHAT = {
     "embedded": "an embedded store whose writers are killed at any moment, with readers in other processes",
     "node": "one node with four times as many clients as places for batches",
+    "hostile": "one node under attack by hostile connections, with ordinary clients beside them",
     "cluster": "storage nodes as processes, with two or three copies",
     "damage": "storage nodes whose drives have bytes flipped, one node at a time, with two copies",
     "fuzz": "random and mutated messages to every method of a node, as clients, strangers, and insiders",

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ais_loader.errors import InvalidRequest, LoaderError, Overloaded, SilenceTimeout
+from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.lane import CALL, DATA, FAILED, HEADER, LAST, MESSAGE, REFUSED
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
@@ -137,24 +137,36 @@ class LaneCalls:
 
     async def _first(self) -> tuple[Any, Received[Any] | None]:
         """The handler of a call, and its first message. Raises EOFError, OSError, InvalidRequest, SilenceTimeout."""
+        if self._is_first_here():
+            return await self._beginning()
         try:
             async with asyncio.timeout(self._message_timeout_s):
                 with self._place.waiting():
-                    size_bytes, kind = await self._next()
-                    if kind != CALL or size_bytes > _MAX_NAME_BYTES:
-                        raise InvalidRequest(f"a call begins with the name of its method, not with kind {kind}")
-                    name = (await self._message(size_bytes))[0].decode(errors="replace")
-                    if (handler := self._methods.get(name)) is None:
-                        raise InvalidRequest(
-                            f"lanes carry no calls of {name!r}: need one of {', '.join(self._methods)}"
-                        )
-                    first = await self._request(handler)
-        except SilenceTimeout:
+                    return await self._beginning()
+        except LoaderError:
             raise
         except TimeoutError:
             raise self._connection.too_slow() from None
-        self._place.moved()
-        return handler, first
+        finally:
+            self._place.moved()
+
+    def _is_first_here(self) -> bool:
+        """Whether the name of the method and the first message have arrived."""
+        stop = 0
+        for _ in range(2):
+            if len(self._received) < stop + HEADER.size:
+                return False
+            stop += HEADER.size + HEADER.unpack_from(self._received, stop)[0]
+        return len(self._received) >= stop
+
+    async def _beginning(self) -> tuple[Any, Received[Any] | None]:
+        size_bytes, kind = await self._next()
+        if kind != CALL or size_bytes > _MAX_NAME_BYTES:
+            raise InvalidRequest(f"a call begins with the name of its method, not with kind {kind}")
+        name = (await self._message(size_bytes))[0].decode(errors="replace")
+        if (handler := self._methods.get(name)) is None:
+            raise InvalidRequest(f"lanes carry no calls of {name!r}: need one of {', '.join(self._methods)}")
+        return handler, await self._request(handler)
 
     async def _serve(self, handler: Any, first: Received[Any] | None) -> None:
         context = _Context(self._connection, self._tenant, handler, self._take_as_they_come)
