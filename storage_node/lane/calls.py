@@ -331,7 +331,7 @@ class LaneCalls:
                 filled += count
                 if not count:
                     break
-                if self._is_late and count < _TRICKLE_BYTES and filled < wanted:
+                if self._is_late and count < _TRICKLE_BYTES and filled < allowed:
                     await asyncio.sleep(_TRICKLE_S)
         except BaseException:
             self._streams.messages.release(reserved_bytes)

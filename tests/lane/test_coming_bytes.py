@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +123,22 @@ def test_a_client_that_pauses_anywhere_in_its_bytes_stores_them_whole(
         assert stored(lane).size_bytes == 2
     assert client.bucket("b").get(name) == data
     assert client.bucket("b").get("next") == b"12"
+
+
+def test_a_lane_that_was_late_once_is_not_slow_afterwards(node: NodeServer) -> None:
+    data = DATA_OF_FIVE_PIECES[: 300 << 10]
+    taken_s = []
+    with open_lane(node) as lane:
+        lane.socket.sendall(PUT + header_of("late") + HEADER.pack(len(data), DATA) + data[:100])
+        assert not select.select([lane.socket], [], [], 0.05)[0]
+        lane.socket.sendall(data[100:] + end_of(data))
+        assert stored(lane).size_bytes == len(data)
+        for _ in range(20):
+            began_s = time.perf_counter()
+            lane.socket.sendall(PUT + header_of("in time") + frame(DATA, data) + end_of(data))
+            assert stored(lane).size_bytes == len(data)
+            taken_s.append(time.perf_counter() - began_s)
+    assert min(taken_s) < 0.015
 
 
 def test_what_is_wrong_with_an_object_is_told_when_all_of_it_has_come_and_the_lane_goes_on(
