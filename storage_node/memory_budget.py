@@ -21,6 +21,11 @@ class MemoryBudget:
     def _fits(self, size_bytes: int, own_bytes: int = 0) -> bool:
         return self.held_bytes <= own_bytes or self.held_bytes + size_bytes <= self.limit_bytes
 
+    @property
+    def is_half_full(self) -> bool:
+        """Whether half of it or more is held."""
+        return 2 * self.held_bytes >= self.limit_bytes
+
     def is_full(self, size_bytes: int) -> bool:
         """Whether this much has to wait."""
         return bool(self._waiting) or (size_bytes > 0 and not self._fits(size_bytes))

@@ -29,7 +29,7 @@ from storage_node.turns import ASKING
 _READ_BYTES = 64 << 10
 """A lane holds this much of a message outside the budget."""
 _STEP_BYTES = 256 << 10
-"""Room is acquired in steps, as bytes arrive."""
+"""Room is acquired in steps, as bytes arrive; for a whole piece at once only while there is plenty."""
 _PIECE_BYTES = 1 << 20
 """Largest piece of an object's bytes that the event loop receives before they are handed on."""
 _STALL_S = 0.05
@@ -322,7 +322,9 @@ class LaneCalls:
             while filled < wanted:
                 allowed = min(wanted, reserved_bytes + _READ_BYTES)
                 if filled >= allowed:
-                    step_bytes = min(wanted - reserved_bytes, _STEP_BYTES)
+                    step_bytes = wanted - reserved_bytes
+                    if self._streams.messages.is_half_full:
+                        step_bytes = min(step_bytes, _STEP_BYTES)
                     if not self._streams.messages.acquire_now(step_bytes, reserved_bytes):
                         break
                     reserved_bytes += step_bytes
