@@ -7,6 +7,7 @@ them untouched.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
@@ -64,6 +65,13 @@ class EntryTable(Sequence[Entry]):
         """The objects' names at these indices, 0 <= index < n."""
         names, stops = self._names, self._stops
         return [names[stops.item(at - 1) if at else 0 : stops.item(at)].decode() for at in indices]
+
+    def digest(self) -> str:
+        """Return a digest of the bucket and of all names in their order, the same on every platform."""
+        digest = hashlib.blake2b(repr((self.bucket, len(self))).encode("utf-8", "surrogatepass"), digest_size=16)
+        digest.update(self._stops.astype("<i8", copy=False).data)
+        digest.update(self._names)
+        return digest.hexdigest()
 
     @overload
     def __getitem__(self, index: int) -> Entry: ...

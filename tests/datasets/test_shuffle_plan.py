@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ais_loader import Entry, ShufflePlan
+from ais_loader.entry_table import EntryTable
 from ais_loader.errors import InvalidRequest
 
 NAMES = [f"ais://b/{i}" for i in range(10)]
@@ -130,7 +133,60 @@ def test_the_fingerprint_tells_plans_apart_by_each_argument() -> None:
     assert len({plan.fingerprint for plan in plans}) == len(plans)
 
 
+@pytest.mark.parametrize("form", ["urls", "table", "pinned"])
+def test_the_fingerprint_covers_every_single_entry(form: str) -> None:
+    def plan_of(names: list[str]) -> ShufflePlan:
+        if form == "urls":
+            return ShufflePlan([f"ais://b/{name}" for name in names], 8)
+        if form == "table":
+            return ShufflePlan(EntryTable("b", [name.encode() for name in names]), 8)
+        return ShufflePlan([Entry("b", name, version="1") for name in names], 8)
+
+    names = [f"{at:04d}" for at in range(1000)]
+    replaced = [[*names[:at], "new", *names[at + 1 :]] for at in range(0, 1000, 37)]
+    swapped = [*names[:500], names[501], names[500], *names[502:]]
+    shifted = [*names[:500], names[500] + names[501][:1], names[501][1:], *names[502:]]
+    lists = [names, *replaced, swapped, shifted]
+    assert len({plan_of(some).fingerprint for some in lists}) == len(lists)
+
+
+def test_the_fingerprint_tells_what_is_read_of_an_object() -> None:
+    entries = [
+        Entry("b", "x"),
+        Entry("c", "x"),
+        Entry("b", "x", member="m"),
+        Entry("b", "x", start=1),
+        Entry("b", "x", length=1),
+        Entry("b", "x", version="1"),
+        Entry("b", "x", ranges=((0, 1),)),
+        Entry("b", "x", etl="resize"),
+        Entry("b", "x", etl="resize", args={"size": 2}),
+    ]
+    assert len({ShufflePlan([one] * 3, 2).fingerprint for one in entries}) == len(entries)
+
+
+def test_the_entries_are_read_once_for_all_fingerprints_of_a_plan_and_of_its_copies() -> None:
+    class Counting(list[str]):
+        read = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            Counting.read += 1
+            return super().__getitem__(at)
+
+        def __iter__(self) -> Iterator[str]:
+            Counting.read += len(self)
+            return super().__iter__()
+
+    plan = ShufflePlan(Counting(NAMES), 3)
+    first = plan.fingerprint
+    read = Counting.read
+    assert first == plan.fingerprint == copy.copy(plan).fingerprint
+    assert Counting.read == read
+
+
 def test_the_fingerprint_is_the_same_for_urls_and_for_the_entries_they_mean() -> None:
     entries = [Entry("b", str(i)) for i in range(10)]
     assert ShufflePlan(entries, 3).fingerprint == ShufflePlan(NAMES, 3).fingerprint
+    table = EntryTable("b", [str(at).encode() for at in range(10)])
+    assert ShufflePlan(table, 3).fingerprint == ShufflePlan(NAMES, 3).fingerprint
     assert ShufflePlan([], 3).fingerprint == ShufflePlan([], 3).fingerprint
