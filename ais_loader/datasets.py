@@ -22,7 +22,7 @@ from ais_loader.entry import Entry, EntryLike, Item, ObjectInfo, to_entry
 from ais_loader.entry_table import EntryTable
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
-from ais_loader.plan import Plan, Position, WorkerShare, parse_state, position_state, split_steps, worker_state
+from ais_loader.plan import Plan, Position, Tail, WorkerShare, parse_state, position_state, split_steps, worker_state
 from ais_loader.requests import OnError, batch_options
 from ais_loader.timing import BatchTiming
 from ais_loader.urls import SCHEME, store_folders
@@ -239,7 +239,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         rank: int | None = None,
         world_size: int | None = None,
         in_flight: int = 3,
-        even_ranks: bool = False,
+        tail: Tail = "repeat",
         collate: Collate | None = None,
         on_error: OnError = "raise",
         timeout_s: float = 30.0,
@@ -254,9 +254,11 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
                 iteration starts, or else from the environment (RANK, WORLD_SIZE). If neither is set, everything is
                 read.
             in_flight: The number of batches to request ahead, per worker.
-            even_ranks: Whether to leave out the last batches of an epoch if there is not one for every rank. Otherwise
-                nothing is left out, and some ranks get one batch more. Training that waits for all ranks at every step
-                would then hang.
+            tail: What to do at the end of an epoch if there is not one batch left for every rank. With "repeat", the
+                ranks without one repeat the first batches of the epoch, as torch's DistributedSampler repeats samples.
+                With "drop", no rank reads the last batches. In both cases, all ranks have equally many batches. With
+                "uneven", every batch is read exactly once, and some ranks have one batch more. This suits evaluation.
+                Training that waits for all ranks at every step, such as DistributedDataParallel, would hang.
             collate: A function from a list of samples to a batch. It runs in the process that fetched the batch.
                 Without it, a batch is that list.
 
@@ -269,8 +271,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
             )
         if (rank is None) != (world_size is None):
             raise InvalidRequest(f"rank={rank}, world_size={world_size}: give both or neither")
-        if rank is not None and world_size is not None:
-            split_steps(0, rank=rank, world_size=world_size)
+        split_steps(0, rank=rank or 0, world_size=1 if world_size is None else world_size, tail=tail)
         if in_flight < 1:
             raise InvalidRequest(f"in_flight={in_flight}: need at least 1")
         self.plan = plan
@@ -280,7 +281,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         self._on_batch = on_batch
         self._place = None if rank is None or world_size is None else (rank, world_size)
         self._in_flight = in_flight
-        self._even_ranks = even_ranks
+        self._tail = tail
         self._options = _checked_options("BatchIterableDataset", options, on_error, timeout_s)
         self._start = Position()
         self._share: WorkerShare | None = None
@@ -331,16 +332,16 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
 
         Raises TypeError if the epoch has no end.
         """
-        steps = self.plan.steps(self._start.epoch)
+        steps = self.plan.steps(self.epoch)
         if steps is None:
             raise TypeError("the plan's epoch has no end, and so no length")
         rank, world_size = self.place()
-        return len(split_steps(steps, rank=rank, world_size=world_size, even_ranks=self._even_ranks))
+        return len(split_steps(steps, rank=rank, world_size=world_size, tail=self._tail))
 
     @property
     def epoch(self) -> int:
         """The epoch that an iteration started now would read."""
-        return self._start.epoch
+        return self._begin(self._start).epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration reads.
@@ -348,8 +349,16 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         The iteration starts at the beginning of the epoch or, if it is the epoch that `load_state_dict` set, at the
         restored position. A running iteration is not affected.
         """
-        if epoch != self._start.epoch:
+        if epoch != self.epoch:
             self._move(Position(operator.index(epoch), 0), None)
+
+    def _begin(self, position: Position) -> Position:
+        """Return the position, or the beginning of the next epoch if no rank has a batch left in this one."""
+        if position.step and (steps := self.plan.steps(position.epoch)) is not None:
+            # Rank 0 has a batch whenever another rank has one.
+            left = split_steps(steps, start=position.step, world_size=self.place()[1], tail=self._tail)
+            return position if left else Position(position.epoch + 1)
+        return position
 
     def _move(self, start: Position, share: WorkerShare | None) -> None:
         self._start, self._share, self._run = start, share, None
@@ -367,22 +376,32 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
                 self._start, self._share = Position(*self._shared_start.tolist()), None
             self._look_for_start = True
         rank, world_size = self.place()
-        self._run = Run(self._start, self._share, rank, world_size, worker, num_workers)
+        start = self._begin(self._start) if self._share is None else self._start
+        mine = split_steps(
+            self.plan.steps(start.epoch),
+            start=start.step,
+            rank=rank,
+            world_size=world_size,
+            worker=worker,
+            num_workers=num_workers,
+            tail=self._tail,
+        )
+        self._run = Run(start, self._share, rank, world_size, worker, num_workers, mine)
         return self._run
 
-    def end_run(self, run: Run) -> None:
-        """For BatchLoader: The run reached the end of its epoch, so the next one reads the next epoch."""
-        if run is self._run:
-            self._move(Position(run.start.epoch + 1, 0), None)
+    def end_run(self) -> None:
+        """For BatchLoader: If the latest run has delivered all its batches, the next one reads the next epoch."""
+        if self._run is not None and not self._run.left:
+            self._move(Position(self._run.start.epoch + 1), None)
 
     def __iter__(self) -> Iterator[Any]:
         _refuse_batches_of_batches(sys._getframe(1).f_locals.get("self"))
-        run = self.begin_run()
-        return self._deliver(run, run.steps(self.plan, self._even_ranks))
+        return self._deliver(self.begin_run())
 
-    def _deliver(self, run: Run, steps: range) -> Iterator[Any]:
+    def _deliver(self, run: Run) -> Iterator[Any]:
         plan, epoch = self.plan, run.start.epoch
-        wanted = (plan.batch(epoch, step) for step in steps)
+        steps = plan.steps(epoch) or sys.maxsize
+        wanted = (plan.batch(epoch, step % steps) for step in run.left)  # past the end, ranks repeat: `split_steps`
         for batch in self._client.get().get_batches(wanted, in_flight=self._in_flight, **self._options):
             samples = take_samples(batch, self._decode, self._on_batch)
             result = samples if self._collate is None else self._collate(samples)
@@ -391,6 +410,8 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batches that the latest iteration has yielded, as numbers and strings only.
+
+        After the last batch of an epoch, this is the beginning of the next one.
 
         The state is the same on all ranks that have had the same number of batches, and it is valid for all of them:
         you can resume with any number of ranks and workers if you load the same state in each. The state that a
@@ -402,10 +423,10 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         if run is None:
             if self._share is not None:
                 return worker_state(self._start, self._share, fingerprint)
-            return position_state(self._start, self.place()[1], fingerprint)
+            return position_state(self._begin(self._start), self.place()[1], fingerprint)
         if run.is_workers:
             return worker_state(run.start, run.share(), fingerprint)
-        return position_state(run.position(), run.world_size, fingerprint)
+        return position_state(self._begin(run.position()), run.world_size, fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue from this state.
@@ -420,9 +441,17 @@ class Run:
     """One iteration's share of the plan, and how much of it has been delivered."""
 
     def __init__(
-        self, start: Position, resumed: WorkerShare | None, rank: int, world_size: int, worker: int, num_workers: int
+        self,
+        start: Position,
+        resumed: WorkerShare | None,
+        rank: int,
+        world_size: int,
+        worker: int,
+        num_workers: int,
+        mine: range,
     ) -> None:
         self.start = start
+        self.mine = mine
         self.rank, self.world_size = rank, world_size
         self.worker, self.num_workers = worker, num_workers
         self.is_workers = resumed is not None or get_worker_info() is not None
@@ -436,18 +465,10 @@ class Run:
                 )
             self.delivered = resumed.batches
 
-    def steps(self, plan: Plan, even_ranks: bool) -> range:
-        """Return the steps that are left to deliver here."""
-        mine = split_steps(
-            plan.steps(self.start.epoch),
-            start=self.start.step,
-            rank=self.rank,
-            world_size=self.world_size,
-            worker=self.worker,
-            num_workers=self.num_workers,
-            even_ranks=even_ranks,
-        )
-        return mine[self.delivered :]
+    @property
+    def left(self) -> range:
+        """The steps that are left to deliver here."""
+        return self.mine[self.delivered :]
 
     def position(self) -> Position:
         """Return the position. Ranks take turns, so each batch delivered here stands for a whole round."""

@@ -20,9 +20,10 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
     `load_state_dict(loader.state_dict())` continues with the very next batch, regardless of the old and the new
     `num_workers`.
 
-    After an epoch has been iterated to its end, the next one follows, unless you choose another with `set_epoch`. After
-    you abandon an iteration, the next one starts where that one began: at the beginning of the epoch, or at the
-    position that was loaded.
+    The position after the last batch of an epoch is the beginning of the next one: the next iteration starts there,
+    unless you choose another epoch with `set_epoch`. This also applies to a trainer that counts `len(loader)` batches
+    and never asks for the end. After you abandon an iteration before its last batch, the next one starts where that one
+    began: at the beginning of the epoch, or at the position that was loaded.
     """
 
     def __init__(self, dataset: BatchIterableDataset, **options: Any) -> None:
@@ -48,9 +49,11 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in a whole epoch. Raises TypeError if the epoch has no end."""
+        self.dataset.end_run()
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Any]:
+        self.dataset.end_run()
         batches = super().__iter__()
         # After that line: without workers it makes the dataset begin a run too, and the latest run is what counts.
         return self._hand_out(batches, self.dataset.begin_run())
@@ -59,11 +62,12 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
         for batch in batches:
             run.delivered += 1
             yield batch
-        self.dataset.end_run(run)
+        self.dataset.end_run()
 
     @property
     def epoch(self) -> int:
         """The epoch that an iteration started now would read."""
+        self.dataset.end_run()
         return self.dataset.epoch  # type: ignore[no-any-return]  # torch is not type-checked here
 
     def set_epoch(self, epoch: int) -> None:
@@ -72,6 +76,7 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
         The iteration starts at the beginning of the epoch or, if it is the epoch that `load_state_dict` set, at the
         restored position.
         """
+        self.dataset.end_run()
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.pipeline import args_text, to_pipeline
 
 STATE_VERSION = 1
+Tail: TypeAlias = Literal["repeat", "drop", "uneven"]
+"""What ranks do at the end of an epoch whose steps they cannot divide equally: see `split_steps`."""
 _CHECKED_ENTRIES = 64
 
 
@@ -189,7 +191,7 @@ def split_steps(
     world_size: int = 1,
     worker: int = 0,
     num_workers: int = 1,
-    even_ranks: bool = False,
+    tail: Tail = "repeat",
 ) -> range:
     """Return the steps that one worker of one rank delivers, in its order.
 
@@ -197,15 +199,21 @@ def split_steps(
     turns too. A DataLoader collects from them in the same way, so that it restores the rank's order exactly, for any
     `num_workers`.
 
-    Every step belongs to exactly one worker of one rank, so the ranks' numbers of steps may differ by one. With
-    `even_ranks`, they are equal: the last `(steps - start) % world_size` steps of the epoch belong to no rank.
+    Every step belongs to exactly one worker of one rank. If the ranks cannot have equally many, `tail` decides about
+    the last round.
 
     Args:
         steps: The number of steps in the epoch. None if it has no end. The range then extends to 2**63.
         start: The first step that no rank has delivered. It may be past the end.
+        tail: With "repeat", ranks that have no step left repeat the first ones of the epoch, as torch's
+            DistributedSampler does: a number n >= steps in the range stands for step `n % steps`. With "drop", the last
+            `(steps - start) % world_size` steps belong to no rank. With "uneven", some ranks have one step more than
+            the others.
 
     Raises InvalidRequest.
     """
+    if tail not in get_args(Tail):
+        raise InvalidRequest(f"tail={tail!r}: need 'repeat', 'drop' or 'uneven'")
     if not 0 <= rank < world_size:
         raise InvalidRequest(f"rank={rank} of world_size={world_size}: need 0 <= rank < world_size")
     if not 0 <= worker < num_workers:
@@ -213,8 +221,10 @@ def split_steps(
     if start < 0 or (steps is not None and steps < 0):
         raise InvalidRequest(f"start={start}, steps={steps}: need 0 or more")
     stop = sys.maxsize if steps is None else max(steps, start)
-    if even_ranks:
+    if tail == "drop":
         stop -= (stop - start) % world_size
+    elif tail == "repeat" and steps is not None:
+        stop += (start - stop) % world_size
     return range(start + rank, stop, world_size)[worker::num_workers]
 
 

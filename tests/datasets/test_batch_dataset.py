@@ -52,18 +52,31 @@ class TestOrder:
     @pytest.mark.sampled(1)
     def test_ranks_and_workers_together_have_every_sample_once(self, store: Client) -> None:
         ranks = [
-            list(BatchLoader(BatchIterableDataset(store, PLAN, rank=rank, world_size=2), num_workers=2))
+            list(BatchLoader(BatchIterableDataset(store, PLAN, rank=rank, world_size=2, tail="uneven"), num_workers=2))
             for rank in range(2)
         ]
         assert ranks == [planned(0, range(0, STEPS, 2)), planned(0, range(1, STEPS, 2))]
         seen = Counter(sample for rank in ranks for batch in rank for sample in batch)
         assert seen == Counter(contents(URLS))
 
-    def test_even_ranks_have_equally_many_batches(self, local_store: Client) -> None:
-        for rank in range(5):
-            dataset = BatchIterableDataset(local_store, PLAN, rank=rank, world_size=5, even_ranks=True)
-            assert list(dataset) == planned(0, range(rank, STEPS // 5 * 5, 5))
-            assert len(dataset) == STEPS // 5
+    def test_the_tail_of_an_epoch_is_repeated_dropped_or_uneven(self, local_store: Client) -> None:
+        assert STEPS % 5 == 2
+        expected = {
+            "repeat": [[*range(rank, STEPS, 5), *([rank - 2] if rank >= 2 else [])] for rank in range(5)],
+            "drop": [list(range(rank, STEPS - 2, 5)) for rank in range(5)],
+            "uneven": [list(range(rank, STEPS, 5)) for rank in range(5)],
+        }
+        for tail, ranks in expected.items():
+            for rank, steps in enumerate(ranks):
+                dataset = BatchIterableDataset(local_store, PLAN, rank=rank, world_size=5, tail=tail)
+                assert list(dataset) == [planned(0)[step] for step in steps]
+                assert len(dataset) == len(steps)
+        dataset = BatchIterableDataset(local_store, PLAN, rank=3, world_size=5)
+        assert list(BatchLoader(dataset, num_workers=2)) == [planned(0)[step] for step in expected["repeat"][3]]
+
+    def test_a_tail_that_does_not_exist_is_refused(self, local_store: Client) -> None:
+        with pytest.raises(InvalidRequest, match="tail='keep': need 'repeat', 'drop' or 'uneven'"):
+            BatchIterableDataset(local_store, PLAN, tail="keep")  # type: ignore[arg-type]  # the point
 
     def test_work_is_done_in_the_workers(self, local_store: Client) -> None:
         loader = BatchLoader(BatchIterableDataset(local_store, PLAN, decode_recording), num_workers=2)
@@ -177,7 +190,7 @@ class TestEpochs:
 
 class TestLength:
     def test_the_length_is_this_ranks_batches_of_a_whole_epoch(self, local_store: Client) -> None:
-        dataset = BatchIterableDataset(local_store, PLAN, rank=1, world_size=5)
+        dataset = BatchIterableDataset(local_store, PLAN, rank=1, world_size=5, tail="uneven")
         assert len(dataset) == len(BatchLoader(dataset)) == len(list(dataset)) == len(range(1, STEPS, 5))
 
     def test_a_plan_without_an_end_has_no_length(self, local_store: Client) -> None:

@@ -45,17 +45,19 @@ class TestLoader:
         state = state_after(loader_of(local_store), batches)
         resumed = loader_of(local_store)
         resumed.load_state_dict(state)
-        assert list(resumed) == planned(0)[batches:]
+        rest = planned(0)[batches:]
+        if rest:
+            assert list(resumed) == rest
         assert list(resumed) == planned(1)
 
     @pytest.mark.parametrize("batches", [1, STEPS, *(pytest.param(at, marks=pytest.mark.slow) for at in (0, 5))])
     @pytest.mark.sampled(1)
     def test_workers_that_read_ahead_do_not_move_the_position(self, store: Client, batches: int) -> None:
         state = state_after(loader_of(store, num_workers=2), batches)
-        assert (state["epoch"], state["step"]) == (0, batches)
+        assert (state["epoch"], state["step"]) == ((0, batches) if batches < STEPS else (1, 0))
         resumed = loader_of(store, num_workers=3)
         resumed.load_state_dict(state)
-        assert list(resumed) == planned(0)[batches:]
+        assert list(resumed) == (planned(0)[batches:] or planned(1))
 
     def test_the_loader_that_was_broken_off_can_itself_go_back(self, local_store: Client) -> None:
         loader = BatchLoader(BatchIterableDataset(local_store, PLAN), num_workers=2, persistent_workers=True)
@@ -108,6 +110,72 @@ class TestLoader:
         assert list(patient) == [[None, *contents(URLS[8:11])]]
 
 
+class TestEndOfEpoch:
+    """The position after the last batch is the beginning of the next epoch."""
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_a_trainer_that_counts_batches_and_never_asks_for_the_end_gets_the_next_epoch(
+        self, local_store: Client, num_workers: int
+    ) -> None:
+        loader = loader_of(local_store, num_workers=num_workers)
+        for epoch in range(3):
+            assert loader.epoch == epoch
+            assert list(islice(loader, len(loader))) == planned(epoch)
+
+    def test_the_state_after_the_last_batch_is_that_of_the_next_epoch_s_beginning(self, local_store: Client) -> None:
+        counted, exhausted = loader_of(local_store), loader_of(local_store)
+        state_after(counted, STEPS)
+        list(exhausted)
+        assert counted.state_dict() == exhausted.state_dict()
+        assert (counted.state_dict()["epoch"], counted.state_dict()["step"]) == (1, 0)
+
+    def test_a_state_saved_after_the_last_step_loads_as_the_next_epoch(self, local_store: Client) -> None:
+        state = state_after(loader_of(local_store), 1) | {"step": STEPS}
+        loader = loader_of(local_store)
+        loader.load_state_dict(state)
+        assert loader.epoch == 1
+        assert list(loader) == planned(1)
+        dataset = BatchIterableDataset(local_store, PLAN)
+        dataset.load_state_dict(state)
+        assert list(dataset) == planned(1)
+
+    def test_set_epoch_after_the_last_batch_can_repeat_the_epoch(self, local_store: Client) -> None:
+        loader = loader_of(local_store)
+        state_after(loader, STEPS)
+        loader.set_epoch(0)
+        assert list(loader) == planned(0)
+
+    def test_ranks_that_count_their_batches_stay_in_the_same_epoch(self, local_store: Client) -> None:
+        loaders = [loader_of(local_store, rank=rank, world_size=5) for rank in range(5)]
+        for epoch in range(3):
+            ranks = [list(islice(loader, len(loader))) for loader in loaders]
+            assert [rank[0] for rank in ranks] == planned(epoch)[:5]
+            assert [rank[-1] for rank in ranks] == (planned(epoch) * 2)[STEPS // 5 * 5 :][:5]
+            assert {json.dumps(loader.state_dict()) for loader in loaders} == {json.dumps(loaders[0].state_dict())}
+
+    @pytest.mark.parametrize("tail", ["drop", "uneven"])
+    def test_ranks_without_a_last_batch_go_on_with_the_next_epoch_too(self, local_store: Client, tail: Any) -> None:
+        loaders = [loader_of(local_store, rank=rank, world_size=5, tail=tail) for rank in range(5)]
+        for epoch in range(2):
+            ranks = [list(islice(loader, len(loader))) for loader in loaders]
+            kept = planned(epoch)[: STEPS // 5 * 5] if tail == "drop" else planned(epoch)
+            assert ranks == [kept[rank::5] for rank in range(5)]
+
+    def test_a_place_where_dropped_batches_are_all_that_is_left_is_the_next_epoch(self, local_store: Client) -> None:
+        state = state_after(loader_of(local_store), STEPS // 5 * 5)
+        loader = loader_of(local_store, rank=1, world_size=5, tail="drop")
+        loader.load_state_dict(state)
+        assert list(loader) == planned(1)[1 : STEPS // 5 * 5 : 5]
+
+    def test_an_uneven_rank_without_a_batch_left_waits_for_the_next_epoch(self, local_store: Client) -> None:
+        state = state_after(loader_of(local_store), STEPS - 1)
+        loaders = [loader_of(local_store, rank=rank, world_size=2, tail="uneven") for rank in range(2)]
+        for loader in loaders:
+            loader.load_state_dict(state)
+        assert [list(loader) for loader in loaders] == [planned(0)[-1:], []]
+        assert [next(iter(loader)) for loader in loaders] == planned(1)[:2]
+
+
 class TestRanks:
     def test_the_state_of_any_rank_stands_for_all_and_for_another_number_of_them(self, local_store: Client) -> None:
         states = [state_after(loader_of(local_store, rank=rank, world_size=2), 3) for rank in range(2)]
@@ -118,7 +186,8 @@ class TestRanks:
                 loader = loader_of(local_store, rank=rank, world_size=world_size)
                 loader.load_state_dict(states[0])
                 rest.append(list(loader))
-            assert rest == [planned(0)[6 + rank :: world_size] for rank in range(world_size)]
+            padded = planned(0) + planned(0)[: -(STEPS - 6) % world_size]
+            assert rest == [padded[6 + rank :: world_size] for rank in range(world_size)]
 
     def test_ranks_saved_at_different_times_each_resume_their_own_part(self, local_store: Client) -> None:
         for rank, batches in ((0, 4), (1, 2)):

@@ -31,7 +31,13 @@ def test_ranks_and_workers_in_turn_give_every_step_from_start_on_in_order(
             [
                 list(
                     split_steps(
-                        steps, start=start, rank=rank, world_size=world_size, worker=worker, num_workers=num_workers
+                        steps,
+                        start=start,
+                        rank=rank,
+                        world_size=world_size,
+                        worker=worker,
+                        num_workers=num_workers,
+                        tail="uneven",
                     )
                 )
                 for worker in range(num_workers)
@@ -44,10 +50,37 @@ def test_ranks_and_workers_in_turn_give_every_step_from_start_on_in_order(
 
 
 @settings(deadline=None)
-@given(steps=st.integers(0, 80), start=st.integers(0, 90), world_size=COUNTS)
-def test_even_ranks_have_equally_many_steps_and_lose_less_than_a_round(steps: int, start: int, world_size: int) -> None:
+@given(steps=st.integers(0, 80), start=st.integers(0, 90), world_size=COUNTS, num_workers=COUNTS)
+def test_by_default_ranks_have_equally_many_steps_and_repeat_the_first_ones_of_the_epoch(
+    steps: int, start: int, world_size: int, num_workers: int
+) -> None:
     ranks = [
-        list(split_steps(steps, start=start, rank=rank, world_size=world_size, even_ranks=True))
+        round_robin(
+            [
+                list(
+                    split_steps(
+                        steps, start=start, rank=rank, world_size=world_size, worker=worker, num_workers=num_workers
+                    )
+                )
+                for worker in range(num_workers)
+            ]
+        )
+        for rank in range(world_size)
+    ]
+    assert len(set(map(len, ranks))) == 1
+    delivered = round_robin(ranks)
+    left = len(range(start, steps))
+    assert delivered[:left] == list(range(start, steps))
+    assert [step % steps for step in delivered[left:]] == [at % steps for at in range(-left % world_size)]
+
+
+@settings(deadline=None)
+@given(steps=st.integers(0, 80), start=st.integers(0, 90), world_size=COUNTS)
+def test_with_a_dropped_tail_ranks_have_equally_many_steps_and_lose_less_than_a_round(
+    steps: int, start: int, world_size: int
+) -> None:
+    ranks = [
+        list(split_steps(steps, start=start, rank=rank, world_size=world_size, tail="drop"))
         for rank in range(world_size)
     ]
     assert len(set(map(len, ranks))) == 1
@@ -63,7 +96,10 @@ def test_a_run_cut_after_any_round_and_resumed_under_other_world_sizes_loses_and
     delivered: list[int] = []
     start = 0
     for world_size in worlds:
-        ranks = [list(split_steps(steps, start=start, rank=rank, world_size=world_size)) for rank in range(world_size)]
+        ranks = [
+            list(split_steps(steps, start=start, rank=rank, world_size=world_size, tail="uneven"))
+            for rank in range(world_size)
+        ]
         delivered += round_robin([rank[:rounds] for rank in ranks])
         start += rounds * world_size
     assert delivered == list(range(min(start, steps)))
@@ -85,6 +121,7 @@ def test_a_plan_without_an_end_is_divided_without_an_end() -> None:
         {"worker": -1},
         {"num_workers": 0},
         {"start": -1},
+        {"tail": "even"},
     ],
 )
 def test_impossible_divisions_are_refused(arguments: dict[str, Any]) -> None:
