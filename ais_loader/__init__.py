@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ais_loader.snapshots import SnapshotInfo
     from ais_loader.summary import BucketSummary
     from ais_loader.timing import BatchTiming
+    from ais_loader.training.concat import concat
     from ais_loader.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob
 
 __version__ = "0.1.0"
@@ -93,6 +94,7 @@ __all__ = [
     "TransformJob",
     "UploadInfo",
     "WithOpaque",
+    "concat",
     "connect",
     "errors",
 ]
@@ -102,6 +104,7 @@ if "torch" not in sys.modules and find_spec("torch") is None:
     __all__.remove("BatchIterableDataset")
     __all__.remove("BatchLoader")
     __all__.remove("MapDataset")
+    __all__.remove("concat")
 
 _HOMES = {
     "Batch": "ais_loader.batch",
@@ -148,6 +151,7 @@ _HOMES = {
     "TransformJob": "ais_loader.transform_job",
     "UploadInfo": "ais_loader.objects.multipart",
     "WithOpaque": "ais_loader.client",
+    "concat": "ais_loader.training.concat",
     "connect": "ais_loader.client",
 }
 """Of each name, the module that has it, which is imported when the name is asked for."""

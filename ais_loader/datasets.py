@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from typing import Any, TypeAlias, cast
 
@@ -66,6 +66,15 @@ class ProcessClient:
 
     def __repr__(self) -> str:
         return repr(self._given.url if isinstance(self._given, Client) else self._given)
+
+    @property
+    def address(self) -> str:
+        """The store's URL, the same for every way to write a path."""
+        if isinstance(self._given, Client):
+            return self._given.url
+        if self._given.startswith("grpc://"):
+            return self._given
+        return ",".join("file://" + os.path.abspath(folder) for folder in store_folders(self._given))
 
     def listed(self, url: str, *, pinned: bool) -> Sequence[Entry]:
         """Return entries of the objects under `ais://bucket/prefix`. Raises InvalidRequest if there are none."""
@@ -184,9 +193,9 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         """
         self._client = ProcessClient(client_or_url)
         self._decode = _decoder(decode, transform)
+        self._on_batch = on_batch
         self._bucket = bucket
         self._entries = _sequence(self._client, entries, bucket, pinned)
-        self._on_batch = on_batch
         self._options = _checked_options("MapDataset", options, on_error, timeout_s)
 
     def __repr__(self) -> str:
@@ -204,13 +213,32 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """Return the samples at these indices, in order, with one request. The DataLoader calls this per batch."""
         count = len(self._entries)
-        wanted = [_position(index, count) for index in _as_integers(indices)]
-        client, entries = self._client.get(), self._entries
+        wanted = [checked_index(index, count) for index in as_integers(indices)]
+        entries = self._entries
         if self._decode is None and isinstance(entries, EntryTable):
-            batch = client.bucket(entries.bucket).get_batch(entries.names(wanted), **self._options)
+            batch = self._client.get().bucket(entries.bucket).get_batch(entries.names(wanted), **self._options)
         else:
-            batch = client.get_batch([entries[at] for at in wanted], bucket=self._bucket, **self._options)
+            batch = self._request([entries[at] for at in wanted])
         return take_samples(batch, self._decode, self._on_batch)
+
+    def __add__(self, other: Any) -> Dataset[Any]:
+        """Return `ais_loader.concat([self, other])`."""
+        from ais_loader.training.concat import concat
+
+        return concat([self, other])
+
+    # -- for `concat`
+
+    @property
+    def _request_key(self) -> Hashable:
+        # Datasets with equal keys can fetch their entries with one request.
+        return self._client.address, tuple(sorted(self._options.items()))
+
+    def _entry(self, at: int) -> Entry:
+        return to_entry(self._entries[at], self._bucket)
+
+    def _request(self, entries: Sequence[EntryLike]) -> Batch:
+        return self._client.get().get_batch(entries, bucket=self._bucket, **self._options)
 
 
 class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
@@ -521,13 +549,13 @@ def _sequence(
     return EntryTable.of(entries, bucket) or entries
 
 
-def _as_integers(indices: Iterable[int]) -> Iterable[int]:
+def as_integers(indices: Iterable[int]) -> Iterable[int]:
     # A numpy array or a tensor gives Python integers all at once; a list may hold any kind of integer.
     tolist = getattr(indices, "tolist", None)
     return indices if tolist is None else tolist()
 
 
-def _position(index: Any, count: int) -> int:
+def checked_index(index: Any, count: int) -> int:
     try:
         at = operator.index(index)
     except TypeError:

@@ -110,6 +110,7 @@ ROOMS = {
         "ais_loader.loader",
         "ais_loader.plan",
         "ais_loader.packed",
+        "ais_loader.training",
     ),
     "fsspec": ("ais_loader.integrations.fsspec",),
     "webdataset": ("ais_loader.integrations.webdataset",),

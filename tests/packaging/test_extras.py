@@ -60,14 +60,14 @@ print(json.dumps(ended))
 PUBLIC_NAMES = """
 import ais_loader
 found = {}
-for name in {*ais_loader.__all__, "BatchIterableDataset", "BatchLoader", "MapDataset"}:
+for name in {*ais_loader.__all__, "BatchIterableDataset", "BatchLoader", "MapDataset", "concat"}:
     try:
         getattr(ais_loader, name)
     except ModuleNotFoundError as error:
         found[name] = error.name
 """
 STAR = "from ais_loader import *; found = connect('grpc://127.0.0.1:1').url"
-DIR = "import ais_loader; found = {'BatchIterableDataset', 'BatchLoader', 'MapDataset'} - {*dir(ais_loader)}"
+DIR = "import ais_loader; found = {'BatchIterableDataset', 'MapDataset', 'concat'} - {*dir(ais_loader)}"
 CLIENT_OF_A_NODE = "import ais_loader; found = ais_loader.connect('grpc://127.0.0.1:1').url"
 READ = "import ais_loader; found = ais_loader.connect(store, mode='r').get_batch(['ais://b/a'])"
 PUT = (
@@ -185,7 +185,7 @@ def test_without_a_package_what_needs_it_names_its_extra_and_all_else_works(pack
         kind, text = ended[case]
         assert kind == RAISED.get(case, "MissingExtra"), f"{case}: {kind} {text}"
         assert_named(package, text)
-    needing = ["BatchIterableDataset", "BatchLoader", "MapDataset"] if "torch" in packages else []
+    needing = ["BatchIterableDataset", "BatchLoader", "MapDataset", "concat"] if "torch" in packages else []
     assert ast.literal_eval(ended["public names"][1]) == dict.fromkeys(needing, "torch")
     assert ended["import *"] == ["", "'grpc://127.0.0.1:1'"]
     assert ended["dir"] == ["", "set()"]

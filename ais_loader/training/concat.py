@@ -1,0 +1,119 @@
+"""Concatenated map-style datasets that fetch a whole batch with one request per store."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from typing import Any
+
+from ais_loader.datasets import MapDataset, as_integers, checked_index, take_samples
+from ais_loader.entry import Item
+from ais_loader.errors import InvalidRequest
+from ais_loader.extras import needs
+
+with needs("torch", "concat"):
+    import torch.utils.data
+
+
+def concat(datasets: Iterable[Any]) -> ConcatDataset:
+    """Return one map-style dataset of all samples of several, one dataset after another, like torch's ConcatDataset.
+
+    A batch is one request for each store that it has samples of, not one for each sample. `first + second` does the
+    same for a MapDataset. Samples come in the order of the indices. Each dataset keeps its own `decode`, `transform`
+    and options. Datasets with different options, such as another `on_error`, have requests of their own. Datasets of
+    other libraries may be among them.
+
+    Args:
+        datasets: n >= 1 datasets with `__len__` and `__getitem__`. Those that are concatenated themselves are replaced
+            by their parts.
+
+    Raises InvalidRequest if there are none, TypeError for something without indices.
+    """
+    return ConcatDataset(datasets)
+
+
+class ConcatDataset(torch.utils.data.ConcatDataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
+    """What `concat` returns. Indices work like those of a MapDataset."""
+
+    def __init__(self, datasets: Iterable[Any]) -> None:
+        if hasattr(datasets, "__getitems__"):
+            raise TypeError(f"concat: {type(datasets).__name__} is one dataset; pass a list of datasets")
+        sources = [source for dataset in datasets for source in _sources(dataset)]
+        if not sources:
+            raise InvalidRequest("concat: no datasets; need one or more")
+        super().__init__(sources)
+        self._leads = [_lead(at, sources) for at in range(len(sources))]
+
+    def __repr__(self) -> str:
+        return f"<{len(self.datasets)} datasets of {len(self):,} entries: {', '.join(map(repr, self.datasets))}>"
+
+    def __add__(self, other: Any) -> ConcatDataset:
+        return ConcatDataset([self, other])
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return the sample at an index, or the list of samples in a slice, with one request per store."""
+        if isinstance(index, slice):
+            return self.__getitems__(range(*index.indices(len(self))))
+        return self.__getitems__((index,))[0]
+
+    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
+        """Return the samples at these indices, in order, with one request per store."""
+        count = len(self)
+        samples: list[Any] = []
+        requests: dict[int, list[tuple[int, Any, int]]] = {}
+        for at, index in enumerate(as_integers(indices)):
+            wanted = checked_index(index, count)
+            number = bisect.bisect_right(self.cumulative_sizes, wanted)
+            within = wanted - (self.cumulative_sizes[number - 1] if number else 0)
+            requests.setdefault(self._leads[number], []).append((at, self.datasets[number], within))
+            samples.append(None)
+        for lead, parts in requests.items():
+            for (at, _, _), sample in zip(parts, _fetched(self.datasets[lead], parts), strict=True):
+                samples[at] = sample
+        return samples
+
+
+def _sources(dataset: Any) -> list[Any]:
+    # A subclass of torch's may index in its own way.
+    if type(dataset) in (ConcatDataset, torch.utils.data.ConcatDataset):
+        return [source for one in dataset.datasets for source in _sources(one)]
+    if not isinstance(dataset, torch.utils.data.Dataset) or isinstance(dataset, torch.utils.data.IterableDataset):
+        raise TypeError(f"concat: {type(dataset).__name__} has no indices; need map-style datasets")
+    return [dataset]
+
+
+def _lead(at: int, sources: list[Any]) -> int:
+    """Return the number of the first source that shares its requests with number `at`."""
+    if type(sources[at]) is not MapDataset:
+        return at
+    return next(
+        number
+        for number, other in enumerate(sources)
+        if type(other) is MapDataset and other._request_key == sources[at]._request_key
+    )
+
+
+def _fetched(lead: Any, parts: list[tuple[int, Any, int]]) -> list[Any]:
+    """Return the samples of (position in the batch, source, index in the source), with one request of the lead."""
+    sources = {id(source): source for _, source, _ in parts}
+    if len(sources) == 1:
+        (source,) = sources.values()
+        indices = [within for _, _, within in parts]
+        many = getattr(source, "__getitems__", None)
+        return [source[index] for index in indices] if many is None else list(many(indices))
+    batch = lead._request([source._entry(within) for _, source, within in parts])
+    decoders = [source._decode for _, source, _ in parts]
+
+    def decode(item: Item) -> Any:
+        own = decoders[item.index]
+        if own is None:
+            return item.tobytes() if item.ok else None
+        return own(item)
+
+    samples = take_samples(batch, decode if any(decoders) else None)
+    told: list[Any] = []
+    for source in sources.values():
+        if source._on_batch is not None and source._on_batch not in told:
+            told.append(source._on_batch)
+            source._on_batch(batch.timing)
+    return samples
