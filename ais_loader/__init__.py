@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ais_loader.snapshots import SnapshotInfo
     from ais_loader.summary import BucketSummary
     from ais_loader.timing import BatchTiming
+    from ais_loader.training.collate import drop_placeholders
     from ais_loader.training.concat import concat
     from ais_loader.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob
 
@@ -96,6 +97,7 @@ __all__ = [
     "WithOpaque",
     "concat",
     "connect",
+    "drop_placeholders",
     "errors",
 ]
 
@@ -105,6 +107,7 @@ if "torch" not in sys.modules and find_spec("torch") is None:
     __all__.remove("BatchLoader")
     __all__.remove("MapDataset")
     __all__.remove("concat")
+    __all__.remove("drop_placeholders")
 
 _HOMES = {
     "Batch": "ais_loader.batch",
@@ -153,6 +156,7 @@ _HOMES = {
     "WithOpaque": "ais_loader.client",
     "concat": "ais_loader.training.concat",
     "connect": "ais_loader.client",
+    "drop_placeholders": "ais_loader.training.collate",
 }
 """Of each name, the module that has it, which is imported when the name is asked for."""
 

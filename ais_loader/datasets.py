@@ -8,6 +8,7 @@ crosses: each process opens its own connection at its first read.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
 import sys
@@ -22,9 +23,12 @@ from ais_loader.entry import Entry, EntryLike, Item, ObjectInfo, to_entry
 from ais_loader.entry_table import EntryTable
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
+from ais_loader.hints import is_pattern
+from ais_loader.options import ClusterOptions
 from ais_loader.plan import Plan, Position, Tail, WorkerShare, parse_state, position_state, split_steps, worker_state
 from ais_loader.requests import OnError, batch_options
 from ais_loader.timing import BatchTiming
+from ais_loader.training.worker_exit import exit_with_trainer
 from ais_loader.urls import SCHEME, store_folders
 
 with needs("torch", "datasets"):
@@ -51,7 +55,7 @@ class ProcessClient:
     A client opened here is read-only, so that any number of workers can open an embedded store alongside its writer.
     """
 
-    def __init__(self, client_or_url: ClientOrUrl) -> None:
+    def __init__(self, client_or_url: ClientOrUrl, retry_s: float | None = None) -> None:
         if not isinstance(client_or_url, (Client, str, os.PathLike)):
             raise TypeError(
                 f"need a Client, or a store's URL or path, before what is read, got {type(client_or_url).__name__}"
@@ -59,6 +63,17 @@ class ProcessClient:
         if not isinstance(client_or_url, Client) and not os.fspath(client_or_url).startswith("grpc://"):
             store_folders(os.fspath(client_or_url))  # an address that is none is told here, not in a worker
         self._given = client_or_url if isinstance(client_or_url, Client) else os.fspath(client_or_url)
+        self.options: ClusterOptions | None = None
+        if retry_s is not None:
+            if isinstance(self._given, Client):
+                raise InvalidRequest(
+                    f"retry_s={retry_s!r}: a Client has its own: connect(url, options=ClusterOptions(retry_s=...))"
+                )
+            if not self._given.startswith("grpc://"):
+                raise InvalidRequest(
+                    f"retry_s={retry_s!r}: an embedded store has no nodes to reach; it goes with grpc://host:port"
+                )
+            self.options = ClusterOptions(retry_s=retry_s)
         self._opened: Client | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -84,17 +99,33 @@ class ProcessClient:
             raise InvalidRequest(f"{url!r}: need a list of entries, or the URL of a prefix, ais://bucket/prefix{hint}")
         with ExitStack() as opened:  # closed again, lest what is forked afterwards inherit it
             given = self._given
-            client = given if isinstance(given, Client) else opened.enter_context(connect(given, mode="r"))
+            client = (
+                given
+                if isinstance(given, Client)
+                else opened.enter_context(connect(given, mode="r", options=self.options))
+            )
             found = client.bucket(bucket).entries(prefix, pinned=pinned)
         if not found:
-            raise InvalidRequest(f"{url!r}: no object of bucket {bucket!r} has a name that begins with {prefix!r}")
+            hint = ""
+            if is_pattern(prefix):
+                top = prefix[: prefix.rfind("/") + 1]
+                hint = (
+                    f"; a prefix is not a pattern: pass client.bucket({bucket!r}).entries({top!r}, "
+                    f"pattern={prefix[len(top) :]!r})"
+                )
+            raise InvalidRequest(
+                f"{url!r}: no object of bucket {bucket!r} has a name that begins with {prefix!r}{hint}"
+            )
         return found
 
     def get(self) -> Client:
+        info = get_worker_info()
+        if info is not None and getattr(info, "worker_method", "multiprocessing") == "multiprocessing":  # not a thread
+            exit_with_trainer()
         if isinstance(self._given, Client):
             return self._given
         if self._opened is None:
-            self._opened = connect(self._given, mode="r")
+            self._opened = connect(self._given, mode="r", options=self.options)
         return self._opened
 
 
@@ -163,6 +194,7 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         pinned: bool = False,
         on_error: OnError = "raise",
         timeout_s: float = 30.0,
+        retry_s: float | None = None,
         on_batch: OnBatch | None = None,
         **options: Any,
     ) -> None:
@@ -184,6 +216,8 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
             on_error: With "raise", the first failed entry raises its error out of the DataLoader, with its own type.
                 With "placeholder", its sample is None, or what `decode` returns for an item that is not `ok`.
             timeout_s: The longest time to wait for the next data, in seconds.
+            retry_s: With the URL of storage nodes: how long to keep trying to reach a node that does not answer, in
+                seconds. The default is that of ClusterOptions. A Client has its own.
             on_batch: A function that is called with the `BatchTiming` of every fetched batch, in the process that
                 fetched it: the worker. It must be picklable if workers are spawned.
             options: Further fields of BatchOptions.
@@ -191,12 +225,12 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         Raises InvalidRequest, TypeError, and the errors of listing. Reading raises the errors of `Client.get_batch`,
         and those of `decode` and `transform`.
         """
-        self._client = ProcessClient(client_or_url)
+        self._client = ProcessClient(client_or_url, retry_s)
         self._decode = _decoder(decode, transform)
         self._on_batch = on_batch
         self._bucket = bucket
         self._entries = _sequence(self._client, entries, bucket, pinned)
-        self._options = _checked_options("MapDataset", options, on_error, timeout_s)
+        self._options = _checked_options(MapDataset, options, on_error, timeout_s)
 
     def __repr__(self) -> str:
         return f"<MapDataset of {len(self._entries):,} entries, {self._client!r}>"
@@ -232,7 +266,7 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
     @property
     def _request_key(self) -> Hashable:
         # Datasets with equal keys can fetch their entries with one request.
-        return self._client.address, tuple(sorted(self._options.items()))
+        return self._client.address, self._client.options, tuple(sorted(self._options.items()))
 
     def _entry(self, at: int) -> Entry:
         return to_entry(self._entries[at], self._bucket)
@@ -271,12 +305,13 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         collate: Collate | None = None,
         on_error: OnError = "raise",
         timeout_s: float = 30.0,
+        retry_s: float | None = None,
         on_batch: OnBatch | None = None,
         **options: Any,
     ) -> None:
         """
         Args:
-            client_or_url, decode, transform, on_error, timeout_s, on_batch, options: See MapDataset.
+            client_or_url, decode, transform, on_error, timeout_s, retry_s, on_batch, options: See MapDataset.
             plan: An object with the pure functions `batch(epoch, step)` and `steps(epoch)`. See `Plan`.
             rank, world_size: The part of the plan to read here. By default, they come from torch.distributed when the
                 iteration starts, or else from the environment (RANK, WORLD_SIZE). If neither is set, everything is
@@ -303,14 +338,14 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         if in_flight < 1:
             raise InvalidRequest(f"in_flight={in_flight}: need at least 1")
         self.plan = plan
-        self._client = ProcessClient(client_or_url)
+        self._client = ProcessClient(client_or_url, retry_s)
         self._decode = _decoder(decode, transform)
         self._collate = collate
         self._on_batch = on_batch
         self._place = None if rank is None or world_size is None else (rank, world_size)
         self._in_flight = in_flight
         self._tail = tail
-        self._options = _checked_options("BatchIterableDataset", options, on_error, timeout_s)
+        self._options = _checked_options(BatchIterableDataset, options, on_error, timeout_s)
         self._start = Position()
         self._share: WorkerShare | None = None
         self._run: Run | None = None
@@ -510,9 +545,9 @@ def _distributed() -> bool:
     return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
-def _checked_options(dataset: str, options: dict[str, Any], on_error: OnError, timeout_s: float) -> dict[str, Any]:
+def _checked_options(kind: type[Any], options: dict[str, Any], on_error: OnError, timeout_s: float) -> dict[str, Any]:
     chosen = {"on_error": on_error, "timeout_s": timeout_s, **options}
-    if not batch_options(dataset, chosen, _ELSEWHERE).ordered:
+    if not batch_options(kind.__name__, chosen, _ELSEWHERE, parameters=sorted(set(inspect.signature(kind).parameters) - {"self", "options"})).ordered:
         raise InvalidRequest("ordered=False: a dataset's samples come in the order of their indices")
     return chosen
 

@@ -334,6 +334,19 @@ WRONG: list[tuple[str, str]] = [
         "InvalidRequest: 'ais://pictures/dog/': no object of bucket 'pictures' has a name that begins with 'dog/'",
     ),
     (
+        'MapDataset(client, "ais://pictures/cat/*.png")',
+        "InvalidRequest: 'ais://pictures/cat/*.png': no object of bucket 'pictures' has a name that begins with "
+        "'cat/*.png'; a prefix is not a pattern: pass client.bucket('pictures').entries('cat/', pattern='*.png')",
+    ),
+    (
+        "MapDataset(client, bucket, tranform=len)",
+        "TypeError: MapDataset: no option 'tranform'; did you mean 'transform'?",
+    ),
+    (
+        "MapDataset(client, bucket, retry_s=60)",
+        "InvalidRequest: retry_s=60: a Client has its own: connect(url, options=ClusterOptions(retry_s=...))",
+    ),
+    (
         'MapDataset(client, "ais://pictures//cat/")',
         "InvalidRequest: entries('/cat/'): no object's name begins with '/'; did you mean 'cat/'?",
     ),

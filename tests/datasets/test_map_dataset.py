@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,18 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from ais_loader import BatchIterableDataset, BatchLoader, Client, Entry, Item, MapDataset, ShufflePlan, Status
-from ais_loader.errors import BucketNotFound, InvalidRequest, ObjectNotFound, StoreNotFound
+from ais_loader import (
+    BatchIterableDataset,
+    BatchLoader,
+    Client,
+    ClusterOptions,
+    Entry,
+    Item,
+    MapDataset,
+    ShufflePlan,
+    Status,
+)
+from ais_loader.errors import BucketNotFound, InvalidRequest, NodeUnavailable, ObjectNotFound, StoreNotFound
 
 MISSING = f"ais://{BUCKET}/en/missing.wav"
 
@@ -214,6 +225,22 @@ class TestArguments:
     def test_options_that_make_no_sense_are_refused_at_once(self, local_store: Client, options: dict[str, Any]) -> None:
         with pytest.raises(InvalidRequest):
             MapDataset(local_store, URLS, **options)
+
+    @pytest.mark.parametrize("entries", [URLS, f"ais://{BUCKET}/"])
+    def test_a_url_of_nodes_is_tried_for_as_long_as_retry_s_says(self, entries: Any) -> None:
+        began_s = time.monotonic()
+        with pytest.raises(NodeUnavailable):
+            MapDataset("grpc://127.0.0.1:1", entries, retry_s=0)[0]
+        assert time.monotonic() - began_s < ClusterOptions().retry_s
+        dataset = BatchIterableDataset("grpc://127.0.0.1:1", ShufflePlan(URLS, 4), retry_s=0)
+        with pytest.raises(NodeUnavailable):
+            next(iter(pickle.loads(pickle.dumps(dataset))))
+
+    @pytest.mark.parametrize("retry_s", [-1, "soon"])
+    def test_a_retry_s_that_makes_no_sense_is_refused(self, local_store: Client, retry_s: Any) -> None:
+        for store in ("grpc://127.0.0.1:1", local_store.url, local_store):
+            with pytest.raises(InvalidRequest, match="retry_s"):
+                MapDataset(store, URLS, retry_s=retry_s)
 
     def test_what_is_no_store_is_a_type_error(self) -> None:
         with pytest.raises(TypeError, match="int"):

@@ -60,7 +60,7 @@ print(json.dumps(ended))
 PUBLIC_NAMES = """
 import ais_loader
 found = {}
-for name in {*ais_loader.__all__, "BatchIterableDataset", "BatchLoader", "MapDataset", "concat"}:
+for name in {*ais_loader.__all__, "BatchIterableDataset", "BatchLoader", "MapDataset", "concat", "drop_placeholders"}:
     try:
         getattr(ais_loader, name)
     except ModuleNotFoundError as error:
@@ -185,7 +185,11 @@ def test_without_a_package_what_needs_it_names_its_extra_and_all_else_works(pack
         kind, text = ended[case]
         assert kind == RAISED.get(case, "MissingExtra"), f"{case}: {kind} {text}"
         assert_named(package, text)
-    needing = ["BatchIterableDataset", "BatchLoader", "MapDataset", "concat"] if "torch" in packages else []
+    needing = (
+        ["BatchIterableDataset", "BatchLoader", "MapDataset", "concat", "drop_placeholders"]
+        if "torch" in packages
+        else []
+    )
     assert ast.literal_eval(ended["public names"][1]) == dict.fromkeys(needing, "torch")
     assert ended["import *"] == ["", "'grpc://127.0.0.1:1'"]
     assert ended["dir"] == ["", "set()"]
