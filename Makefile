@@ -25,9 +25,10 @@ SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 
 # Environments of the libraries that train on top of us: they pin other versions than ours, and each other's apart.
 # Each is a folder .venv-NAME of what tests/front/requirements-NAME.txt names, and of this tree.
-FRONTS := nemo front
+FRONTS := nemo front frameworks
 FRONT_TESTS_nemo := tests/front/lhotse tests/front/nemo
-FRONT_TESTS_front := $(filter-out tests/front/nemo tests/front/__pycache__,$(patsubst %/,%,$(wildcard tests/front/*/)))
+FRONT_TESTS_frameworks := tests/front/frameworks
+FRONT_TESTS_front := $(filter-out tests/front/nemo tests/front/frameworks tests/front/__pycache__,$(patsubst %/,%,$(wildcard tests/front/*/)))
 
 .PHONY: help setup demo test test-slow test-exhaustive test-front $(FRONTS:%=test-front-%) bench bench-quick check docs protos clean
 
@@ -36,8 +37,9 @@ help:
 	@echo "make test       set up, then run the tests"
 	@echo "make test-slow  set up, then run the long tests"
 	@echo "make test-exhaustive  set up, then run what repeats the long tests in more places, longer, or by other seeds"
-	@echo "make test-front set up environments with Lhotse and NeMo, and with Lhotse 2, WebDataset and Ray Data; test in both"
-	@echo "make test-front-nemo, make test-front-front: one of them; ONLY=tests/front/lhotse runs that alone"
+	@echo "make test-front set up environments with Lhotse and NeMo, with Lhotse 2, WebDataset and Ray Data, and with"
+	@echo "                Lightning, accelerate and transformers; test in each"
+	@echo "make test-front-nemo, -front, -frameworks: one of them; ONLY=tests/front/lhotse runs that alone"
 	@echo "make bench-quick  set up, then compare ratios of rates to the recorded ones (2 minutes; on a quiet machine)"
 	@echo "make bench      set up, then measure a node and a cluster, and write benchmarks/report (15 minutes)"
 	@echo "make check      set up, then lint, type-check, compare the generated protobuf modules, and build the documentation"

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any, TypeAlias, cast
 
 from ais_loader.batch import Batch
@@ -272,7 +273,8 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
         return to_entry(self._entries[at], self._bucket)
 
     def _request(self, entries: Sequence[EntryLike]) -> Batch:
-        return self._client.get().get_batch(entries, bucket=self._bucket, **self._options)
+        batch: Batch = self._client.get().get_batch(entries, bucket=self._bucket, **self._options)
+        return batch
 
 
 class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
@@ -355,6 +357,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         self._owner_pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
+        self._refuse_accelerate(sys._getframe(1))  # a spawned worker does not know who asks
         state = self.__dict__ | {"_run": None}
         if self._place is None and _distributed():
             state["_place"] = self.place()  # a spawned worker could not ask: its process group is not set up
@@ -366,6 +369,23 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
 
     def __repr__(self) -> str:
         return f"<BatchIterableDataset of {self.plan!r}, {self._client!r}>"
+
+    def _refuse_accelerate(self, frame: FrameType | None) -> None:
+        """Raises InvalidRequest if a loader of accelerate that would lose or repeat batches asks, maybe indirectly."""
+        loaders = sys.modules.get("accelerate.data_loader")
+        while loaders is not None and frame is not None:
+            asks = frame.f_locals.get("self")
+            if isinstance(asks, loaders.SkipDataLoader):
+                raise InvalidRequest(
+                    "accelerate's skip_first_batches does not know the epoch to skip batches of: resume at the exact "
+                    "batch with BatchLoader.load_state_dict; Trainer also needs ignore_data_skip=True"
+                )
+            if isinstance(asks, loaders.DataLoaderDispatcher) and self.place()[1] > 1:
+                raise InvalidRequest(
+                    "accelerate would read the batches of rank 0 only, and divide them among all ranks: pass "
+                    "BatchLoader(dataset) to prepare(), which leaves it as it is"
+                )
+            frame = frame.f_back
 
     def own_position(self) -> None:
         """For BatchLoader: A rank that got this dataset from its launcher shares no position with the others."""
@@ -459,6 +479,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
 
     def __iter__(self) -> Iterator[Any]:
         _refuse_batches_of_batches(sys._getframe(1).f_locals.get("self"))
+        self._refuse_accelerate(sys._getframe(1))
         return self._deliver(self.begin_run())
 
     def _deliver(self, run: Run) -> Iterator[Any]:

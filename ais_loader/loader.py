@@ -26,6 +26,11 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
     began: at the beginning of the epoch, or at the position that was loaded.
     """
 
+    _is_accelerate_prepared = True
+    """accelerate's `prepare` returns the loader as it is. It would wrap another DataLoader of an iterable dataset in a
+    loader that reads rank 0's share alone and divides it among all ranks.
+    """
+
     def __init__(self, dataset: BatchIterableDataset, **options: Any) -> None:
         """
         Args:
