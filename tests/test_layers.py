@@ -63,6 +63,7 @@ storage_node.store
 storage_node.store.read
 storage_node.store.compose storage_node.store.member_listing storage_node.store.scrub storage_node.store.tar_append
 storage_node.store.fsck
+storage_node.command_line
 storage_node.config storage_node.settings storage_node.tasks storage_node.metric_counters storage_node.metric_list
 storage_node.descriptors storage_node.memory_budget storage_node.metrics_server storage_node.places
 storage_node.pressure storage_node.turns
