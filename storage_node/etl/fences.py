@@ -6,7 +6,8 @@ priority, and, where the operator says so and the system allows it, another user
 in it. It inherits one descriptor, its socket. Workers import this module before they begin: it imports next to nothing.
 
 docs/etl.md says what these do not hold off: without another user, a worker reads what the node's user may read. The
-folders of drives are closed to other users (`storage_node/store/permissions.py`).
+folders of drives are closed to other users (`storage_node/store/permissions.py`). Programs that a worker of a command
+starts are restricted further, see `sandbox.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from storage_node.etl.sandbox import drop_capabilities
+
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
-_CAPABILITY_VERSION_3 = 0x20080522
 _CLONE_NEWNET, _CLONE_NEWUSER = 0x40000000, 0x10000000
 _DESCRIPTORS = 256
 _ENTRIES_LOOKED_AT = 4000
@@ -119,9 +121,7 @@ def enter(fences: Fences) -> None:
             number = ctypes.get_errno()
             raise OSError(number, f"etl_network=false: no network namespace can be made here ({os.strerror(number)})")
         # Whoever makes a user namespace may do anything in it, and what it starts may then not open its input.
-        header, none = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-        if libc.capset(header, none):
-            raise OSError(ctypes.get_errno(), "etl_network=false: the capabilities that it brings cannot be dropped")
+        drop_capabilities(libc)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
     _limit(resource.RLIMIT_FSIZE, fences.file_bytes)
