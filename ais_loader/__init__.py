@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ais_loader.datasets import BatchIterableDataset, MapDataset
     from ais_loader.entry import Entry, Item, MemberInfo, ObjectInfo, Status
     from ais_loader.errors import LoaderError
-    from ais_loader.etl import Command, Server, TransformInfo
+    from ais_loader.etl import Command, NodeCommand, NodeCommandInfo, Server, TransformInfo
     from ais_loader.loader import BatchLoader
     from ais_loader.object_file import ObjectFile, ObjectReader
     from ais_loader.objects.multipart import MultipartUpload, PartInfo, UploadInfo
@@ -74,6 +74,8 @@ __all__ = [
     "MapDataset",
     "MemberInfo",
     "MultipartUpload",
+    "NodeCommand",
+    "NodeCommandInfo",
     "ObjectFile",
     "ObjectInfo",
     "ObjectReader",
@@ -133,6 +135,8 @@ _HOMES = {
     "MapDataset": "ais_loader.datasets",
     "MemberInfo": "ais_loader.entry",
     "MultipartUpload": "ais_loader.objects.multipart",
+    "NodeCommand": "ais_loader.etl",
+    "NodeCommandInfo": "ais_loader.etl",
     "ObjectFile": "ais_loader.object_file",
     "ObjectInfo": "ais_loader.entry",
     "ObjectReader": "ais_loader.object_file",

@@ -1,9 +1,10 @@
 """ETL: how clients create, show, stop and delete transforms that run where the data is (`client.etl`).
 
     client.etl.init("upper", lambda data: bytes(data).upper())
-    client.etl.init("wav", Command(["ffmpeg", "-i", "{input}", "-ar", "{args.rate:8000}", "{output}"], ".flac", ".wav"))
+    client.etl.init("wav", NodeCommand("wav", {"rate": 8000}))
+    client.etl.init("tr", Command(["tr", "a-z", "{args.to:A-Z}"]))
     client.etl.init("embed", Server("http://10.0.0.7:9000", "ws"))
-    client.get_batch([Entry("speech", "a.flac", etl=Stage("wav", {"rate": 8000}) >> "upper")])
+    client.get_batch([Entry("speech", "a.flac", etl=Stage("wav", {"rate": 16000}) >> "upper")])
 
 docs/etl.md describes the signatures of functions and classes.
 """
@@ -11,9 +12,10 @@ docs/etl.md describes the signatures of functions and classes.
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from ais_loader.errors import InvalidRequest
@@ -35,7 +37,7 @@ State: TypeAlias = Literal["idle", "running", "stopped", "failed", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program to run for each object, without a shell. The nodes' operator must allow it.
+    """A program to run for each object, without a shell. Only nodes that run clients' code (`etl_code`) run it.
 
     `words` may contain {input} and {output}, which stand for files with these suffixes, and {args.NAME} or
     {args.NAME:DEFAULT}, which stand for arguments. Without {input}, the program reads stdin; without {output}, it
@@ -47,6 +49,28 @@ class Command:
     """The end of the name of the input file, such as `.flac`, for programs that look at it."""
     output_suffix: str = ""
     """The end of the name of the output file."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCommand:
+    """A command that the nodes' operator has listed, by its name. `client.etl.commands()` lists them.
+
+    A request may add arguments to `args`, or give others: `Stage("wav", {"rate": 8000})`.
+    """
+
+    name: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCommandInfo:
+    """A command that the operator of some nodes has listed."""
+
+    name: str
+    arguments: str
+    """The arguments with their types and defaults, such as "rate:int(8000,48000)=16000"."""
+    nodes: tuple[str, ...]
+    """The addresses of the nodes that have it in this form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +122,7 @@ class TransformInfo:
     kind: Literal["function", "command", "server"]
     """Python code, a program, or a server of yours."""
     source: str
-    """The function's name, the command's words, or the server's address."""
+    """The function's name, the command's words or its name and arguments, or the server's address."""
     stopped: bool
     """Whether it was stopped, with `client.etl.stop`."""
     nodes: tuple[NodeState, ...]
@@ -114,7 +138,7 @@ class Transforms:
     def init(
         self,
         name: str,
-        transform: Callable[..., Any] | type | Command | Server,
+        transform: Callable[..., Any] | type | NodeCommand | Command | Server,
         *,
         requirements: Sequence[str] = (),
         streaming: bool = False,
@@ -131,8 +155,8 @@ class Transforms:
 
         Args:
             transform: A function of an object's bytes. Or a class, of which each worker creates one instance, which it
-                then calls, or whose method `transform` it calls. Or a Command, or a Server. Code from a script is
-                pickled by value, and code from an installed module by name.
+                then calls, or whose method `transform` it calls. Or a NodeCommand, a Command or a Server. Code from a
+                script is pickled by value, and code from an installed module by name.
             requirements: The packages, with versions, that the code needs where it runs, such as "numpy>=1.26".
             streaming: Whether the function takes an iterator of chunks and yields chunks, in constant memory.
             path: Whether the function takes the path of a file instead of bytes.
@@ -162,6 +186,12 @@ class Transforms:
                 raise TypeError("a command is a list of words, as ['cat']: it is run without a shell")
             made.command.argument.extend(map(str, transform.words))
             made.command.input_suffix, made.command.output_suffix = transform.input_suffix, transform.output_suffix
+        elif isinstance(transform, NodeCommand):
+            made.command.template = _name(transform.name)
+            try:
+                made.command.args = json.dumps(dict(transform.args))
+            except (TypeError, ValueError) as error:
+                raise InvalidRequest(f"args of command {transform.name!r}: need JSON values: {error}") from error
         elif isinstance(transform, Server):
             if transform.communication not in _COMMUNICATION:
                 known = ", ".join(map(repr, _COMMUNICATION))
@@ -178,9 +208,23 @@ class Transforms:
             code.streaming, code.path = streaming, path
         else:
             raise TypeError(
-                f"a transform is a function, a class, a Command or a Server, got {type(transform).__name__}"
+                "a transform is a function, a class, a NodeCommand, a Command or a Server, got "
+                f"{type(transform).__name__}"
             )
         return _info(self._transport.etl("InitTransform", pb.InitTransformRequest(transform=made, replace=replace)))
+
+    def commands(self) -> list[NodeCommandInfo]:
+        """List the commands that the nodes' operator has listed, by name. An embedded store has none.
+
+        Raises NodeUnavailable.
+        """
+        described = self._transport.describe()
+        nodes: Any = described.get("nodes", [described])
+        found: dict[tuple[str, str], list[str]] = {}
+        for node in nodes:
+            for name, arguments in node.get("etl_commands", {}).items():
+                found.setdefault((name, arguments), []).append(node["url"])
+        return [NodeCommandInfo(*command, tuple(found[command])) for command in sorted(found)]
 
     def list(self) -> list[TransformInfo]:
         """List all transforms, in the order of creation, with their states on every node."""
@@ -251,12 +295,20 @@ def _is_installed(module: Any) -> bool:
     return not file or "site-packages" in file or "dist-packages" in file or file.startswith(sys.base_prefix)
 
 
+def _command_text(command: pb.Command) -> str:
+    if not command.template:
+        return " ".join(command.argument)
+    return " ".join(
+        [command.template, *(f"{name}={value}" for name, value in json.loads(command.args or "{}").items())]
+    )
+
+
 def _info(message: pb.TransformInfo) -> TransformInfo:
     transform = message.transform
     source = transform.WhichOneof("source") or "python"
     shown = {
         "python": transform.python.qualified_name,
-        "command": " ".join(transform.command.argument),
+        "command": _command_text(transform.command),
         "server": transform.server.address,
     }
     return TransformInfo(

@@ -150,7 +150,7 @@ def contestants(held: ExitStack, count: int) -> dict[str, Callable[[], float]]:
         return loop.run_until_complete(_passed(stage, contents, count))
 
     async def opened(transform: pb.Transform) -> Stage:
-        settings = ServerConfig(etl_code=True, etl_commands=("cat",), etl_servers=(transform.server.address,))
+        settings = ServerConfig(etl_code=True, etl_servers=(transform.server.address,))
         side = HttpSide()
         held.callback(lambda: loop.run_until_complete(side.stop()))
         stage = open_stage(transform, StageContext(settings, Spool(folder / "spool"), asyncio.to_thread, side))

@@ -126,7 +126,7 @@ class Bench:
         self._pool = held.enter_context(
             ProcessPoolExecutor(CORES, get_context("spawn"), initializer=_ready, initargs=(self._data,))
         )
-        arguments = ["--etl-code", "--etl-command", "ffmpeg", "--set", f"etl_workers={CORES}"]
+        arguments = ["--etl-code", "--set", f"etl_workers={CORES}"]
         cluster = held.enter_context(ClusterProcesses(folder, 1, buckets={"from": 1, "none": 1}, arguments=arguments))
         self._node = psutil.Process(cluster.nodes[0].pid)
         for module in (by_pyav.__module__, flac_to_wav.__name__):  # workers do not have them

@@ -50,7 +50,7 @@ import click
 import cloudpickle
 
 from ais_loader import Client, connect
-from ais_loader.etl import Command, Communication, Server
+from ais_loader.etl import Communication, NodeCommand, Server
 from ais_loader.pipeline import Stage
 from ais_loader.testing.cluster import ClusterProcesses
 from benchmarks.echo import ServerProcess
@@ -147,23 +147,26 @@ def rows(held: ExitStack, folder: Path, only: Sequence[str] = ()) -> tuple[dict[
                     source = Server(address, communication=channel, fqn=fqn, direct_put=direct)
                     found[name] = Row(source, said=said)
     found[FUNCTION] = Row(to_wav)
-    program, template = _command(folder)
-    found[COMMAND] = Row(Command(template.split()), command=True, clips=None if program == "ffmpeg" else 8)
+    template = _command(folder)
+    is_ffmpeg = template == FFMPEG
+    found[COMMAND] = Row(NodeCommand("wav"), command=True, clips=None if is_ffmpeg else 8)
     chosen = {name: row for name, row in found.items() if not only or name in only}
-    return chosen, [*arguments, "--etl-command", program]
+    if not is_ffmpeg:  # an interpreter, which is rarely where commands may read
+        arguments += ["--set", "etl_sandbox=off"]
+    return chosen, [*arguments, "--etl-command", f"wav={template}"]
 
 
-def _command(folder: Path) -> tuple[str, str]:
-    """The program, and how it is called: FFmpeg, or an interpreter with PyAV for each clip."""
+def _command(folder: Path) -> str:
+    """FFmpeg, or an interpreter with PyAV for each clip."""
     if shutil.which("ffmpeg"):
-        return "ffmpeg", FFMPEG
+        return FFMPEG
     script = folder / "to_wav.py"
     script.write_text(
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent.parent)!r})\n"
         "from examples.etl.flac_to_wav import by_pyav\n"
         "sys.stdout.buffer.write(by_pyav(sys.stdin.buffer.read(), 2, 44100))\n"
     )
-    return sys.executable, f"{sys.executable} {script}"
+    return f"{sys.executable} {script}"
 
 
 class Bench:

@@ -41,6 +41,8 @@ GROUPS: dict[str, list[str]] = {
     ],
     "Uploads in parts, snapshots": ["MultipartUpload", "PartInfo", "UploadInfo", "SnapshotInfo"],
     "Transforms": [
+        "NodeCommand",
+        "NodeCommandInfo",
         "Command",
         "Server",
         "Stage",

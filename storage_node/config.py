@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
+from storage_node.command_line import WrongCommand, check_commands
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.permissions import others_access
 
@@ -233,8 +234,15 @@ class ServerConfig:
     etl_code: bool = False
     """Whether clients may run their own Python code on this node, in worker processes. See docs/etl.md for how it is
     isolated."""
-    etl_commands: tuple[str, ...] = ()
-    """Programs, by name or path, that clients may run on objects, such as `ffmpeg`. If empty, none are allowed."""
+    etl_commands: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Commands that clients may run on objects, by name, with typed arguments, such as `wav = "ffmpeg -v error -i
+    {input} -ar {rate:int(8000,48000)} {output}.wav"`. Commands that clients write themselves need `etl_code`."""
+    etl_command_paths: tuple[str, ...] = ()
+    """Files and folders that commands may read in their sandbox, besides the system's programs and libraries: programs
+    in other places, models, fonts."""
+    etl_sandbox: Literal["best_effort", "required", "off"] = "best_effort"
+    """How commands are contained: as far as the kernel can ("best_effort"), fully or not run at all ("required"), or no
+    more than Python code is ("off")."""
     etl_servers: tuple[str, ...] = ()
     """Transform servers to which this node may send objects, such as http://127.0.0.1:9000; if empty, none are
     allowed."""
@@ -304,10 +312,20 @@ class ServerConfig:
         for root in self.promote_roots:
             if not root.startswith("/") or "\0" in root or ".." in root.split("/"):
                 raise ValueError(f"promote_roots: {root!r}: need absolute paths of folders, without '..'")
-        for name in ("etl_commands", "etl_servers"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        # A copy: the caller's mapping may change.
+        object.__setattr__(self, "etl_servers", tuple(self.etl_servers))
+        object.__setattr__(self, "etl_command_paths", tuple(self.etl_command_paths))
+        for path in self.etl_command_paths:
+            if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
+                raise ValueError(f"etl_command_paths: {path!r}: need absolute paths, without '..'")
+        if self.etl_sandbox not in ("best_effort", "required", "off"):
+            raise ValueError(f"etl_sandbox={self.etl_sandbox!r}: need best_effort, required or off")
+        # Copies: the caller's mappings may change.
         object.__setattr__(self, "tenant_weights", dict(self.tenant_weights))
+        object.__setattr__(self, "etl_commands", dict(self.etl_commands))
+        try:
+            check_commands(self.etl_commands)
+        except WrongCommand as error:
+            raise ValueError(f"etl_commands: {error}") from None
         for tenant, weight in self.tenant_weights.items():
             if not 1e-6 <= weight <= 1e6:
                 raise ValueError(f"tenant_weights: {tenant!r} has {weight}, need 0.000001 to 1000000")
@@ -395,8 +413,9 @@ class ServerConfig:
         """All settings except the node's addresses and ports, as text by field name."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _WHERE}
         values["promote_roots"] = ":".join(self.promote_roots)
-        for name in ("etl_commands", "etl_servers"):
-            values[name] = " ".join(getattr(self, name))
+        values["etl_servers"] = " ".join(self.etl_servers)
+        values["etl_command_paths"] = ":".join(self.etl_command_paths)
+        values["etl_commands"] = "; ".join(f"{name}={text}" for name, text in self.etl_commands.items())
         values["tenant_weights"] = ",".join(f"{name}={weight:g}" for name, weight in self.tenant_weights.items())
         return {name: f"{value:.15g}" if isinstance(value, float) else str(value) for name, value in values.items()}
 

@@ -52,6 +52,7 @@ from storage_node.etl.http_side import HttpSide
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry import NodeRegistry
 from storage_node.etl.values import Transforms
+from storage_node.etl.worker_stage import sandbox_warnings
 from storage_node.lane.listener import LaneListener
 from storage_node.metrics import metrics_served, require_library
 from storage_node.node import Node
@@ -185,7 +186,9 @@ class NodeServer:
         try:
             if self._makes_secret and not self.config.peer_secret_file:
                 self.config = replace(self.config, peer_secret_file=str(_own_secret(self._store)))
-            require_apart(self.config.promote_roots, of_store(self._store))
+            require_apart(self.config.promote_roots, of_store(self._store), self.config.etl_command_paths)
+            for warning in sandbox_warnings(self.config, of_store(self._store)):
+                log.warning("%s", warning)
             self.membership, self._acceptor_store = open_membership(self._store)
         except BaseException:
             self._store.close()
@@ -266,7 +269,8 @@ class NodeServer:
             ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, methods)
             homes = list(map(Path, self._drives))
             self.drives = drives = DriveManager(node, self.membership, self._acceptor_store, repair, homes)
-            drives.require_free = lambda folder: require_apart(self.config.promote_roots, [folder])
+            config = self.config
+            drives.require_free = lambda folder: require_apart(config.promote_roots, [folder], config.etl_command_paths)
             ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), methods)
             etl = self._etl_of(node)
             batches.resources.etl = etl

@@ -4,6 +4,8 @@
     peer_timeout_s = "500 ms"
     [tenant_weights]
     asr-team = 2
+    [etl_commands]
+    wav = "sox {input} -r {rate:int} {output}.wav"
     [nodes.node-2]                  of a cluster: for this node alone, by its folder's name or its uuid
     memory_bytes = "1 GiB"
 
@@ -66,7 +68,10 @@ def read_file(path: Path) -> Settings:
 
 
 def read_assignments(given: Iterable[str]) -> Settings:
-    """Of NAME=VALUE, in which NAME may be `tenant_weights.TENANT` or `nodes.NODE.NAME`. Raises WrongSetting."""
+    """Of NAME=VALUE, in which NAME may be `tenant_weights.TENANT`, `etl_commands.COMMAND` or `nodes.NODE.NAME`.
+
+    Raises WrongSetting.
+    """
     read: Settings = {}
     for one in given:
         name, equals, value = (part.strip() for part in one.partition("="))
@@ -178,7 +183,7 @@ def _value(name: str, value: Any) -> Any:
             raise WrongSetting(f"{name} = {value!r}: need a text")
         return value
     if get_origin(hint) is tuple:
-        between = ":" if name == "promote_roots" else None  # addresses have colons themselves
+        between = None if name == "etl_servers" else ":"  # addresses have colons themselves
         several = value.split(between) if isinstance(value, str) else value
         if not isinstance(several, list) or not all(isinstance(one, str) for one in several):
             how = f"{between!r}" if between else "spaces"
@@ -191,6 +196,10 @@ def _value(name: str, value: Any) -> Any:
         return value if isinstance(value, bool) else known[str(value).lower()]
     if hint in (int, float):
         return _number(name, value, hint)
+    if get_args(hint)[1] is str:
+        if not isinstance(value, Mapping) or not all(isinstance(one, str) for one in value.values()):
+            raise WrongSetting(f"{name}: need NAME = TEXT for each, as in {name}.wav='sox {{input}} {{output}}.wav'")
+        return dict(value)
     if not isinstance(value, Mapping):
         raise WrongSetting(f"{name}: need NAME = NUMBER for each, as in {name}.team-a=2")
     return {key: DEFAULT if one == DEFAULT else _number(f"{name}.{key}", one, float) for key, one in value.items()}

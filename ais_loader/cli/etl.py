@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ais_loader.cli.etl_args import arguments_of
 from ais_loader.cli.etl_jobs import cancel, job, jobs, run
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text
@@ -34,7 +35,15 @@ for _command in (run, jobs, job, cancel):
 @etl.command()
 @click.argument("name")
 @click.option("--python", metavar="FILE.py:NAME", help="A function or class of this file. The file is run to get it.")
-@click.option("--command", metavar="WORDS", help="A program, as 'ffmpeg -i {input} {output}'; no shell runs it.")
+@click.option(
+    "--node-command",
+    metavar="COMMAND",
+    help="A command that the nodes' operator has listed; `etl commands` lists them.",
+)
+@click.option(
+    "--args", "arguments", metavar="JSON", help='With --node-command: its arguments, as {"rate": 16000}.', default=""
+)
+@click.option("--command", metavar="WORDS", help="A program and its words, as 'tr a-z A-Z'; no shell runs it.")
 @click.option("--server", metavar="ADDRESS", help="A server of yours, as http://HOST:PORT or grpc://HOST:PORT.")
 @click.option("--requirement", multiple=True, metavar="SPEC", help="With --python: a package it needs; repeatable.")
 @click.option("--streaming", is_flag=True, help="With --python: it takes and yields chunks.")
@@ -70,6 +79,8 @@ for _command in (run, jobs, job, cancel):
 def init(
     name: str,
     python: str | None,
+    node_command: str | None,
+    arguments: str,
     command: str | None,
     server: str | None,
     requirement: tuple[str, ...],
@@ -92,20 +103,26 @@ def init(
 ) -> None:
     """Create the transform NAME from a Python function, a command, or a server.
 
-    Nodes run only what their operator has allowed: `serve` has --etl-code, --etl-command and --etl-server.
+    Nodes run only what their operator has allowed: the commands of `serve --etl-command`, the servers of --etl-server,
+    and with --etl-code also Python functions and any --command.
     """
-    if sum(one is not None for one in (python, command, server)) != 1:
-        raise click.UsageError("need one of --python, --command and --server")
+    if sum(one is not None for one in (python, node_command, command, server)) != 1:
+        raise click.UsageError("need one of --python, --node-command, --command and --server")
     _require_only(
         {
             "--python": (python, {"--requirement": requirement, "--streaming": streaming, "--path": path}),
+            "--node-command": (node_command, {"--args": arguments}),
             "--command": (command, {"--input-suffix": input_suffix, "--output-suffix": output_suffix}),
             "--server": (server, {"--communication": communication, "--fqn": fqn, "--direct-put": direct_put}),
         }
     )
+    from ais_loader.etl import NodeCommand
+
     transform: Any
     if python is not None:
         transform = _loaded(python)
+    elif node_command is not None:
+        transform = NodeCommand(node_command, arguments_of(arguments or "{}"))
     elif command is not None:
         transform = _command_of(command, input_suffix, output_suffix)
     else:
@@ -196,6 +213,22 @@ def list_(as_json: bool, store: StoreChoice) -> None:
     with store.reading() as client, Lines() as lines:
         for one in client.etl.list():
             lines.add(json.dumps(_fields(one)) if as_json else _line(one))
+
+
+@etl.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per command.")
+@takes_store
+def commands(as_json: bool, store: StoreChoice) -> None:
+    """List the commands that the nodes' operator has listed, with their arguments.
+
+    `ais-loader etl init NAME --node-command COMMAND --args JSON` makes a transform of one.
+    """
+    with store.reading() as client, Lines() as lines:
+        for one in client.etl.commands():
+            if as_json:
+                lines.add(json.dumps(dataclasses.asdict(one)))
+            else:
+                lines.add(f"{printable(one.name)}  {printable(one.arguments)}  ({count_text(len(one.nodes), 'node')})")
 
 
 @etl.command()

@@ -1,7 +1,8 @@
 """Audio to WAV with so many channels at such a rate, by FFmpeg where it is installed and by PyAV otherwise.
 
 As a function:   client.etl.init("wav", flac_to_wav)
-As a command:    client.etl.init("wav", Command(FFMPEG))
+As a command:    ais-loader serve --etl-command "wav=$(python -m examples.etl.flac_to_wav --command)" ...,
+                 and client.etl.init("wav", NodeCommand("wav"))
 As a server:     python -m examples.etl.flac_to_wav --port 9000, and client.etl.init("wav", Server("http://127.0.0.1:9000"))
 Then:            bucket.get("a.flac", etl="wav", args={"channels": 2, "rate": 44100})
 """
@@ -15,8 +16,10 @@ from typing import Any
 
 from storage_node.etl.webserver import FastAPIServer
 
-FFMPEG = "ffmpeg -v error -i pipe:0 -ac {args.channels:2} -ar {args.rate:44100} -c:a pcm_s16le -f wav {output}"
-"""The same as a command of which the nodes' operator knows. Into a file: on a pipe WAV has no size in its header."""
+FFMPEG = (
+    "ffmpeg -v error -i pipe:0 -ac {channels:int(1,2)=2} -ar {rate:int(8000,192000)=44100} -c:a pcm_s16le {output}.wav"
+)
+"""The same as a command for the nodes' operator to list. Into a file: on a pipe WAV has no size in its header."""
 
 
 def flac_to_wav(data: bytes, channels: int = 2, rate: int = 44100) -> bytes:
@@ -55,5 +58,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=9000)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--command", action="store_true", help="print the command that does the same")
     chosen = parser.parse_args()
+    if chosen.command:
+        print(FFMPEG)
+        parser.exit()
     FlacToWav().start("127.0.0.1", chosen.port, workers=chosen.workers)

@@ -111,6 +111,8 @@ def _about(node: dict[str, Any]) -> Iterable[str]:
             yield drive_line(drive)
     if node["moving"]:
         yield from moving_texts(node["moving"])
+    if node["etl_sandbox"]:
+        yield f"sandbox of commands: {printable(node['etl_sandbox'])}"
     if node["changed_limits"]:
         changed = ", ".join(f"{name}={value}" for name, value in sorted(node["changed_limits"].items()))
         yield f"set: {printable(changed)}"

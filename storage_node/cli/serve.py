@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ais_loader.cli.show import cannot_listen, note
-from storage_node.cli.etl_options import takes_etl
+from storage_node.cli.etl_options import commands_of, takes_etl
 from storage_node.cli.insecure import WHY, insecure_option
 from storage_node.cli.settings import config_option, given_settings, set_option
 
@@ -225,7 +225,7 @@ def serve(
             "metrics_port": metrics_port,
             "promote_root": tuple(map(os.path.abspath, promote_root)),
             "etl_code": etl_code,
-            "etl_command": etl_command,
+            "etl_command": commands_of(etl_command),
             "etl_server": etl_server,
         },
         given_settings(config, assignments, of_cluster=False) or {},

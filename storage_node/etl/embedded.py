@@ -26,7 +26,6 @@ from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry import RecordRegistry
 from storage_node.etl.transformed_run import TransformedRun
-from storage_node.etl.worker_stage import ANY_PROGRAM
 from storage_node.store.store import Store
 from storage_node.tasks import keep_going
 
@@ -60,7 +59,7 @@ class EmbeddedEtl:
         store = self._store
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="ais-loader-etl-read")
         registry = RecordRegistry(store, self._read)
-        config = ServerConfig(etl_code=True, etl_commands=(ANY_PROGRAM,), etl_servers=(ANY_PROGRAM,))
+        config = ServerConfig(etl_code=True, etl_servers=("*",), etl_sandbox="off")
         drive = next(drive.root for drive in store.drives if drive is not None)
         self._etl = LocalEtl(store, registry, config, drive, self._read, HttpSide())
         own = OwnStore(store, self._read, self._etl.spool)

@@ -56,7 +56,8 @@ def check_transform(transform: pb.Transform) -> None:
             f"transform {transform.name!r}: {len(transform.python.pickle):,} bytes of code, of {MAX_CODE_BYTES:,} at "
             "most: load what is large, as a model, when it is set up"
         )
-    words = [*transform.command.argument, *transform.python.requirement, transform.server.address]
+    command = transform.command
+    words = [*command.argument, command.template, command.args, *transform.python.requirement, transform.server.address]
     if len(words) > MAX_WORDS or any(len(word) > MAX_TEXT for word in words):
         raise InvalidRequest(f"transform {transform.name!r}: more than {MAX_WORDS} words, or one too long")
     for text in transform.python.requirement:

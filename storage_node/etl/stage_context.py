@@ -17,6 +17,8 @@ from storage_node.etl.spool import Spool
 
 LOG_BYTES = 64 << 10
 ERRORS_KEPT = 20
+_TOLD = 500
+"""Characters of an error in the list of a transform's latest ones."""
 
 
 @dataclass(slots=True)
@@ -51,9 +53,14 @@ class StageCounts:
 
 
 def told(error: BaseException) -> str:
-    """An error in one line, for the list of a transform's latest ones."""
+    """An error in one line, for the list of a transform's latest ones.
+
+    A long one keeps both ends: whose error it is, and what a program wrote last.
+    """
     with suppress(Exception):
-        said = legible(" ".join(str(error).split()))[:500]
+        said = legible(" ".join(str(error).split()))
+        if len(said) > _TOLD:
+            said = f"{said[: _TOLD // 4]} … {said[-3 * _TOLD // 4 :]}"
         return f"{error.kind}: {said}" if isinstance(error, LoaderError) else said
     return type(error).__name__
 

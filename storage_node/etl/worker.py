@@ -36,6 +36,7 @@ import os
 import shlex
 import shutil
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -44,6 +45,10 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+from storage_node.command_line import FILES, WrongArgument, parse
+from storage_node.etl.fences import Fences, die_with_parent, enter
+from storage_node.etl.sandbox import TRUNCATE_ABI, Offered, Sandbox, adopt_orphans, end_children
 
 REQUEST = struct.Struct("<QIQB")
 """Its number, bytes of JSON, bytes of data, where the data is. As many descriptors come along as the JSON says."""
@@ -71,6 +76,10 @@ _ANSWER_S = 0.005
 _READ_BYTES = 256 << 10
 _TOLD = 2000
 """Characters of what an error says."""
+_STDERR_BYTES = 16 << 10
+"""Of the end of what a command writes to stderr: they go to the log of its transform."""
+_LAST_LINES, _LAST_CHARACTERS = 5, 400
+"""Of these, in the error of its object."""
 
 
 def room_for(size_bytes: int) -> int:
@@ -109,9 +118,13 @@ class Input:
                 raise Failed(f"its input ended after {at:,} of {self.size_bytes:,} bytes")
             yield memoryview(part)
 
-    def file(self) -> str:
-        """A path that opens it, from this process and from its children, until the call is over."""
-        whole = self.data is None and self.offset == 0 and os.fstat(self.fd).st_size == self.size_bytes
+    def file(self, *, own: bool = False) -> str:
+        """A path that opens it, from this process and from its children, until the call is over.
+
+        Args:
+            own: whether it must be a copy of this process's, so that nobody can change the object by it.
+        """
+        whole = self.data is None and self.offset == 0 and os.fstat(self.fd).st_size == self.size_bytes and not own
         if not whole:
             fd = os.memfd_create("input")
             for part in self.chunks():
@@ -367,102 +380,116 @@ class _Function:
 
 class _Command:
     def __init__(self, setup: dict[str, Any], worker: Worker) -> None:
-        self._template: list[str] = setup["argument"]
-        self._suffixes = setup["input_suffix"], setup["output_suffix"]
+        self._line = parse(setup["argument"])
+        self._fixed: dict[str, Any] = setup["args"]
+        self._usage: str = setup["usage"]
+        self._bases: dict[str, str] = {kind: kind + setup[f"{kind}_suffix"] for kind in FILES}
+        self._offered = None if setup["sandbox"] is None else Offered(**setup["sandbox"])
+        self._readable: list[str] = setup["readable"]
         self._worker = worker
+        self._runs = 0
+        adopt_orphans()
 
     def run(self, source: Input, said: dict[str, Any]) -> Any:
         given = json.loads(said["args"]) if said["args"] else {}
         if not isinstance(given, dict):
             raise Failed(f"args: need an object of names and values, got {type(given).__name__}")
-        files = {
-            "input": os.path.abspath("input" + self._suffixes[0]),
-            "output": os.path.abspath("output" + self._suffixes[1]),
-        }
-        words = command_line(self._template, given, files)
-        by_file = any("{input}" in word for word in self._template)
-        to_file = any("{output}" in word for word in self._template)
-        path = source.file()
-        if by_file:
-            os.symlink(path, files["input"])
+        self._runs += 1
+        folder = os.path.abspath(f"run-{self._runs}")  # what one object leaves behind is not there for the next one
+        try:
+            words = self._line.fill(self._fixed | given, {kind: f"{folder}/{self._bases[kind]}" for kind in FILES})
+        except WrongArgument as error:
+            raise Failed(f"args: {error}{self._usage}") from None
+        os.mkdir(folder, 0o700)
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._run_words(words, source, folder)
+            if self._line.uses("output"):
+                self._take_output(place, words[0])
+            return _Written(os.fstat(self._worker.output).st_size)
+        finally:
+            os.close(place)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _run_words(self, words: list[str], source: Input, folder: str) -> None:
+        """Returns when the command and all that it has started have ended. Raises Failed."""
+        by_file, to_file = self._line.uses("input"), self._line.uses("output")
+        offered, sandbox = self._offered, None
+        # Older versions of Landlock let a command truncate what it may only read.
+        path = source.file(own=offered is not None and 0 < offered.landlock_abi < TRUNCATE_ABI)
         os.ftruncate(self._worker.output, 0)
         os.lseek(self._worker.output, 0, os.SEEK_SET)
+
+        def in_child() -> None:
+            if by_file:  # whatever the command starts may open descriptors of this process, which it becomes
+                os.symlink(f"/proc/{os.getpid()}/fd/{source.fd}", f"{folder}/{self._file_name('input')}")
+            if sandbox is not None:
+                sandbox.enter()
+            die_with_parent()
+
         try:
             with open(path if not by_file else os.devnull, "rb") as stdin, open("stderr", "w+b") as stderr:
-                done = subprocess.run(
-                    words,
-                    stdin=stdin,
-                    stdout=stderr if to_file else self._worker.output,
-                    stderr=stderr,
-                    check=False,
-                    preexec_fn=_die_with_parent,
-                )
-                stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _TOLD))
-                said_last = stderr.read().decode(errors="replace").strip()
-            if said_last:
-                print(said_last, file=sys.stderr, flush=True)
-            if done.returncode:
-                raise Failed(f"{shlex.join(words)} ended with {done.returncode}: {said_last[-_TOLD:]}")
-            if to_file:
+                if offered is not None:
+                    outputs = (self._worker.output, stderr.fileno())
+                    sandbox = Sandbox(offered, folder, self._readable, source.fd, outputs)
                 try:
-                    with open(files["output"], "rb") as made, open(self._worker.output, "wb", closefd=False) as output:
-                        shutil.copyfileobj(made, output, CHUNK_BYTES)
-                except FileNotFoundError:
-                    raise Failed(f"{shlex.join(words)} wrote no {{output}}") from None
-            return _Written(os.fstat(self._worker.output).st_size)
-        except FileNotFoundError as error:
-            raise Failed(f"{words[0]}: {error.strerror}") from error
+                    done = subprocess.run(
+                        words,
+                        cwd=folder,
+                        env=os.environ | {"HOME": folder, "TMPDIR": folder},
+                        stdin=stdin,
+                        stdout=stderr if to_file else self._worker.output,
+                        stderr=stderr,
+                        pass_fds=(source.fd,) if by_file else (),
+                        check=False,
+                        preexec_fn=in_child,
+                    )
+                except PermissionError as error:
+                    held = " in the sandbox of commands (etl_command_paths: what they may read)" if sandbox else ""
+                    raise Failed(f"{words[0]} cannot be run{held}: {error.strerror}") from error
+                except FileNotFoundError as error:
+                    raise Failed(f"{words[0]}: {error.strerror}") from error
+                finally:
+                    end_children()
+                stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _STDERR_BYTES))
+                said = stderr.read().decode(errors="replace").strip()
         finally:
-            for left in (*files.values(), "stderr"):
-                if os.path.lexists(left):
-                    os.unlink(left)
+            if sandbox is not None:
+                sandbox.close()
+        if done.returncode:
+            said += f"\n{shlex.join(words)} ended with {done.returncode}"
+        if said:
+            print(said, file=sys.stderr, flush=True)
+        if done.returncode:
+            lines = last_lines(said.rpartition("\n")[0]) or "it wrote nothing to stderr"
+            raise Failed(f"{os.path.basename(words[0])} ended with {done.returncode}: {lines}")
+
+    def _take_output(self, place: int, program: str) -> None:
+        """From its folder into the output file. A link or a device is no output: this process may open what the command
+        may not. Raises Failed."""
+        try:
+            fd = os.open(
+                self._file_name("output"),
+                os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
+                dir_fd=place,
+            )
+        except FileNotFoundError:
+            raise Failed(f"{os.path.basename(program)} wrote no {{output}}") from None
+        except OSError as error:
+            raise Failed(f"{os.path.basename(program)}: its {{output}} is no regular file: {error.strerror}") from None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise Failed(f"{os.path.basename(program)}: its {{output}} is no regular file")
+        with open(fd, "rb") as made, open(self._worker.output, "wb", closefd=False) as output:
+            shutil.copyfileobj(made, output, CHUNK_BYTES)
+
+    def _file_name(self, kind: str) -> str:
+        return self._bases[kind] + self._line.suffixes.get(kind, "")
 
 
-def command_line(template: list[str], given: dict[str, Any], files: dict[str, str]) -> list[str]:
-    """The words of a command. A value is one word, or a part of one, and never more; pure.
-
-    Raises Failed for an argument that is missing, or that a program would take for an option.
-    """
-    unused = set(given)
-    words = []
-    for number, word in enumerate(template):
-        made, rest = "", word
-        while rest:
-            before, brace, after = rest.partition("{")
-            made += before
-            if not brace:
-                break
-            slot, closed, rest = after.partition("}")
-            if not closed:
-                raise Failed(f"{word!r}: a brace that is not closed")
-            if slot in files:
-                made += files[slot]
-                continue
-            name, colon, default = slot.removeprefix("args.").partition(":")
-            if not slot.startswith("args.") or not name:
-                raise Failed(
-                    f"{word!r}: {{{slot}}} is none of {{input}}, {{output}}, {{args.NAME}}, {{args.NAME:DEFAULT}}"
-                )
-            unused.discard(name)
-            if name not in given and not colon:
-                raise Failed(f"args: {name!r} is missing")
-            value = given.get(name, default)
-            if not isinstance(value, str | int | float) or "\0" in str(value):
-                raise Failed(f"args: {name!r}: need text or a number, got {type(value).__name__}")
-            text = str(value)
-            if not made and not word.partition("{")[0] and text.startswith("-") and number and isinstance(value, str):
-                raise Failed(f"args: {name!r}: {text!r} would be taken for an option")
-            made += text
-        words.append(made)
-    if unused:
-        raise Failed(f"args: {sorted(unused)[0]!r} is none that this command takes")
-    return words
-
-
-def _die_with_parent() -> None:
-    from storage_node.etl.fences import die_with_parent
-
-    die_with_parent()
+def last_lines(text: str) -> str:
+    """The end of what a command has written: the reason of a failure, behind banners and warnings."""
+    return "\n".join(text.splitlines()[-_LAST_LINES:])[-_LAST_CHARACTERS:]
 
 
 def missing_of(requirements: Sequence[str]) -> list[str]:
@@ -518,8 +545,6 @@ def _nothing(source: Input, said: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    from storage_node.etl.fences import Fences, enter
-
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)  # nor do programs that it starts
     try:

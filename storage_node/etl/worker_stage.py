@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ais_loader.errors import LoaderError, TransformError, TransformFailed, TransformGone, TransformRefused
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.command_line import WrongArgument, WrongCommand, check_suffix, parse, parse_text, words_of
 from storage_node.config import ServerConfig
+from storage_node.etl import sandbox
 from storage_node.etl.environments import Environment, is_needed
 from storage_node.etl.fences import Fences
 from storage_node.etl.stage_context import StageContext, told
@@ -38,8 +42,6 @@ _BURST_S = 0.03
 _PAUSES = Backoff(0.5, 30.0, jitter=0.2)
 PROCESSES_PER_WORKER = 64
 """Threads among them, where workers have a user of their own: all that there may be share as many."""
-ANY_PROGRAM = "*"
-"""In `etl_commands`: whatever there is."""
 
 
 class WorkerStage(ABC):
@@ -331,29 +333,105 @@ class PythonStage(WorkerStage):
 
 
 class CommandStage(WorkerStage):
-    """A command of those that the operator lists."""
+    """A command that the operator lists, by its name, or one that a client wrote, where clients may run code."""
 
     def __init__(self, transform: pb.Transform, context: StageContext) -> None:
         super().__init__(transform, context)
-        words = list(transform.command.argument)
-        if not words:
-            raise TransformRefused(f"{transform.name}: a command without words")
-        allowed = context.config.etl_commands
-        if ANY_PROGRAM not in allowed and words[0] not in allowed:
-            listed = ", ".join(allowed) or "none"
-            raise TransformRefused(
-                f"{transform.name}: {words[0]!r} is none of the programs that this node runs: {listed}; its operator "
-                "would have to add it (etl_commands, or serve --etl-command)"
-            )
+        command, config = transform.command, context.config
+        try:
+            words, self._usage = self._words_of(command, config)
+            self._fixed = self._fixed_arguments(words, command)
+            for suffix in (command.input_suffix, command.output_suffix):
+                check_suffix(suffix)
+        except WrongCommand as error:
+            raise TransformRefused(f"{transform.name}: {error}") from None
+        except WrongArgument as error:
+            raise TransformRefused(f"{transform.name}: args: {error}{self._usage}") from None
         found = shutil.which(words[0])
         if found is None:
             raise TransformRefused(f"{transform.name}: there is no program {words[0]!r} on this node (PATH)")
-        self._words = [found, *words[1:]]
+        self._words = [os.path.abspath(found), *words[1:]]
+        self._sandbox = None if config.etl_sandbox == "off" else sandbox.offered()
+        if config.etl_sandbox == "required" and self._sandbox is not None and self._sandbox.lacking:
+            raise TransformRefused(
+                f"{transform.name}: this node runs commands in a full sandbox only (etl_sandbox = required), and here "
+                f"{'; '.join(self._sandbox.lacking)}"
+            )
+
+    def _words_of(self, command: pb.Command, config: ServerConfig) -> tuple[list[str], str]:
+        """The words, and what an error about an argument ends with. Raises TransformRefused, WrongCommand."""
+        if not command.template:
+            if not config.etl_code:
+                raise TransformRefused(
+                    f"{self._transform.name}: this node runs no commands that clients write: its operator would have "
+                    f"to allow them (etl_code = true, or serve --etl-code); it has {listed(config.etl_commands)}"
+                )
+            words = list(command.argument)
+            parse(words)
+            return words, ""
+        text = config.etl_commands.get(command.template)
+        if text is None:
+            raise TransformRefused(
+                f"{self._transform.name}: this node has no command {command.template!r}: it has "
+                f"{listed(config.etl_commands)}; its operator lists them (etl_commands, or serve --etl-command)"
+            )
+        return words_of(text), f"; {command.template} takes {parse_text(text).usage}"
+
+    def _fixed_arguments(self, words: list[str], command: pb.Command) -> dict[str, Any]:
+        """Those that the transform itself gives. Raises WrongArgument."""
+        try:
+            fixed = json.loads(command.args or "{}")
+        except ValueError as error:
+            raise WrongArgument(f"not JSON: {error}") from None
+        if not isinstance(fixed, dict):
+            raise WrongArgument("need an object of names and values")
+        line = parse(words)
+        # A request may give those that are missing here.
+        known = {argument.name: argument for argument in line.arguments}
+        for name, value in fixed.items():
+            if name not in known:
+                raise WrongArgument(f"{name!r} is none that this command takes")
+            known[name].text(value)
+        return fixed
 
     def _setup(self) -> tuple[dict[str, Any], bytes]:
-        command = self._transform.command
-        suffixes = {"input_suffix": command.input_suffix, "output_suffix": command.output_suffix}
-        return {"kind": "command", "argument": self._words, **suffixes}, b""
+        command, config = self._transform.command, self._context.config
+        setup = {
+            "kind": "command",
+            "argument": self._words,
+            "usage": self._usage,
+            "args": self._fixed,
+            "input_suffix": command.input_suffix,
+            "output_suffix": command.output_suffix,
+            "sandbox": None if self._sandbox is None else self._sandbox.as_json(),
+            "readable": [os.path.realpath(self._words[0]), *config.etl_command_paths],
+        }
+        return setup, b""
+
+
+def listed(commands: Mapping[str, str]) -> str:
+    """The commands of a node and their arguments, for people."""
+    return ", ".join(f"{name} ({parse_text(text).usage})" for name, text in commands.items()) or "none"
+
+
+def sandbox_state(config: ServerConfig) -> str:
+    """What contains the commands of a node, for status; empty where it runs none."""
+    if not config.etl_commands and not config.etl_code:
+        return ""
+    return "off" if config.etl_sandbox == "off" else str(sandbox.offered())
+
+
+def sandbox_warnings(config: ServerConfig, drives: Sequence[Path]) -> list[str]:
+    """What the operator of a node must know about its commands when it starts."""
+    if not sandbox_state(config) or config.etl_sandbox == "off":
+        return []
+    then = "commands are refused" if config.etl_sandbox == "required" else "a command is not fully contained"
+    found = [f"etl_sandbox={config.etl_sandbox}: {then}: {lacking}" for lacking in sandbox.offered().lacking]
+    for folder in sandbox.SYSTEM_FOLDERS:
+        inside = [str(drive) for drive in drives if drive.resolve().is_relative_to(Path(folder).resolve())]
+        if inside:
+            found.append(f"commands can read {inside[0]}: it lies in {folder}, where programs are; move the drive")
+    return found
 
 
 def workers_of(config: ServerConfig) -> int:

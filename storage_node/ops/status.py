@@ -129,6 +129,7 @@ def _node(
         "member": pb.MapNode.State.Name(member.state).lower() if member is not None else "no",
         "map_version": answer.map.version if answer is not None and answer.map is not None else 0,
         "limits": limits,
+        "etl_sandbox": described.etl_sandbox if described is not None else "",
         "changed_limits": {name: value for name, value in limits.items() if _DEFAULTS.get(name, value) != value},
         "metrics_url": f"http://{said.metrics}/metrics" if said is not None and said.metrics and described else "",
         "drives": drives,

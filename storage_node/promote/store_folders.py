@@ -138,10 +138,18 @@ def cluster_folders(roots: Iterable[Path]) -> list[Path]:
     return [folder for folder in above if folder.is_dir()]
 
 
-def require_apart(promote_roots: Sequence[str], folders: Sequence[Path]) -> None:
-    """Raise InvalidRequest if a folder to promote from contains one of the store's, or lies in one."""
+def require_apart(promote_roots: Sequence[str], folders: Sequence[Path], command_paths: Sequence[str] = ()) -> None:
+    """Raise InvalidRequest if a folder to promote from, or one that commands may read, contains one of the store's, or
+    lies in one."""
+    reasons = {
+        "promote_roots": "what is promoted, or moved, would be the store itself",
+        "etl_command_paths": "clients could read the store itself by their commands",
+    }
     mounts = _mounts()
-    for root in promote_roots:
+    for setting, root in [
+        *(("promote_roots", root) for root in promote_roots),
+        *(("etl_command_paths", path) for path in command_paths),
+    ]:
         real = os.path.realpath(os.fsencode(root))
         places = [_place(real, mounts), *(mount.place for mount in _mounted_below(real, mounts))]
         for folder in folders:
@@ -149,6 +157,5 @@ def require_apart(promote_roots: Sequence[str], folders: Sequence[Path]) -> None
             of_folder = [_place(own, mounts), *(mount.place for mount in _mounted_below(own, mounts))]
             if any(place.touches(other) for place in places for other in of_folder):
                 raise InvalidRequest(
-                    f"promote_roots: {root} and {folder}, which is the store's own, lie in each other: what is "
-                    "promoted, or moved, would be the store itself"
+                    f"{setting}: {root} and {folder}, which is the store's own, lie in each other: {reasons[setting]}"
                 )

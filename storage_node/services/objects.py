@@ -21,6 +21,8 @@ from storage_node.batch.session import BatchService
 from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Listed
+from storage_node.command_line import parse_text
+from storage_node.etl.worker_stage import sandbox_state
 from storage_node.lane.coming import ComingBytes
 from storage_node.node import Node
 from storage_node.services.call_metrics import counted, counted_stream
@@ -429,6 +431,8 @@ class NodeService:
             batches=sum(sum(ended.values()) for ended in counts.batches.values()),
             entries=sum(sum(good.values()) for good in counts.entries.values()),
             entry_bytes=sum(sum(good.values()) for good in counts.entry_bytes.values()),
+            etl_command={name: parse_text(text).usage for name, text in self._node.config.etl_commands.items()},
+            etl_sandbox=sandbox_state(self._node.config),
         )
 
 

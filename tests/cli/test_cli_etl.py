@@ -25,6 +25,9 @@ def breaks(
 """
 
 
+FLIP = "tr {from:word} {to:word=A}"
+
+
 @pytest.fixture(scope="module", params=["embedded", "grpc"])
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp(request.param)
@@ -33,7 +36,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             client.create_bucket("b").put("a", b"abc")
         yield str(folder / "store")
         return
-    with serving(folder, etl_code=True, etl_commands=("tr",), etl_workers=1) as node:
+    with serving(folder, etl_code=True, etl_commands={"flip": FLIP}, etl_workers=1) as node:
         with connect(node.url) as client:
             client.create_bucket("b").put("a", b"abc")
         yield node.url
@@ -63,6 +66,24 @@ def test_a_function_of_a_file_needs_no_file_on_the_node(store: str, tmp_path: Pa
     assert made_of(store, "up") == b"ABC"
     assert json.loads(etl(store, "show", "up", "--json").stdout)["version"] != made["version"]
     assert etl(store, "rm", "up").exit_code == 0
+
+
+def test_commands_of_the_operator_are_listed_and_made_transforms(store: str) -> None:
+    listed = etl(store, "commands")
+    assert listed.exit_code == 0
+    if not store.startswith("grpc://"):
+        assert listed.stdout == ""
+        return
+    assert listed.stdout == "flip  from:word, to:word=A  (1 node)\n"
+    (one,) = map(json.loads, etl(store, "commands", "--json").stdout.splitlines())
+    assert one == {"name": "flip", "arguments": "from:word, to:word=A", "nodes": [store]}
+    done = etl(store, "init", "flip", "--node-command", "flip", "--args", '{"from": "a"}')
+    assert done.exit_code == 0 and made_of(store, "flip") == b"Abc"
+    assert etl(store, "ls").stdout == "flip  command  running  flip from=a\n"
+    wrong = etl(store, "init", "x", "--node-command", "flip", "--args", '{"from": "-d"}')
+    assert wrong.exit_code == 1 and "need a word" in wrong.stderr and "flip takes from:word, to:word=A" in wrong.stderr
+    assert "--args goes with --node-command" in etl(store, "init", "x", "--command", "cat", "--args", "{}").stderr
+    assert etl(store, "rm", "flip").exit_code == 0
 
 
 def test_it_is_listed_shown_stopped_started_and_deleted(store: str) -> None:
@@ -95,7 +116,7 @@ def test_what_is_wrong_is_said_before_the_store_is_asked(tmp_path: Path) -> None
     file = tmp_path / "broken.py"
     file.write_text(CODE)
     wrong = [
-        ([], "need one of --python, --command and --server", 2),
+        ([], "need one of --python, --node-command, --command and --server", 2),
         (["--command", "tr", "--server", "http://127.0.0.1:1"], "need one of", 2),
         (["--command", "tr", "--streaming"], "--streaming goes with --python", 2),
         (["--command", "tr 'a"], "No closing quotation", 2),

@@ -15,6 +15,8 @@ from ais_loader.cli.main import _SHORT_HELP as SHORT_HELP
 from ais_loader.cli.main import one_line
 from ais_loader.cli.show import count_text, printable, size_text
 from ais_loader.extras import install_command
+from storage_node.cli.etl_options import etl_assignments
+from storage_node.settings import read_assignments
 from tests.cli.kit import TIMEOUT_S, Run, environment, run_process
 
 HEAVY = ("grpc", "torch", "rocksdict", "ray", "storage_node.store", "storage_node.server")
@@ -199,6 +201,25 @@ def test_version_and_no_command() -> None:
     assert run_process().returncode == 2
 
 
+@pytest.mark.parametrize("command", ["serve", "cluster up"])
+def test_a_command_for_clients_that_is_wrong_is_refused_before_anything_starts(tmp_path: Path, command: str) -> None:
+    where = ["--drive" if command == "serve" else "--root", str(tmp_path)]
+    for given, what in [
+        ("ffmpeg", "need NAME=WORDS"),
+        ("ffmpeg -i a=b", "need NAME=WORDS"),
+        ("wav=ffmpeg {rate}", "is none of {input}, {output}, {NAME:TYPE}"),
+    ]:
+        result = CliRunner().invoke(main, [*command.split(), *where, "--etl-command", given])
+        assert result.exit_code == 2 and what in " ".join(result.output.split()), result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_assignments_of_commands_keep_every_character() -> None:
+    words = """sox "a b" {input} -r {rate:int(8000,48000)=16000} 'x="y"' {output}.wav"""
+    given = etl_assignments(etl_code=True, etl_command=(f"wav={words}",), etl_server=())
+    assert read_assignments(given) == {"etl_code": True, "etl_commands": {"wav": words}}
+
+
 def test_serve_allows_transforms_that_are_named_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from storage_node.config import ServerConfig
     from storage_node.ops import serve as ops
@@ -208,9 +229,9 @@ def test_serve_allows_transforms_that_are_named_and_no_others(tmp_path: Path, mo
     allowed = [
         "--etl-code",
         "--etl-command",
-        "ffmpeg",
+        "wav=ffmpeg -i {input} -ar {rate:int} {output}.wav",
         "--etl-command",
-        "/bin/sox",
+        "same=/bin/cat",
         "--etl-server",
         "http://[::1]:9000",
     ]
@@ -218,6 +239,10 @@ def test_serve_allows_transforms_that_are_named_and_no_others(tmp_path: Path, mo
         result = CliRunner().invoke(main, ["serve", "--drive", str(tmp_path), "--port", "0", *options])
         assert result.exit_code == 0, result.output
     assert [(one.etl_code, one.etl_commands, one.etl_servers) for one in served] == [
-        (False, (), ()),
-        (True, ("ffmpeg", "/bin/sox"), ("http://[::1]:9000",)),
+        (False, {}, ()),
+        (
+            True,
+            {"wav": "ffmpeg -i {input} -ar {rate:int} {output}.wav", "same": "/bin/cat"},
+            ("http://[::1]:9000",),
+        ),
     ]

@@ -30,7 +30,8 @@ def drive(path: str, free: int = 10, size: int = 20, **more: Any) -> dict[str, A
 
 def node(name: str, *drives: dict[str, Any], endpoint: str = "10.0.0.1:7480", **more: Any) -> dict[str, Any]:
     one = {"id": "1234", "name": name, "host": "h", "endpoint": endpoint, "pid": 1, "state": "serving", "problem": ""}
-    one |= {"member": "active", "drives": list(drives), "moving": None, "changed_limits": {}, "metrics_url": ""} | more
+    one |= {"member": "active", "drives": list(drives), "moving": None, "changed_limits": {}, "metrics_url": ""}
+    one |= {"etl_sandbox": ""} | more
     one["free_bytes"], one["size_bytes"] = disk_space([one])
     return one
 
@@ -42,6 +43,12 @@ def shown(capsys: pytest.CaptureFixture[str], *nodes: dict[str, Any], **more: An
     with Lines() as lines:
         show_condition(found | {"buckets": 2, "objects": 1234, "object_bytes": 1 << 20} | more, lines)
     return capsys.readouterr().out.splitlines()
+
+
+def test_the_sandbox_of_commands_is_shown_for_nodes_that_run_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    lacking = "none; a command is not fully contained: it can read every file"
+    lines = shown(capsys, node("node-1", drive("/a"), etl_sandbox=lacking), node("node-2", drive("/b")))
+    assert [line.strip() for line in lines if "sandbox" in line] == [f"node-1: sandbox of commands: {lacking}"]
 
 
 def test_a_disk_below_several_drives_and_nodes_is_counted_once(tmp_path: Path) -> None:

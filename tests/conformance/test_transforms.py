@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from ais_loader import Bucket, Client, Command, Entry, Item, Pipeline, Stage, Status, connect, errors
+from ais_loader import Bucket, Client, Command, Entry, Item, NodeCommand, Pipeline, Stage, Status, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
 from storage_node.etl.transformed_run import TransformedRun
 from tests.node.cluster_kit import LocalCluster
 from tests.node.node_kit import serving
 
 MiB = 1 << 20
-ALLOWED = {"etl_code": True, "etl_commands": ("tr", "cat", "false"), "etl_workers": 2}
+ALLOWED = {"etl_code": True, "etl_commands": {"shift": "tr {old:word} {new:word=A}", "same": "cat"}, "etl_workers": 2}
 DATA = {f"s/{at:02}": b"sample %02d " % at * (at + 1) for at in range(30)}
 LARGE = seeded_bytes(6 * MiB, seed=6)
 
@@ -79,6 +79,42 @@ def bucket(client: Client) -> Bucket:
 
 def datas(items: Any) -> list[bytes]:
     return [item.tobytes() for item in items]
+
+
+# -- commands that operators list
+
+
+def test_a_command_of_the_operator_is_named_and_its_arguments_are_checked(client: Client, bucket: Bucket) -> None:
+    listed = {one.name: one.arguments for one in client.etl.commands()}
+    if not listed:  # an embedded store has no operator
+        with pytest.raises(errors.TransformRefused, match=r"no command 'shift': it has none"):
+            client.etl.init("shift", NodeCommand("shift"))
+        return
+    assert listed == {"shift": "old:word, new:word=A", "same": "no arguments"}
+    made = client.etl.init("shift", NodeCommand("shift", {"new": "Z"}), replace=True)
+    assert (made.kind, made.source) == ("command", "shift new=Z")
+    sample = DATA["s/03"]
+    assert bucket.get("s/03", etl="shift", args={"old": "s"}) == sample.replace(b"s", b"Z")
+    assert bucket.get("s/03", etl="shift", args={"old": "s", "new": "b"}) == sample.replace(b"s", b"b")
+    usage = r".*; shift takes old:word, new:word=A"
+    for args, what in [
+        ({}, "'old' is missing"),
+        ({"old": "-d"}, r"old='-d': need a word"),
+        ({"old": "/etc/passwd"}, r"old='/etc/passwd': need a word"),
+        ({"old": "s", "new": 5}, r"new=5: need a word"),
+        ({"old": "s", "other": 1}, "'other' is none that this command takes"),
+    ]:
+        with pytest.raises(errors.TransformFailed, match=what + usage):
+            bucket.get("s/03", etl="shift", args=args)
+    for command, what in [
+        (NodeCommand("shift", {"new": "../x"}), r"new='\.\./x': need a word" + usage),
+        (NodeCommand("shift", {"third": "x"}), "'third' is none that this command takes" + usage),
+        (NodeCommand("sh"), r"no command 'sh': it has shift \(old:word, new:word=A\), same \(no arguments\)"),
+    ]:
+        with pytest.raises(errors.TransformRefused, match=what):
+            client.etl.init("wrong", command)
+    with pytest.raises(errors.InvalidRequest, match="need JSON values"):
+        client.etl.init("wrong", NodeCommand("shift", {"new": b"x"}))
 
 
 # -- batches

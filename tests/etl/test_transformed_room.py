@@ -38,7 +38,7 @@ def test_what_is_in_memory_and_what_is_a_file_are_counted_apart() -> None:
 
 def test_without_any_room_entries_pass_one_after_another(tmp_path: Path) -> None:
     objects = {"large": seeded_bytes(LARGE, seed=1), "small": b"abc", "larger": seeded_bytes(2 * LARGE, seed=2)}
-    config = {"etl_commands": ("cat",), "etl_workers": 2, "etl_memory_bytes": 1, "etl_spool_bytes": 1}
+    config = {"etl_code": True, "etl_workers": 2, "etl_memory_bytes": 1, "etl_spool_bytes": 1}
     with serving(tmp_path, **config) as node, bucket_of(node) as bucket:
         for name, data in objects.items():
             bucket.put(name, data)

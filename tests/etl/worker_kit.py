@@ -48,12 +48,17 @@ def of_command(*argument: str, name: str = "f", **fields: Any) -> pb.Transform:
     return pb.Transform(name=name, uuid=b"2" * 16, command={"argument": argument, **fields})
 
 
+def of_template(template: str, *, name: str = "f", **args: Any) -> pb.Transform:
+    """A command of the operator's."""
+    return pb.Transform(name=name, uuid=b"2" * 16, command={"template": template, "args": json.dumps(args)})
+
+
 @contextlib.asynccontextmanager
 async def transforms_of(
     folder: Path, *known: pb.Transform, environments: Environments | None = None, **config: Any
 ) -> AsyncIterator[NodeTransforms]:
     by_name = {transform.name: transform for transform in known}
-    settings = ServerConfig(**{"etl_code": True, "etl_commands": ("*",), **config})
+    settings = ServerConfig(**{"etl_code": True, **config})
     context = StageContext(settings, Spool(folder / "spool"), on_default_threads, HttpSide(), environments)
     transforms = NodeTransforms(by_name.get, context)
     try:

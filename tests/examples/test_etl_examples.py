@@ -20,13 +20,15 @@ from examples.etl.flac_to_wav import FFMPEG, FlacToWav, by_pyav, flac_to_wav
 from examples.etl.image_resize import resized
 from examples.etl.tar_features import features_of
 from examples.etl.text_tokens import Tokens
+from storage_node.command_line import parse_text
 from storage_node.etl.values import Content
 from storage_node.etl.webserver import FastAPIServer, GRPCServer
 from tests.data import EMPTY_WAV, IMAGES, utterances
 from tests.etl.servers.server_kit import GRPC, HPUSH, ORIGIN, WS, bytes_of, open_stage, run
-from tests.etl.worker_kit import of_command, run_one
+from tests.etl.worker_kit import of_template, run_one
 
 SPEECH = utterances()[::17]
+OPERATOR = {"etl_code": False, "etl_commands": {"wav": FFMPEG}}
 
 
 def pcm(wav: bytes) -> tuple[Any, int]:
@@ -64,8 +66,8 @@ def test_ffmpeg_is_used_where_it_is_installed(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     words, _, data = flac_to_wav(b"flac", channels=1, rate=16000).partition(b"\n")
     assert data == b"flac"
-    wanted = FFMPEG.replace("{args.channels:2}", "1").replace("{args.rate:44100}", "16000")
-    assert f"ffmpeg {words.decode()}".startswith(wanted.replace("{output}", "-y "))
+    wanted = " ".join(parse_text(FFMPEG).fill({"channels": 1, "rate": 16000}, {"output": "-f wav -y "}))
+    assert f"ffmpeg {words.decode()}".startswith(wanted.removesuffix(".wav"))
     with pytest.raises(ValueError, match="no such channels"):
         flac_to_wav(b"flac", channels=9)
 
@@ -75,11 +77,11 @@ def test_ffmpeg_as_a_command_makes_the_same_of_it(tmp_path: Path) -> None:
     for utterance in SPEECH[:1]:
         flac = utterance.path.read_bytes()
         for args in ({}, {"channels": 1, "rate": 16000}):
-            samples, rate = pcm(run_one(tmp_path, of_command(*FFMPEG.split()), flac, **args))
+            samples, rate = pcm(run_one(tmp_path, of_template("wav"), flac, OPERATOR, **args))
             wanted, wanted_rate = pcm(flac_to_wav(flac, **args))
             assert rate == wanted_rate and np.array_equal(samples, wanted)
     with pytest.raises(TransformFailed, match=r"ended with 1: .*Invalid data"):
-        run_one(tmp_path, of_command(*FFMPEG.split()), b"this is no audio")
+        run_one(tmp_path, of_template("wav"), b"this is no audio", OPERATOR)
 
 
 class OverGrpc(GRPCServer):

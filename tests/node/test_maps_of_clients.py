@@ -29,7 +29,7 @@ SECRET = "what-the-code-says"
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeServer]:
-    config = ServerConfig(port=0, etl_code=True, etl_commands=("printf",), etl_workers=1)
+    config = ServerConfig(port=0, etl_code=True, etl_workers=1)
     with NodeServer([tmp_path_factory.mktemp("node")], config) as node:
         member = pb.MapNode(
             uuid=node.membership.node_uuid,

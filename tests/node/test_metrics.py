@@ -72,7 +72,7 @@ def node(tmp_path: Path) -> Iterator[NodeServer]:
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Series]:
     """All that a node exports after traffic of every kind, in a cluster of its own."""
-    with serving(tmp_path_factory.mktemp("node"), metrics_port=0, etl_commands=("cat",)) as running:
+    with serving(tmp_path_factory.mktemp("node"), metrics_port=0, etl_code=True) as running:
         with bucket_of(running) as bucket:
             bucket.client.etl.init("same", Command(["cat"]))
             bucket.put_many((name, bytes(SIZE_BYTES)) for name in NAMES)
@@ -277,7 +277,7 @@ def test_tenants_with_a_weight_are_counted_apart_and_all_others_together(tmp_pat
 
 def test_transforms_are_counted_by_their_names_while_there_are_any(tmp_path: Path) -> None:
     with (
-        serving(tmp_path, metrics_port=0, etl_code=True, etl_commands=("tr",), etl_workers=1) as node,
+        serving(tmp_path, metrics_port=0, etl_code=True, etl_workers=1) as node,
         bucket_of(node) as bucket,
     ):
         client = bucket.client

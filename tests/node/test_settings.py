@@ -189,12 +189,33 @@ def test_a_setting_that_is_true_or_false_is_read_as_that() -> None:
         read_assignments(["etl_code=1"])
 
 
-def test_addresses_and_programs_of_transforms_are_lists_in_which_a_colon_separates_nothing() -> None:
-    read = read_assignments(["etl_servers=http://127.0.0.1:9000 grpc://10.0.0.7:1", "etl_commands=ffmpeg"])
+def test_addresses_of_transform_servers_are_a_list_in_which_a_colon_separates_nothing() -> None:
+    read = read_assignments(["etl_servers=http://127.0.0.1:9000 grpc://10.0.0.7:1"])
     chosen = configured(ServerConfig(), read)
     assert chosen.etl_servers == ("http://127.0.0.1:9000", "grpc://10.0.0.7:1")
-    assert chosen.etl_commands == ("ffmpeg",)
-    shown = {name: chosen.limits()[name] for name in ("etl_servers", "etl_commands")}
+    shown = {"etl_servers": chosen.limits()["etl_servers"]}
     assert configured(ServerConfig(), read_assignments([f"{name}={text}" for name, text in shown.items()])) == chosen
     with pytest.raises(WrongSetting, match="with spaces between them"):
         read_assignments(["etl_servers=1"])
+
+
+def test_commands_are_set_by_their_names_and_checked_at_once(tmp_path: Path) -> None:
+    text = "ffmpeg -i {input} -ar {rate:int(8000,48000)=16000} {output}.wav"
+    read = read_assignments([f"etl_commands.wav={text}", "etl_commands.same=cat"])
+    assert configured(ServerConfig(), read).etl_commands == {"wav": text, "same": "cat"}
+    file = tmp_path / "settings.toml"
+    file.write_text(f'[etl_commands]\nwav = "{text}"\n[nodes.a.etl_commands]\nwav = "cat"\n')
+    of_file = read_file(file)
+    assert of_file["etl_commands"] == {"wav": text} and for_node(of_file, "a")["etl_commands"] == {"wav": "cat"}
+    left = merged(read, read_assignments(["etl_commands.wav=default"]))
+    assert configured(ServerConfig(), left).etl_commands == {"same": "cat"}
+    for wrong, what in [
+        ("etl_commands=ffmpeg", "need NAME = TEXT for each"),
+        ("etl_commands.wav=ffmpeg {args.rate}", r"\{args.rate\} has no type"),
+        ("etl_commands.wav=ffmpeg {rate:integer}", "'integer' is no type: need int"),
+        ("etl_commands.'../wav'=cat", "a name is letters"),
+        ("etl_command_paths=models", "need absolute paths"),
+        ("etl_sandbox=on", "need 'best_effort' or 'required' or 'off'"),
+    ]:
+        with pytest.raises(WrongSetting, match=what):
+            read_assignments([wrong])

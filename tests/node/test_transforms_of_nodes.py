@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader import Client, Command, Entry, Stage, connect
+from ais_loader import Client, Entry, NodeCommand, Stage, connect
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
@@ -18,7 +18,8 @@ NAMES = [f"{at:02}" for at in range(40)]
 
 
 def config(**fields: int) -> ServerConfig:
-    return ServerConfig(**{"port": 0, "etl_commands": ("tr",), "etl_workers": 1, **fields})  # type: ignore[arg-type]
+    commands = {"shift": "tr a-z {to:A-Z|B-ZA}"}
+    return ServerConfig(**{"port": 0, "etl_commands": commands, "etl_workers": 1, **fields})  # type: ignore[arg-type]
 
 
 def member(node: NodeServer, host: str) -> pb.MapNode:
@@ -40,7 +41,7 @@ def made_by(node: NodeServer) -> int:
 def test_a_node_that_comes_back_serves_what_was_made_before(tmp_path: Path) -> None:
     with NodeServer([tmp_path], config()) as node, connect(node.url) as client:
         client.create_bucket("b").put_many([(name, b"abc") for name in NAMES])
-        version = client.etl.init("up", Command(["tr", "a-z", "{args.to}"])).version
+        version = client.etl.init("up", NodeCommand("shift")).version
     with NodeServer([tmp_path], config()) as node, connect(node.url) as client:
         assert [one.version for one in client.etl.list()] == [version]
         assert upper_of_all(client) == [b"ABC"] * len(NAMES)
@@ -54,7 +55,7 @@ def test_a_node_that_joins_and_one_that_comes_back_to_a_cluster_transform_what_t
         change_map(endpoints, create_cluster([member(first, "h-1")]), timeout_s=20.0)
         with connect(first.url) as client:
             client.create_bucket("b", copies=1).put_many([(name, b"abc") for name in NAMES])
-            client.etl.init("up", Command(["tr", "a-z", "{args.to}"]))
+            client.etl.init("up", NodeCommand("shift"))
             assert upper_of_all(client) == [b"ABC"] * len(NAMES)
             change_map(endpoints, add_node(member(second, "h-2")), timeout_s=20.0)
 

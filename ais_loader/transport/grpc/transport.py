@@ -489,6 +489,8 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
             "batches": answer.batches,
             "entries": answer.entries,
             "entry_bytes": answer.entry_bytes,
+            "etl_commands": dict(answer.etl_command),
+            "etl_sandbox": answer.etl_sandbox,
             "limits": dict(answer.limits),
             "drives": [
                 {

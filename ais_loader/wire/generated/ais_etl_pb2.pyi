@@ -47,14 +47,18 @@ class PythonCode(_message.Message):
     def __init__(self, pickle: _Optional[bytes] = ..., python: _Optional[str] = ..., requirement: _Optional[_Iterable[str]] = ..., streaming: bool = ..., path: bool = ..., qualified_name: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("argument", "input_suffix", "output_suffix")
+    __slots__ = ("argument", "input_suffix", "output_suffix", "template", "args")
     ARGUMENT_FIELD_NUMBER: _ClassVar[int]
     INPUT_SUFFIX_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
     argument: _containers.RepeatedScalarFieldContainer[str]
     input_suffix: str
     output_suffix: str
-    def __init__(self, argument: _Optional[_Iterable[str]] = ..., input_suffix: _Optional[str] = ..., output_suffix: _Optional[str] = ...) -> None: ...
+    template: str
+    args: str
+    def __init__(self, argument: _Optional[_Iterable[str]] = ..., input_suffix: _Optional[str] = ..., output_suffix: _Optional[str] = ..., template: _Optional[str] = ..., args: _Optional[str] = ...) -> None: ...
 
 class TransformServer(_message.Message):
     __slots__ = ("address", "communication", "fqn", "direct_put", "connections")

@@ -336,8 +336,15 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("version", "store_uuid", "drive", "batch_reader", "pid", "open_sessions", "active_batches", "reserved_bytes", "limits", "feature", "batches", "entries", "entry_bytes")
+    __slots__ = ("version", "store_uuid", "drive", "batch_reader", "pid", "open_sessions", "active_batches", "reserved_bytes", "limits", "feature", "batches", "entries", "entry_bytes", "etl_command", "etl_sandbox")
     class LimitsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class EtlCommandEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +364,8 @@ class DescribeResponse(_message.Message):
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     ENTRY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ETL_COMMAND_FIELD_NUMBER: _ClassVar[int]
+    ETL_SANDBOX_FIELD_NUMBER: _ClassVar[int]
     version: str
     store_uuid: str
     drive: _containers.RepeatedCompositeFieldContainer[Drive]
@@ -370,7 +379,9 @@ class DescribeResponse(_message.Message):
     batches: int
     entries: int
     entry_bytes: int
-    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., batch_reader: _Optional[str] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., feature: _Optional[_Iterable[str]] = ..., batches: _Optional[int] = ..., entries: _Optional[int] = ..., entry_bytes: _Optional[int] = ...) -> None: ...
+    etl_command: _containers.ScalarMap[str, str]
+    etl_sandbox: str
+    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., batch_reader: _Optional[str] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., feature: _Optional[_Iterable[str]] = ..., batches: _Optional[int] = ..., entries: _Optional[int] = ..., entry_bytes: _Optional[int] = ..., etl_command: _Optional[_Mapping[str, str]] = ..., etl_sandbox: _Optional[str] = ...) -> None: ...
 
 class Drive(_message.Message):
     __slots__ = ("uuid", "path", "state", "objects_estimate", "free_bytes", "size_bytes")
