@@ -58,3 +58,5 @@ REFUSED: Final = 6
 """An Error: what has become of a call; the next one may begin."""
 MAX_RESPONSE_BYTES: Final = 64 << 20
 """A node's frames are far smaller: a header that says more is none."""
+MAX_PUT_MESSAGE_BYTES: Final = 64 << 10
+"""Size of a PUT's messages before and after the bytes of its object, which have a name and metadata of a few KiB."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from ais_loader.wire.lane import CALL, DATA, FAILED, HEADER, LAST, MESSAGE, REFUSED
+from ais_loader.wire.lane import CALL, DATA, FAILED, HEADER, LAST, MAX_PUT_MESSAGE_BYTES, MESSAGE, REFUSED
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
 from storage_node.lane.coming import PIECE_BYTES, WAIT_S, ComingBytes
 from storage_node.lane.connection import LaneConnection
@@ -37,8 +37,6 @@ _STALL_S = 0.05
 _TRICKLE_BYTES = 4 << 10
 _TRICKLE_S = 0.02
 """Pause after a late client has sent less than _TRICKLE_BYTES, so that it cannot wake the event loop for each byte."""
-_MAX_PUT_MESSAGE_BYTES = 64 << 10
-"""The header of a PUT has a name and metadata of a few KiB, its end a size and a checksum."""
 _DRAIN_S = 5.0
 _MAX_NAME_BYTES = 200
 
@@ -236,10 +234,10 @@ class LaneCalls:
             return Received(coming, min(size_bytes, PIECE_BYTES))
         if kind not in (MESSAGE, LAST):
             raise InvalidRequest(f"kind {kind} in the middle of a call: need messages, and bytes of objects")
-        if not handler.response_streaming and size_bytes > _MAX_PUT_MESSAGE_BYTES:
+        if not handler.response_streaming and size_bytes > MAX_PUT_MESSAGE_BYTES:
             raise InvalidRequest(
                 f"a message of {size_bytes:,} bytes before or after the bytes of an object: "
-                f"{_MAX_PUT_MESSAGE_BYTES:,} bytes at most"
+                f"{MAX_PUT_MESSAGE_BYTES:,} bytes at most"
             )
         message, reserved_bytes = await self._message(size_bytes)
         self._whole = kind == LAST

@@ -53,6 +53,7 @@ from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
+from ais_loader.wire.lane import MAX_PUT_MESSAGE_BYTES
 
 T = TypeVar("T")
 INDEX_TIMEOUT_S = 600.0
@@ -219,12 +220,14 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
     # -- objects
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
-        put_header(spec)  # raises what no message can carry
+        header = put_header(spec)  # raises what no message can carry
+        # A node refuses such a name, and says so by gRPC. The identity of the write is not in the header yet.
+        by_lane = header.ByteSize() <= MAX_PUT_MESSAGE_BYTES // 2
 
         def send(here: Connection) -> pb.ObjectInfo:
             failure: list[Exception] = []
             spec.tries.begin(all_sent=False)
-            if (lane := here.put_lanes.take(PUT)) is not None:
+            if by_lane and (lane := here.put_lanes.take(PUT)) is not None:
                 return put_by_lane(lane, spec, source, here.lane_broke)
             messages = put_messages(spec, source, failure)
             try:
