@@ -42,7 +42,7 @@ def takes_etl(command: F) -> F:
 
 
 def commands_of(etl_command: tuple[str, ...]) -> dict[str, str]:
-    """NAME=WORDS, by name. Raises click.UsageError."""
+    """Parse options NAME=WORDS into commands by name. Raises click.UsageError."""
     commands: dict[str, str] = {}
     for one in etl_command:
         name, equals, words = one.partition("=")

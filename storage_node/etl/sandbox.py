@@ -110,7 +110,7 @@ _X32_CALLS = 0x40000000
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What a kernel has to hold commands. Sent to workers as JSON."""
+    """The mechanisms of a kernel that can hold commands. Sent to workers as JSON."""
 
     landlock_abi: int
     """0: none."""
@@ -121,7 +121,7 @@ class Offered:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """What a command can do because the kernel lacks something, one sentence each."""
+        """Sentences about a command: the things that it can do because the kernel lacks something."""
         found = []
         if not self.landlock_abi:
             found.append("it can read and write every file that its user can (no Landlock in this kernel)")
@@ -217,7 +217,7 @@ class Sandbox:
             self._ruleset = -1
 
     def _allow_path(self, path: str, rights: int) -> None:
-        """What is not there needs no rule."""
+        """Allow a path. One that does not exist needs no rule."""
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
@@ -239,9 +239,11 @@ class Sandbox:
 
 
 def drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Raises OSError."""
+    """Drop all capabilities of this process. Raises OSError."""
     header, none = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-    _checked(libc.capset(header, none))
+    if libc.capset(header, none):
+        number = ctypes.get_errno()
+        raise OSError(number, f"capabilities cannot be dropped: {os.strerror(number)}")
 
 
 def adopt_orphans() -> None:

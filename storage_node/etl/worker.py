@@ -465,8 +465,8 @@ class _Command:
             raise Failed(f"{os.path.basename(words[0])} ended with {done.returncode}: {lines}")
 
     def _take_output(self, place: int, program: str) -> None:
-        """From its folder into the output file. A link or a device is no output: this process may open what the command
-        may not. Raises Failed."""
+        """Copy {output} into the output file. A link or a device is no output, because this process may open what the
+        command may not. Raises Failed."""
         try:
             fd = os.open(
                 self._file_name("output"),

@@ -378,7 +378,7 @@ class CommandStage(WorkerStage):
         return words_of(text), f"; {command.template} takes {parse_text(text).usage}"
 
     def _fixed_arguments(self, words: list[str], command: pb.Command) -> dict[str, Any]:
-        """Those that the transform itself gives. Raises WrongArgument."""
+        """The arguments that the transform itself gives. Raises WrongArgument."""
         try:
             fixed = json.loads(command.args or "{}")
         except ValueError as error:
@@ -415,14 +415,14 @@ def listed(commands: Mapping[str, str]) -> str:
 
 
 def sandbox_state(config: ServerConfig) -> str:
-    """What contains the commands of a node, for status; empty where it runs none."""
+    """The mechanisms that contain the commands of a node, for status; empty if it runs none."""
     if not config.etl_commands and not config.etl_code:
         return ""
     return "off" if config.etl_sandbox == "off" else str(sandbox.offered())
 
 
 def sandbox_warnings(config: ServerConfig, drives: Sequence[Path]) -> list[str]:
-    """What the operator of a node must know about its commands when it starts."""
+    """Warnings for the operator of a node that starts: what its sandbox of commands lacks."""
     if not sandbox_state(config) or config.etl_sandbox == "off":
         return []
     then = "commands are refused" if config.etl_sandbox == "required" else "a command is not fully contained"

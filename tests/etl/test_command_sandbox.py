@@ -76,7 +76,7 @@ def place_of(folder: Path, **config: Any) -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """As a node is by default."""
+    """A node with the default settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AIS_LOADER_TEST_SECRET", SECRET)
         with place_of(tmp_path_factory.mktemp("held")) as place:
@@ -207,7 +207,7 @@ def test_a_command_changes_no_object_by_the_descriptor_of_its_input(held: Place)
 
 @NEEDS_SECCOMP
 def test_a_command_reaches_no_listener(held: Place, free: Place, tmp_path: Path) -> None:
-    """By TCP, UDP, and Unix sockets, whose files a namespace of the network does not hide."""
+    """The attacks use TCP, UDP, and Unix sockets, whose files a network namespace does not hide."""
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
         unix.bind(str(tmp_path / "listener"))
         unix.listen()
@@ -331,7 +331,7 @@ def test_whoever_reads_stdin_is_given_the_object_there(held: Place) -> None:
 
 
 def test_a_command_opens_its_own_streams_by_name(held: Place) -> None:
-    """By /dev/stdout and the like; {output} is a file, and standard output goes to the log then."""
+    """If {output} is a file, standard output goes to the log."""
     assert held.run("echo one > /dev/stdout; echo two >> /dev/stdout; echo err > /dev/stderr") == b"one\ntwo\n"
     assert held.run("echo 'read x < /dev/null; cat /dev/stdin' > /dev/null; echo done", "from_stdin") == b"done\n"
     assert held.run("echo logged > /dev/stdout; echo three > $1", "to_file") == b"three\n"
