@@ -275,7 +275,8 @@ class ServerConfig:
     etl_cache_bytes: int = 256 << 20
     """Limit on outputs that are kept for repeated requests; 0 disables this cache."""
     etl_user: str = ""
-    """The user that workers run as, if this process may switch users. If empty, the user of this process."""
+    """The user that workers run as, if this process may switch users. If empty, the user of this process. The node must
+    have a peer secret that this user cannot read, or `etl_network` must be false."""
     etl_network: bool = True
     """Whether workers may use the network. If false, they run in a network namespace of their own, or do not start."""
 
