@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Bucket, Client, ClusterOptions, Entry, connect, errors
+from ais_loader.entry import Status
 from ais_loader.testing import seeded_bytes, throwaway_folder
 from storage_node.cluster.repair.repair import Repair
 from tests.node.cluster_kit import BUCKET, LocalCluster
@@ -186,3 +188,27 @@ def test_an_object_is_not_called_corrupt_while_a_node_that_may_have_it_is_down(t
             for name in ("large", "half"):
                 with pytest.raises(errors.NodeUnavailable):
                     way(bucket, name)
+
+
+def test_an_object_is_not_called_corrupt_while_a_drive_that_may_have_it_is_missing(tmp_path: Path) -> None:
+    with (
+        LocalCluster(tmp_path, 2, copies=2, scrub_interval_s=0, repair_interval_s=600.0) as cluster,
+        connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=1.0)) as client,
+    ):
+        bucket = client.bucket(BUCKET)
+        bucket.put_many(SMALL.items())
+        large, half = "large", "half"
+        put(cluster, bucket, large, LARGE, {})
+        put(cluster, bucket, half, LARGE[: 3 * MiB], {})
+        for name in (large, half):
+            flip_a_byte(file_of(cluster.batches(0).node.store, name, BUCKET), 2 * MiB)
+        shutil.rmtree(tmp_path / "node-1" / "objects")
+        for way in (by_get, by_one_range, by_file, by_download, by_stream):
+            for name in (large, half):
+                with pytest.raises((errors.NodeUnavailable, errors.DriveFailed)):
+                    way(bucket, name)
+        for assembly in ("direct", "target"):
+            items = list(
+                client.get_batch([Entry(BUCKET, large), Entry(BUCKET, half)], assembly=assembly, on_error="placeholder")
+            )
+            assert [item.status for item in items] == [Status.UNAVAILABLE] * 2

@@ -61,6 +61,9 @@ class Share:
         weights = (
             (pb.NOT_FOUND, pb.CORRUPT, pb.UNAVAILABLE) if objects_go else (pb.UNAVAILABLE, pb.NOT_FOUND, pb.CORRUPT)
         )
+        if self.missing is not None and {self.missing[0], status} == {pb.CORRUPT, pb.UNAVAILABLE}:
+            # Unlike "not found", damage to one copy says nothing of the others.
+            return self.missing if status == pb.CORRUPT else (status, faults)
         weight: dict[int, int] = {each: at for at, each in enumerate(weights)}
         if self.missing is not None and weight.get(self.missing[0], -1) > weight.get(status, -1):
             return self.missing

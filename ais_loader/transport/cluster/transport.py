@@ -63,6 +63,11 @@ _OF_ONE_COPY = (errors.NotFound, errors.DriveFailed, *DAMAGED)
 _OF_ALL_COPIES = (errors.ObjectDeleted, errors.MemberNotFound)
 
 
+def _certainty(refusal: errors.LoaderError) -> int:
+    """How much a refusal of one holder says of all copies: the least is reported where holders disagree."""
+    return 0 if isinstance(refusal, errors.DriveFailed) else 2 if isinstance(refusal, errors.NotFound) else 1
+
+
 class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
     """A `Transport` over the nodes of a cluster. `url` is where the client began."""
 
@@ -271,7 +276,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
             refused_at = received
             refusals[node] = translated
             if all(one in refusals for one in self._nodes(request.bucket, request.name)):
-                worst = min(refusals.values(), key=lambda refusal: isinstance(refusal, errors.NotFound))
+                worst = min(refusals.values(), key=_certainty)
                 if not lacks or worst is not translated:
                     return worst
                 refusals.clear()  # it has gone from one to another between the questions
