@@ -158,7 +158,7 @@ class Archive:
         """A range of a member, in pieces of at most a few MiB.
 
         A whole member is verified: its last piece is given only when the checksum is right. A range is verified by
-        nothing but the checksums of its compression; see `verify`.
+        nothing but the checksums of its compression, unless the source verifies what it reads (`CheckedSource`).
 
         Raises:
             RangeError: the range is not within the member; nothing was read.
