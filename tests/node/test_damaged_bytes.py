@@ -22,7 +22,6 @@ from click.testing import CliRunner
 from ais_loader import Bucket, Client, ClusterOptions, Entry, connect, errors
 from ais_loader.cli import main
 from ais_loader.integrations.fsspec import AISFileSystem
-from ais_loader.integrations.webdataset import opener
 from ais_loader.testing import seeded_bytes, throwaway_folder
 from ais_loader.transport.session.lane import Lanes
 from storage_node.config import ServerConfig
@@ -377,6 +376,9 @@ def member_by_tarfile(stored: Stored, shard: str) -> Iterator[bytes]:
 
 
 def member_by_webdataset(stored: Stored, shard: str) -> Iterator[bytes]:
+    pytest.importorskip("webdataset")  # in an environment of its own; tests/front/webdataset has it there
+    from ais_loader.integrations.webdataset import opener
+
     opener.install(stored.client.url)
     try:
         with opener.open_shard(f"ais://b/{shard}") as file, tarfile.open(fileobj=file, mode="r|*") as tar:
