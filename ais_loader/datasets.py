@@ -568,7 +568,12 @@ def _distributed() -> bool:
 
 def _checked_options(kind: type[Any], options: dict[str, Any], on_error: OnError, timeout_s: float) -> dict[str, Any]:
     chosen = {"on_error": on_error, "timeout_s": timeout_s, **options}
-    if not batch_options(kind.__name__, chosen, _ELSEWHERE, parameters=sorted(set(inspect.signature(kind).parameters) - {"self", "options"})).ordered:
+    if not batch_options(
+        kind.__name__,
+        chosen,
+        _ELSEWHERE,
+        parameters=sorted(set(inspect.signature(kind).parameters) - {"self", "options"}),
+    ).ordered:
         raise InvalidRequest("ordered=False: a dataset's samples come in the order of their indices")
     return chosen
 
