@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
-from types import FrameType
 from typing import Any, TypeAlias, cast
 
 from ais_loader.batch import Batch
@@ -29,13 +28,13 @@ from ais_loader.options import ClusterOptions
 from ais_loader.plan import Plan, Position, Tail, WorkerShare, parse_state, position_state, split_steps, worker_state
 from ais_loader.requests import OnError, batch_options
 from ais_loader.timing import BatchTiming
+from ais_loader.training.refused_loaders import refuse_accelerate, refuse_batches_of_batches
 from ais_loader.training.worker_exit import exit_with_trainer
 from ais_loader.urls import SCHEME, store_folders
 
 with needs("torch", "datasets"):
     import torch
     from torch.utils.data import Dataset, IterableDataset, get_worker_info
-    from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
 ClientOrUrl: TypeAlias = Client | str | os.PathLike[str]
 Decode: TypeAlias = Callable[[Item], Any]
@@ -357,7 +356,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         self._owner_pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        self._refuse_accelerate(sys._getframe(1))  # a spawned worker does not know who asks
+        refuse_accelerate(sys._getframe(1), self.place)  # a spawned worker does not know who asks
         state = self.__dict__ | {"_run": None}
         if self._place is None and _distributed():
             state["_place"] = self.place()  # a spawned worker could not ask: its process group is not set up
@@ -369,23 +368,6 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
 
     def __repr__(self) -> str:
         return f"<BatchIterableDataset of {self.plan!r}, {self._client!r}>"
-
-    def _refuse_accelerate(self, frame: FrameType | None) -> None:
-        """Raises InvalidRequest if a loader of accelerate that would lose or repeat batches asks, maybe indirectly."""
-        loaders = sys.modules.get("accelerate.data_loader")
-        while loaders is not None and frame is not None:
-            asks = frame.f_locals.get("self")
-            if isinstance(asks, loaders.SkipDataLoader):
-                raise InvalidRequest(
-                    "accelerate's skip_first_batches does not know the epoch to skip batches of: resume at the exact "
-                    "batch with BatchLoader.load_state_dict; Trainer also needs ignore_data_skip=True"
-                )
-            if isinstance(asks, loaders.DataLoaderDispatcher) and self.place()[1] > 1:
-                raise InvalidRequest(
-                    "accelerate would read the batches of rank 0 only, and divide them among all ranks: pass "
-                    "BatchLoader(dataset) to prepare(), which leaves it as it is"
-                )
-            frame = frame.f_back
 
     def own_position(self) -> None:
         """For BatchLoader: A rank that got this dataset from its launcher shares no position with the others."""
@@ -478,8 +460,8 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
             self._move(Position(self._run.start.epoch + 1), None)
 
     def __iter__(self) -> Iterator[Any]:
-        _refuse_batches_of_batches(sys._getframe(1).f_locals.get("self"))
-        self._refuse_accelerate(sys._getframe(1))
+        refuse_batches_of_batches(sys._getframe(1))
+        refuse_accelerate(sys._getframe(1), self.place)
         return self._deliver(self.begin_run())
 
     def _deliver(self, run: Run) -> Iterator[Any]:
@@ -576,15 +558,6 @@ def _checked_options(kind: type[Any], options: dict[str, Any], on_error: OnError
     ).ordered:
         raise InvalidRequest("ordered=False: a dataset's samples come in the order of their indices")
     return chosen
-
-
-def _refuse_batches_of_batches(asks: object) -> None:
-    """Raises InvalidRequest if the iterator is requested by a DataLoader's fetcher that forms batches of its own."""
-    if isinstance(asks, _BaseDatasetFetcher) and asks.auto_collation:
-        raise InvalidRequest(
-            "BatchIterableDataset yields whole batches, and this DataLoader would make batches of them: give the plan "
-            "the batch_size, and use BatchLoader(dataset), or DataLoader(dataset, batch_size=None)"
-        )
 
 
 def _sequence(
