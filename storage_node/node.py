@@ -81,7 +81,7 @@ class Node:
         """Of nodes that coordinate writes, apart from those of clients: a node that has no place for a copy of what
         another one takes on must not make that wait for a client's."""
         self.unread = Places(_UNREAD_CALLS, _UNREAD_STILL_S, config.tenant_weights)
-        """Of gRPC calls that have a single request, until it has arrived."""
+        """Places of gRPC calls that have a single request, until it has arrived."""
         self._readers = readers
         self._archive_openers = archive_openers
         self.opening = Turns(config.archive_threads, spare=1)

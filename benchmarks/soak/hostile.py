@@ -45,7 +45,7 @@ ATTACKERS = 4
 DESCRIPTORS = 1024
 CRITICAL_BYTES = 600 << 20
 MOST_BYTES = CRITICAL_BYTES + (300 << 20)
-"""Of the node. It may exceed its critical mark by what arrives before calls that stand still are ended."""
+"""Bound on the node's resident memory: above its critical mark by what arrives before calls that stand still end."""
 STARVED_S = 20.0
 """Longest time that a client may wait for an answer, on a busy machine."""
 CALM_S = 40.0

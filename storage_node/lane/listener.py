@@ -35,7 +35,7 @@ GREETING_TIMEOUT_S = 5.0
 MAX_STRANGERS = 128
 """Connections that have not shown a token yet. If there are more, the oldest of the peer with the most is closed."""
 _IDLE_S = 1e-6
-"""From when on a lane without a call gives way to a new one: at once."""
+"""Idle time after which a lane without a call gives way to a new one: practically none."""
 _WAITING_SHARE = 4
 """One of so many reader threads may wait for clients."""
 CLOSED_BECAUSE = ("token", "strangers", "lanes", "descriptors", "idle", "message")
