@@ -16,7 +16,7 @@ MAX_ROWS = 200
 MAX_COLUMNS = 100
 MAX_CELLS = 10_000
 MAX_TABLE_BYTES = 512 << 10
-"""Of a table as JSON. Characters beyond ASCII take up to twelve bytes in it."""
+"""Size of a table as JSON, in which characters beyond ASCII take up to twelve bytes."""
 _CELL = 300
 _ABSENT = object()
 MEDIA = {

@@ -14,7 +14,7 @@ _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 4, 5
 _FRAME_HEADER_BYTES = 9
 _BUFFERED_BYTES = 1 << 20
 _PREFIX = struct.Struct(">?I")
-"""Of a gRPC message: whether it is compressed, and its size."""
+"""Prefix of a gRPC message: whether it is compressed, and its size."""
 
 
 class HalfMessages:

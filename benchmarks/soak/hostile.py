@@ -67,7 +67,7 @@ _CALL_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the node takes at one moment."""
+    """Memory and descriptors of the node at one moment."""
 
     at_s: float
     phase: Phase
@@ -100,7 +100,7 @@ def judge_node(samples: Sequence[Sample]) -> list[Violation]:
 
 
 class Attacks:
-    """What one hostile client does; belongs to one thread. Each attack ends within seconds."""
+    """Attacks of one hostile client; belongs to one thread. Each of them ends within seconds."""
 
     def __init__(self, port: int, metrics_port: int, seed: str, stopping: Callable[[], bool]) -> None:
         self._port, self._metrics_port = port, metrics_port

@@ -268,7 +268,7 @@ class LaneCalls:
         return size_bytes, kind
 
     def _begin(self, size_bytes: int) -> bytes:
-        """What has been received already, of the next `size_bytes`."""
+        """Take as much of the next `size_bytes` as has been received already."""
         begun = bytes(memoryview(self._received)[:size_bytes])
         del self._received[: len(begun)]
         return begun

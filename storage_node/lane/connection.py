@@ -148,7 +148,7 @@ class LaneConnection:
         return message
 
     async def _part(self, ends_s: float | None) -> bytes:
-        """What has come; nothing at the end of the connection. Raises SilenceTimeout, OSError."""
+        """Wait for bytes; none at the end of the connection. Raises SilenceTimeout, OSError."""
         if ends_s is None:
             return await self._loop.sock_recv(self._socket, _READ_BYTES)
         try:
