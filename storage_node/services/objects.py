@@ -121,7 +121,7 @@ class ObjectsService:
         try:
             messages_of_client = aiter(requests)
             first = await anext(messages_of_client, None)
-            if first is not None:
+            if first is not None and first.WhichOneof("part") == "header":
                 require_unreserved(first.header.metadata)
             async with aclosing(self._reframing.messages(first, messages_of_client)) as messages:
                 return await self.store_messages(messages, getattr(context, "take_as_they_come", None))

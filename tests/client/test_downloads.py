@@ -69,7 +69,10 @@ def test_what_was_replaced_before_its_first_byte_came_is_begun_anew() -> None:
 
 
 def test_what_was_replaced_in_the_middle_is_not_said_to_be_missing() -> None:
-    with pytest.raises(errors.NodeUnavailable, match=r"4 bytes of it had come .* the store has 1\.2\.1"):
+    with pytest.raises(
+        errors.NodeUnavailable,
+        match=r"a node was lost after 4 bytes of a version that is gone since: .* the store has 1\.2\.1",
+    ):
         downloaded(Node([header("1.1.1"), data(DATA[:4]), LOST], [GONE]))
 
 

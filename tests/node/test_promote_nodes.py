@@ -264,7 +264,7 @@ def test_files_that_may_be_different_ones_are_not_promoted_before_it_is_said_who
     assert promote_shares._choose(members, named, here, {}) == [uuids[1]]
     one_machine = {uuid: wire.LookResponse(machine="same", device=1, inode=2) for uuid in uuids}
     assert promote_shares._choose(members, spec, one_machine, {}) == sorted(uuids)
-    with pytest.raises(errors.InvalidRequest, match="there is none"):
+    with pytest.raises(errors.InvalidRequest, match="no node has this address or uuid"):
         promote_shares._choose(members, PromoteSpec(bucket=BUCKET, path="/data", node="x:1"), here, {})
 
 

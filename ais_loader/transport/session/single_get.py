@@ -117,7 +117,7 @@ class SingleGet:
                 check.take(frame)
                 if request.transform and frame.status[0]:
                     fault = frame.errors.get(0, EntryFault(""))
-                    wrong = entry_error(int(frame.status[0]), f"entry 0: {fault.message}", fault.kind)
+                    wrong = entry_error(int(frame.status[0]), fault.message, fault.kind)
                 elif request.transform and frame.checksum_kind[0] != pb.TRANSFORMED:
                     raise FrameError("an entry as it is stored")  # the ordinary way says of which node
                 parts.append(frame.payload)
