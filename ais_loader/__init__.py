@@ -15,9 +15,20 @@ from typing import TYPE_CHECKING, Any
 from ais_loader import errors
 
 if TYPE_CHECKING:
-    from ais_loader.batch import Batch
-    from ais_loader.bucket import Bucket
-    from ais_loader.changes import (
+    from ais_loader.errors import LoaderError
+    from ais_loader.objects.bucket import Bucket
+    from ais_loader.objects.client import Client, WithOpaque, connect
+    from ais_loader.objects.multipart import MultipartUpload, PartInfo, UploadInfo
+    from ais_loader.objects.object_file import ObjectFile, ObjectReader
+    from ais_loader.training.collate import drop_placeholders
+    from ais_loader.training.concat import concat
+    from ais_loader.training.datasets import BatchIterableDataset, MapDataset
+    from ais_loader.training.loader import BatchLoader
+    from ais_loader.training.plan import ShufflePlan
+    from ais_loader.transforms.etl import Command, NodeCommand, NodeCommandInfo, Server, TransformInfo
+    from ais_loader.transforms.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob
+    from ais_loader.values.batch import Batch
+    from ais_loader.values.changes import (
         CopySummary,
         DeleteSummary,
         DownloadSummary,
@@ -27,26 +38,15 @@ if TYPE_CHECKING:
         PutSummary,
         RenameSummary,
     )
-    from ais_loader.client import Client, WithOpaque, connect
-    from ais_loader.datasets import BatchIterableDataset, MapDataset
-    from ais_loader.entry import Entry, Item, MemberInfo, ObjectInfo, Status
-    from ais_loader.errors import LoaderError
-    from ais_loader.etl import Command, NodeCommand, NodeCommandInfo, Server, TransformInfo
-    from ais_loader.loader import BatchLoader
-    from ais_loader.object_file import ObjectFile, ObjectReader
-    from ais_loader.objects.multipart import MultipartUpload, PartInfo, UploadInfo
-    from ais_loader.options import ClusterOptions, EmbeddedOptions
-    from ais_loader.packed import PackedBatch
-    from ais_loader.pipeline import Pipeline, Stage
-    from ais_loader.plan import ShufflePlan
-    from ais_loader.promote import PromoteResult
-    from ais_loader.requests import BatchOptions
-    from ais_loader.snapshots import SnapshotInfo
-    from ais_loader.summary import BucketSummary
-    from ais_loader.timing import BatchTiming
-    from ais_loader.training.collate import drop_placeholders
-    from ais_loader.training.concat import concat
-    from ais_loader.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob
+    from ais_loader.values.entry import Entry, Item, MemberInfo, ObjectInfo, Status
+    from ais_loader.values.options import ClusterOptions, EmbeddedOptions
+    from ais_loader.values.packed import PackedBatch
+    from ais_loader.values.pipeline import Pipeline, Stage
+    from ais_loader.values.promote import PromoteResult
+    from ais_loader.values.requests import BatchOptions
+    from ais_loader.values.snapshots import SnapshotInfo
+    from ais_loader.values.summary import BucketSummary
+    from ais_loader.values.timing import BatchTiming
 
 __version__ = "0.1.0"
 
@@ -112,54 +112,54 @@ if "torch" not in sys.modules and find_spec("torch") is None:
     __all__.remove("drop_placeholders")
 
 _HOMES = {
-    "Batch": "ais_loader.batch",
-    "BatchIterableDataset": "ais_loader.datasets",
-    "BatchLoader": "ais_loader.loader",
-    "BatchOptions": "ais_loader.requests",
-    "BatchTiming": "ais_loader.timing",
-    "Bucket": "ais_loader.bucket",
-    "BucketSummary": "ais_loader.summary",
-    "Client": "ais_loader.client",
-    "ClusterOptions": "ais_loader.options",
-    "Command": "ais_loader.etl",
-    "CopySummary": "ais_loader.changes",
-    "DeleteSummary": "ais_loader.changes",
-    "DownloadSummary": "ais_loader.changes",
-    "EmbeddedOptions": "ais_loader.options",
-    "Entry": "ais_loader.entry",
-    "Failure": "ais_loader.changes",
-    "Item": "ais_loader.entry",
-    "JobCounts": "ais_loader.transform_job",
-    "JobFailures": "ais_loader.transform_job",
+    "Batch": "ais_loader.values.batch",
+    "BatchIterableDataset": "ais_loader.training.datasets",
+    "BatchLoader": "ais_loader.training.loader",
+    "BatchOptions": "ais_loader.values.requests",
+    "BatchTiming": "ais_loader.values.timing",
+    "Bucket": "ais_loader.objects.bucket",
+    "BucketSummary": "ais_loader.values.summary",
+    "Client": "ais_loader.objects.client",
+    "ClusterOptions": "ais_loader.values.options",
+    "Command": "ais_loader.transforms.etl",
+    "CopySummary": "ais_loader.values.changes",
+    "DeleteSummary": "ais_loader.values.changes",
+    "DownloadSummary": "ais_loader.values.changes",
+    "EmbeddedOptions": "ais_loader.values.options",
+    "Entry": "ais_loader.values.entry",
+    "Failure": "ais_loader.values.changes",
+    "Item": "ais_loader.values.entry",
+    "JobCounts": "ais_loader.transforms.transform_job",
+    "JobFailures": "ais_loader.transforms.transform_job",
     "LoaderError": "ais_loader.errors",
-    "MapDataset": "ais_loader.datasets",
-    "MemberInfo": "ais_loader.entry",
+    "MapDataset": "ais_loader.training.datasets",
+    "MemberInfo": "ais_loader.values.entry",
     "MultipartUpload": "ais_loader.objects.multipart",
-    "NodeCommand": "ais_loader.etl",
-    "NodeCommandInfo": "ais_loader.etl",
-    "ObjectFile": "ais_loader.object_file",
-    "ObjectInfo": "ais_loader.entry",
-    "ObjectReader": "ais_loader.object_file",
-    "PackedBatch": "ais_loader.packed",
+    "NodeCommand": "ais_loader.transforms.etl",
+    "NodeCommandInfo": "ais_loader.transforms.etl",
+    "ObjectFile": "ais_loader.objects.object_file",
+    "ObjectInfo": "ais_loader.values.entry",
+    "ObjectReader": "ais_loader.objects.object_file",
+    "PackedBatch": "ais_loader.values.packed",
     "PartInfo": "ais_loader.objects.multipart",
-    "Pipeline": "ais_loader.pipeline",
-    "PlannedResult": "ais_loader.transform_job",
-    "Progress": "ais_loader.changes",
-    "PromoteResult": "ais_loader.promote",
-    "PromoteSummary": "ais_loader.changes",
-    "PutSummary": "ais_loader.changes",
-    "RenameSummary": "ais_loader.changes",
-    "Server": "ais_loader.etl",
-    "ShufflePlan": "ais_loader.plan",
-    "SnapshotInfo": "ais_loader.snapshots",
-    "Stage": "ais_loader.pipeline",
-    "Status": "ais_loader.entry",
-    "TransformInfo": "ais_loader.etl",
-    "TransformJob": "ais_loader.transform_job",
+    "Pipeline": "ais_loader.values.pipeline",
+    "PlannedResult": "ais_loader.transforms.transform_job",
+    "Progress": "ais_loader.values.changes",
+    "PromoteResult": "ais_loader.values.promote",
+    "PromoteSummary": "ais_loader.values.changes",
+    "PutSummary": "ais_loader.values.changes",
+    "RenameSummary": "ais_loader.values.changes",
+    "Server": "ais_loader.transforms.etl",
+    "ShufflePlan": "ais_loader.training.plan",
+    "SnapshotInfo": "ais_loader.values.snapshots",
+    "Stage": "ais_loader.values.pipeline",
+    "Status": "ais_loader.values.entry",
+    "TransformInfo": "ais_loader.transforms.etl",
+    "TransformJob": "ais_loader.transforms.transform_job",
     "UploadInfo": "ais_loader.objects.multipart",
-    "WithOpaque": "ais_loader.client",
+    "WithOpaque": "ais_loader.objects.client",
     "concat": "ais_loader.training.concat",
-    "connect": "ais_loader.client",
+    "connect": "ais_loader.objects.client",
     "drop_placeholders": "ais_loader.training.collate",
 }
 """Of each name, the module that has it, which is imported when the name is asked for."""

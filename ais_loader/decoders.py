@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.entry import Item
 from ais_loader.extras import needs
+from ais_loader.values.entry import Item
 
 if TYPE_CHECKING:
     import PIL.Image

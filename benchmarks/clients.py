@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import ais_loader
 from ais_loader import ClusterOptions, Entry
-from ais_loader.options import LaneChoice
+from ais_loader.values.options import LaneChoice
 from benchmarks import echo
 
 BUCKET = "bench"

@@ -46,13 +46,13 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from benchmarks.echo import ServerProcess
 from benchmarks.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
 from benchmarks.plots import draw_rounds
-from storage_node.config import ServerConfig
 from storage_node.etl.http_side import HttpSide
+from storage_node.etl.run.stages import open_stage
 from storage_node.etl.spool import Spool
-from storage_node.etl.stage_context import StageContext
-from storage_node.etl.stages import open_stage
 from storage_node.etl.values import Content, Origin, Stage
 from storage_node.etl.webserver import FastAPIServer, FlaskServer, GRPCServer, HTTPMultiThreadedServer
+from storage_node.etl.worker.stage_context import StageContext
+from storage_node.settings.config import ServerConfig
 
 SIZE_BYTES = 10 << 10
 AT_ONCE = 8

@@ -50,9 +50,9 @@ import click
 import cloudpickle
 
 from ais_loader import Client, connect
-from ais_loader.etl import Communication, NodeCommand, Server
-from ais_loader.pipeline import Stage
 from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.transforms.etl import Communication, NodeCommand, Server
+from ais_loader.values.pipeline import Stage
 from benchmarks.echo import ServerProcess
 from benchmarks.etl_channels import FRAMEWORKS
 from benchmarks.etl_direct_put import NODES

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import click
 
-from ais_loader.options import LaneChoice
 from ais_loader.testing import NodeProcess
+from ais_loader.values.options import LaneChoice
 from benchmarks import echo
 from benchmarks.clients import Clients, object_names
 from benchmarks.getbatch import BATCH, CLIENTS, IN_FLIGHT, fill, label, plain_files, rate, read_files

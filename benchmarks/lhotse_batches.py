@@ -29,8 +29,8 @@ import ais_loader
 from ais_loader import BatchOptions, Client, Entry
 from ais_loader.integrations.lhotse import AISBatchLoader
 from ais_loader.integrations.lhotse.needs import asked_entry, needs_of
-from ais_loader.requests import requests_for_entries
 from ais_loader.testing import NodeProcess
+from ais_loader.values.requests import requests_for_entries
 from benchmarks.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
 from benchmarks.plots import draw_rounds
 from benchmarks.processor_time import ProcessorTime

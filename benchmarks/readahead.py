@@ -46,8 +46,8 @@ kernel. Warm batches and those of 16 MiB announce nothing, so any deviation of t
 
 
 def _serve(drive: str, readahead_bytes: int, pipe: Connection) -> None:
-    from storage_node.config import ServerConfig
     from storage_node.server import NodeServer
+    from storage_node.settings.config import ServerConfig
 
     with NodeServer([drive], ServerConfig(port=0, readahead_bytes=readahead_bytes)) as node:
         pipe.send(node.url)

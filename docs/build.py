@@ -28,17 +28,17 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 API: dict[str, list[str]] = {
     "ais_loader": [],
     "ais_loader.errors": [],
-    "ais_loader.archive": ["BatchArchive"],
+    "ais_loader.objects.archive": ["BatchArchive"],
     "ais_loader.decoders": [],
-    "ais_loader.entry_table": ["EntryTable"],
-    "ais_loader.plan": ["Plan"],
-    "ais_loader.summary": ["PrefixSummary"],
+    "ais_loader.values.entry_table": ["EntryTable"],
+    "ais_loader.training.plan": ["Plan"],
+    "ais_loader.values.summary": ["PrefixSummary"],
     "ais_loader.transport.base": ["BucketInfo"],
     "ais_loader.integrations.fsspec": [],
     "ais_loader.testing": [],
-    "storage_node.config": ["ServerConfig"],
+    "storage_node.settings.config": ["ServerConfig"],
     "storage_node.server": ["NodeServer"],
-    "storage_node.settings": ["WrongSetting", "configured", "read_assignments", "read_file"],
+    "storage_node.settings.sources": ["WrongSetting", "configured", "read_assignments", "read_file"],
 }
 """Documented modules, and what is public of those that do not say so by `__all__`."""
 ORDER = ("README.md", "docs/architecture.md", "docs/glossary.md", "docs/decisions", "docs", "storage_node", "C", "")

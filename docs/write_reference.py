@@ -280,7 +280,7 @@ def reference() -> str:
 
 def settings_table() -> str:
     """Every setting of a node, with its default and what it does."""
-    from storage_node.config import ServerConfig
+    from storage_node.settings.config import ServerConfig
 
     said = field_docs(ServerConfig)
     rows = [

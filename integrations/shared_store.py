@@ -28,8 +28,8 @@ import tenacity
 
 import ais_loader
 from ais_loader import Client, errors
-from ais_loader.client import URL_VARIABLE
-from ais_loader.urls import store_folders
+from ais_loader.objects.client import URL_VARIABLE
+from ais_loader.values.urls import store_folders
 
 if TYPE_CHECKING:
     from ais_loader.transport.embedded import EmbeddedTransport

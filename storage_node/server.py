@@ -35,8 +35,6 @@ from ais_loader.wire.generated import (
     ais_snapshots_pb2_grpc,
 )
 from storage_node.batch.session import BatchService
-from storage_node.cluster.caller import make_secret, read_secret
-from storage_node.cluster.channels import Channels
 from storage_node.cluster.drives.manager import DriveManager
 from storage_node.cluster.map.confirmation import MapConfirmation
 from storage_node.cluster.map.open import open_membership
@@ -44,18 +42,21 @@ from storage_node.cluster.map.sync import MapSync
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.node import NodeSnapshots
-from storage_node.config import ServerConfig, require_secrets
-from storage_node.descriptors import descriptor_limit, raise_descriptor_limit
-from storage_node.etl.calls import TransformCalls
-from storage_node.etl.environments import Environments
+from storage_node.context.caller import make_secret, read_secret
+from storage_node.context.channels import Channels
+from storage_node.context.node import Node
 from storage_node.etl.http_side import HttpSide
 from storage_node.etl.local_etl import LocalEtl
-from storage_node.etl.registry import NodeRegistry
+from storage_node.etl.registry.calls import TransformCalls
+from storage_node.etl.registry.registry import NodeRegistry
 from storage_node.etl.values import Transforms
-from storage_node.etl.worker_stage import sandbox_warnings
+from storage_node.etl.worker.environments import Environments
+from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.lane.listener import LaneListener
-from storage_node.metrics import metrics_served, require_library
-from storage_node.node import Node
+from storage_node.limits.descriptors import descriptor_limit, raise_descriptor_limit
+from storage_node.limits.streams import tenant_of
+from storage_node.limits.tasks import keep_going
+from storage_node.metrics.exporter import metrics_served, require_library
 from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.services.access import ANYONE, INSIDE, Methods, Role
 from storage_node.services.cluster import ClusterService
@@ -74,12 +75,11 @@ from storage_node.services.replica import ReplicaService
 from storage_node.services.snapshot_replicas import SnapshotCopiesService
 from storage_node.services.snapshots import SnapshotsService
 from storage_node.services.tenant_of_call import note_tenant
+from storage_node.settings.config import ServerConfig, require_secrets
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.identity import SECRET_FILE_NAME
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.store import Store
-from storage_node.streams import tenant_of
-from storage_node.tasks import keep_going
 
 VERSION = "0.1.0"
 START_TIMEOUT_S = 30.0

@@ -17,27 +17,23 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground upwards; names on one line share a floor.
 WIRE = """
-ais_loader.checksum ais_loader.errors ais_loader.extras ais_loader.hints ais_loader.patterns ais_loader.tracebacks
+ais_loader.checksum ais_loader.errors ais_loader.extras ais_loader.field_help ais_loader.hints ais_loader.patterns
+ais_loader.tracebacks
 ais_loader.wire.generated
 ais_loader.wire
 ais_loader.wire.gather
 """
 CLIENT = f"""
 {WIRE}
-ais_loader.pipeline
-ais_loader.content ais_loader.entry ais_loader.packed ais_loader.timing ais_loader.urls
-ais_loader.changes ais_loader.html ais_loader.joined_ranges ais_loader.options ais_loader.promote ais_loader.requests
-ais_loader.entry_table ais_loader.snapshots ais_loader.summary
-ais_loader.transport.write_tries
-ais_loader.transport.base
-ais_loader.batch
+ais_loader.values
 ais_loader.transport
 ais_loader.transport.session
 ais_loader.transport.grpc
 ais_loader.transport.cluster
 storage_node
 ais_loader.transport.embedded
-ais_loader.objects ais_loader.transform_job
+ais_loader.transforms
+ais_loader.objects
 ais_loader
 ais_loader.testing
 ais_loader.ui
@@ -63,16 +59,12 @@ storage_node.store
 storage_node.store.read
 storage_node.store.compose storage_node.store.member_listing storage_node.store.scrub storage_node.store.tar_append
 storage_node.store.fsck
-storage_node.command_line
-storage_node.config storage_node.settings storage_node.tasks storage_node.metric_counters storage_node.metric_list
-storage_node.descriptors storage_node.memory_budget storage_node.metrics_server storage_node.places
-storage_node.pressure storage_node.turns
-storage_node.streams
-storage_node.cluster.caller storage_node.cluster.errors
-storage_node.cluster.peer_clocks storage_node.cluster.channels
+storage_node.settings
+storage_node.limits
+storage_node.cluster.errors
+storage_node.context
 storage_node.cluster.consensus
 storage_node.cluster.map
-storage_node.node
 storage_node.cluster.replication
 storage_node.cluster.repair
 storage_node.cluster.snapshots
@@ -106,12 +98,9 @@ ROOMS = {
     "rocksdict": ("storage_node.store",),
     "prometheus_client": ("storage_node.metrics",),
     "torch": (
-        "ais_loader.datasets",
         "ais_loader.decoders",
-        "ais_loader.loader",
-        "ais_loader.plan",
-        "ais_loader.packed",
         "ais_loader.training",
+        "ais_loader.values.packed",
     ),
     "fsspec": ("ais_loader.integrations.fsspec",),
     "webdataset": ("ais_loader.integrations.webdataset",),

@@ -18,9 +18,9 @@ import ais_loader
 from ais_loader.bench.content import content, equal
 from ais_loader.bench.filling import WRITTEN
 from ais_loader.bench.plan import Plan, Sizes
-from ais_loader.client import Client, WithOpaque
-from ais_loader.entry import Entry, Item
-from ais_loader.options import ClusterOptions, LaneChoice
+from ais_loader.objects.client import Client, WithOpaque
+from ais_loader.values.entry import Entry, Item
+from ais_loader.values.options import ClusterOptions, LaneChoice
 
 WRONG_BYTES = "wrong-bytes"
 """Kind of error of what came whole and is not what was put."""

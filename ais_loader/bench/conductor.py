@@ -15,7 +15,7 @@ from ais_loader.bench.crew import Crew, Live
 from ais_loader.bench.plan import Plan
 from ais_loader.bench.result import Part, result
 from ais_loader.bench.tally import new_histogram
-from ais_loader.client import Client
+from ais_loader.objects.client import Client
 
 
 class Clients(Protocol):

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 
 from ais_loader.bench.content import content
 from ais_loader.bench.plan import Plan
-from ais_loader.bucket import Bucket
-from ais_loader.client import Client
 from ais_loader.errors import BucketExists, BucketNotFound, InvalidRequest, ObjectNotFound
+from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.client import Client
 
 MARKER = ".ais-loader-bench"
 WRITTEN = "written/"

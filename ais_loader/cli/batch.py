@@ -11,14 +11,14 @@ from typing import Any
 
 import click
 
-from ais_loader.archive import FORMATS, ArchiveFormat, ArchiveNames, BatchArchive
 from ais_loader.cli.batch_list import parse_list
 from ais_loader.cli.files import STDOUT, Writable, chosen_output, written_whole
 from ais_loader.cli.show import Lines, count_text, fail, in_commands, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import label
-from ais_loader.entry import Entry, Item
-from ais_loader.requests import OnError
+from ais_loader.objects.archive import FORMATS, ArchiveFormat, ArchiveNames, BatchArchive
+from ais_loader.values.entry import Entry, Item
+from ais_loader.values.requests import OnError
 
 _INDEX_DIGITS = 6
 _MAX_NAME_BYTES = 180

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from ais_loader.cli.targets import parse_entry
-from ais_loader.entry import Entry
 from ais_loader.errors import InvalidRequest
+from ais_loader.values.entry import Entry
 
 _FIELDS: dict[str, type] = {"bucket": str, "name": str, "member": str, "start": int, "length": int, "version": str}
 _REQUIRED = frozenset({"bucket", "name"})

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from ais_loader.cli.names import one_level
 from ais_loader.cli.stores import chosen_url
 from ais_loader.cli.targets import Target
-from ais_loader.urls import SCHEME
+from ais_loader.values.urls import SCHEME
 
 _PROGRAM, _VARIABLE = "ais-loader", "_AIS_LOADER_COMPLETE"
 _MOST = 200
@@ -45,8 +45,8 @@ def completion(shell: str) -> None:
 
 def names_there(ctx: click.Context, incomplete: str) -> list[Any]:
     """What a shell offers for a name that has been begun. Of a store that does not answer, nothing."""
-    from ais_loader.client import URL_VARIABLE, connect
-    from ais_loader.options import ClusterOptions
+    from ais_loader.objects.client import URL_VARIABLE, connect
+    from ais_loader.values.options import ClusterOptions
 
     scheme = SCHEME if incomplete.startswith(SCHEME) else ""
     bucket, slash, rest = incomplete.removeprefix(scheme).partition("/")

@@ -14,11 +14,11 @@ import click
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, named_by, parse_target
-from ais_loader.client import Client
-from ais_loader.entry import ObjectInfo
 from ais_loader.errors import LoaderError
 from ais_loader.objects import copy as copying
-from ais_loader.snapshots import SNAPSHOT_MARK
+from ais_loader.objects.client import Client
+from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.snapshots import SNAPSHOT_MARK
 
 _ARGUMENTS = "ais://BUCKET/NAME, or BUCKET/NAME"
 

@@ -6,12 +6,12 @@ import json
 
 import click
 
-from ais_loader.bucket import Bucket
 from ais_loader.cli.put_plan import STDIN
 from ais_loader.cli.show import Lines, count_text, fail, note, printable, size_text
 from ais_loader.cli.stores import StoreChoice
 from ais_loader.cli.targets import Target
 from ais_loader.errors import BucketNotFound, StoreNotFound
+from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.equal_files import without_equal
 from ais_loader.objects.folder_walk import PutPlan
 

@@ -19,7 +19,7 @@ from ais_loader.cli.show import Lines, count_text, note, printable, size_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 
 if TYPE_CHECKING:
-    from ais_loader.etl import Command, Communication, Server, TransformInfo
+    from ais_loader.transforms.etl import Command, Communication, Server, TransformInfo
 
 
 @click.group(cls=HintingGroup)
@@ -116,7 +116,7 @@ def init(
             "--server": (server, {"--communication": communication, "--fqn": fqn, "--direct-put": direct_put}),
         }
     )
-    from ais_loader.etl import NodeCommand
+    from ais_loader.transforms.etl import NodeCommand
 
     transform: Any
     if python is not None:
@@ -156,7 +156,7 @@ def _require_only(kinds: dict[str, tuple[str | None, dict[str, Any]]]) -> None:
 
 
 def _command_of(text: str, input_suffix: str, output_suffix: str) -> Command:
-    from ais_loader.etl import Command
+    from ais_loader.transforms.etl import Command
 
     try:
         words = shlex.split(text)
@@ -168,7 +168,7 @@ def _command_of(text: str, input_suffix: str, output_suffix: str) -> Command:
 
 
 def _server_of(address: str, communication: Any, *, fqn: bool, direct_put: bool) -> Server:
-    from ais_loader.etl import Server
+    from ais_loader.transforms.etl import Server
 
     chosen: Communication = communication or ("grpc" if address.startswith("grpc://") else "hpush")
     return Server(address, chosen, fqn=fqn, direct_put=direct_put)

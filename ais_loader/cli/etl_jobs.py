@@ -15,8 +15,8 @@ from ais_loader import errors
 from ais_loader.cli.etl_args import arguments_of
 from ais_loader.cli.show import Lines, count_text, fail, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.pipeline import Stage
-from ais_loader.transform_job import JobCounts, TransformJob, find_job, list_jobs
+from ais_loader.transforms.transform_job import JobCounts, TransformJob, find_job, list_jobs
+from ais_loader.values.pipeline import Stage
 
 
 def _pair(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -18,10 +18,10 @@ from ais_loader.cli.show import info_fields, note, printable, progress, size_tex
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, complete_name, parse_entry, parse_target
 from ais_loader.cli.wanted import wanted_options
-from ais_loader.client import Client
-from ais_loader.entry import Entry, ObjectInfo
 from ais_loader.errors import CorruptObject, InvalidRequest, ObjectNotFound
-from ais_loader.pipeline import Stage
+from ais_loader.objects.client import Client
+from ais_loader.values.entry import Entry, ObjectInfo
+from ais_loader.values.pipeline import Stage
 
 _PIECE_BYTES = 16 << 20
 """What is larger is fetched in pieces of this size, so that memory does not follow the object."""

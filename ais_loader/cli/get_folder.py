@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import click
 
-from ais_loader.bucket import Bucket
-from ais_loader.changes import DownloadSummary, Progress
 from ais_loader.cli.show import count_text, fail, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice
 from ais_loader.cli.targets import Target
 from ais_loader.errors import LoaderError
+from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.download import download
+from ais_loader.values.changes import DownloadSummary, Progress
 
 _SILENCE_S = 30.0
 

@@ -10,11 +10,11 @@ import click
 
 from ais_loader.cli.show import count_text, note
 from ais_loader.errors import BucketExists, BucketNotFound, LoaderError
-from ais_loader.snapshots import SNAPSHOT_MARK
+from ais_loader.values.snapshots import SNAPSHOT_MARK
 
 if TYPE_CHECKING:
-    from ais_loader.bucket import Bucket
-    from ais_loader.client import Client
+    from ais_loader.objects.bucket import Bucket
+    from ais_loader.objects.client import Client
 
 copies_option = click.option(
     "--copies",

@@ -10,12 +10,12 @@ from typing import Literal
 
 import click
 
-from ais_loader.changes import PromoteSummary
 from ais_loader.cli.new_bucket import bucket_to_fill, copies_option, require_creation
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, named_by, parse_target
-from ais_loader.promote import Overwrite, PromoteResult, promote_all
+from ais_loader.values.changes import PromoteSummary
+from ais_loader.values.promote import Overwrite, PromoteResult, promote_all
 
 _SHARED: dict[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
 

@@ -13,7 +13,6 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from ais_loader.bucket import Bucket
 from ais_loader.cli.dry_run import note_left_out, show_plan
 from ais_loader.cli.new_bucket import bucket_to_fill, copies_option, require_creation
 from ais_loader.cli.put_how import PutHow, parse_metadata
@@ -22,10 +21,11 @@ from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, prin
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, named_by, parse_target
 from ais_loader.cli.wanted import wanted_options
-from ais_loader.entry import ObjectInfo
 from ais_loader.errors import LoaderError, VersionConflict
+from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.equal_files import without_equal
 from ais_loader.objects.folder_walk import FileToStore, PutPlan
+from ais_loader.values.entry import ObjectInfo
 
 if TYPE_CHECKING:
     from tqdm import tqdm

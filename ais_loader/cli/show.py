@@ -18,7 +18,7 @@ import click
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from ais_loader.entry import ObjectInfo
+    from ais_loader.values.entry import ObjectInfo
 
 _LINES_AT_ONCE = 256
 WAIT_S = 1.0

@@ -13,10 +13,10 @@ import click
 
 from ais_loader.cli.show import printable, waiting
 from ais_loader.cli.targets import Target
-from ais_loader.client import URL_VARIABLE, Client, connect
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, StoreLocked, StoreNotFound
-from ais_loader.options import ClusterOptions
-from ais_loader.urls import store_folders
+from ais_loader.objects.client import URL_VARIABLE, Client, connect
+from ais_loader.values.options import ClusterOptions
+from ais_loader.values.urls import store_folders
 
 _GRPC = "grpc://"
 

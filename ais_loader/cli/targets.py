@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from ais_loader.entry import Entry
 from ais_loader.errors import InvalidRequest
-from ais_loader.urls import SCHEME
+from ais_loader.values.entry import Entry
+from ais_loader.values.urls import SCHEME
 
 
 @dataclass(frozen=True, slots=True)

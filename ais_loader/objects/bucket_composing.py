@@ -7,9 +7,6 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Literal, overload
 
 from ais_loader import errors
-from ais_loader.changes import CopySummary, OnError, OnProgress, RenameSummary, check_on_error
-from ais_loader.content import Content
-from ais_loader.entry import ObjectInfo
 from ais_loader.objects import copy as copying
 from ais_loader.objects.append import append, append_members
 from ais_loader.objects.job_stages import job_stages
@@ -21,8 +18,11 @@ from ais_loader.objects.multipart import (
     sweep_uploads,
     uploads,
 )
-from ais_loader.pipeline import Etl
 from ais_loader.transport.base import Transport
+from ais_loader.values.changes import CopySummary, OnError, OnProgress, RenameSummary, check_on_error
+from ais_loader.values.content import Content
+from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.pipeline import Etl
 
 
 class BucketComposing(ABC):

@@ -7,9 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, overload
 
 from ais_loader.objects.job_stages import job_stages
-from ais_loader.pipeline import Etl
-from ais_loader.transform_job import OnJobProgress, PlannedResult, TransformJob, job_message, plan_job, start_job
+from ais_loader.transforms.transform_job import (
+    OnJobProgress,
+    PlannedResult,
+    TransformJob,
+    job_message,
+    plan_job,
+    start_job,
+)
 from ais_loader.transport.base import Transport
+from ais_loader.values.pipeline import Etl
 
 
 class BucketTransforming(ABC):

@@ -14,12 +14,12 @@ from contextlib import closing
 from typing import Literal, TypeAlias
 
 from ais_loader import errors
-from ais_loader.changes import CopySummary, Failure, OnError, OnProgress, RenameSummary, Tally, check_on_error
-from ais_loader.entry import ObjectInfo
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.parts import require_ordinary
 from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import Patience
+from ais_loader.values.changes import CopySummary, Failure, OnError, OnProgress, RenameSummary, Tally, check_on_error
+from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 
 Copied: TypeAlias = ObjectInfo | errors.LoaderError | None

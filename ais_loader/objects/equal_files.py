@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ais_loader.checksum import crc32c
-from ais_loader.entry import ObjectInfo
 from ais_loader.objects.folder_walk import FileToStore
+from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.reserved import ORIGINAL_CHECKSUM, ORIGINAL_SIZE
 
 if TYPE_CHECKING:
-    from ais_loader.bucket import Bucket
+    from ais_loader.objects.bucket import Bucket
 
 _PIECE_BYTES = 4 << 20
 

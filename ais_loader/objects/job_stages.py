@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ais_loader.pipeline import Etl, args_text, to_pipeline
+from ais_loader.values.pipeline import Etl, args_text, to_pipeline
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 
 

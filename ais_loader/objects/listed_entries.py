@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ais_loader.entry import Entry, ObjectInfo
-from ais_loader.entry_table import EntryTable
 from ais_loader.patterns import Patterns, matcher, pattern_list
+from ais_loader.values.entry import Entry, ObjectInfo
+from ais_loader.values.entry_table import EntryTable
 
 
 def listed_entries(

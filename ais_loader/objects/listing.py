@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ais_loader.entry import ObjectInfo
-from ais_loader.html import html_of_objects
+from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.html import html_of_objects
 
 
 class Listing(Iterator[ObjectInfo]):

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ais_loader import errors
-from ais_loader.content import Content, Source
-from ais_loader.entry import ObjectInfo
 from ais_loader.objects import parts
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.parts import MAX_PARTS, PREFIX, folder, part_name, put_part, remove
 from ais_loader.transport.base import Transport
+from ais_loader.values.content import Content, Source
+from ais_loader.values.entry import ObjectInfo
 
 _MARKER = "upload"
 _DONE = "completed"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from ais_loader.entry import ObjectInfo
+from ais_loader.values.entry import ObjectInfo
 
 if TYPE_CHECKING:
-    from ais_loader.bucket import Bucket
+    from ais_loader.objects.bucket import Bucket
 
 _PAGE_SIZE = 1000
 _LAST = "\U0010ffff"

@@ -10,9 +10,9 @@ import re
 import uuid
 
 from ais_loader import errors
-from ais_loader.content import Source
-from ais_loader.entry import ObjectInfo
 from ais_loader.transport.base import PutSpec, Transport
+from ais_loader.values.content import Source
+from ais_loader.values.entry import ObjectInfo
 
 PREFIX = "/.parts/"
 MAX_PARTS = 10_000

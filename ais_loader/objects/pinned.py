@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ais_loader.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.errors import ItemTooLarge, MemberNotFound, ObjectNotFound
 from ais_loader.transport.base import Transport
+from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
 
 if TYPE_CHECKING:
-    from ais_loader.client import Client
+    from ais_loader.objects.client import Client
 
 _PART_BYTES = 64 << 20
 """Of an object that is too large for one entry of a batch."""

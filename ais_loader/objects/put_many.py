@@ -7,12 +7,12 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Literal
 
-from ais_loader.changes import Failure, OnError, OnProgress, PutSummary, Tally, check_on_error
-from ais_loader.content import Source
-from ais_loader.entry import ObjectInfo
 from ais_loader.errors import LoaderError
 from ais_loader.objects.put_spec import ToPut, put_specs
 from ais_loader.transport.base import PutSpec, Transport
+from ais_loader.values.changes import Failure, OnError, OnProgress, PutSummary, Tally, check_on_error
+from ais_loader.values.content import Source
+from ais_loader.values.entry import ObjectInfo
 
 
 def put_many(

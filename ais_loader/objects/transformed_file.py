@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable
 from typing import IO
 
-from ais_loader.entry import Item
+from ais_loader.values.entry import Item
 
 IN_MEMORY_BYTES = 16 << 20
 

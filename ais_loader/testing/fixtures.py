@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ais_loader import errors
-from ais_loader.bucket import Bucket
-from ais_loader.client import Client, connect
+from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.client import Client, connect
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.node import NodeProcess

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from ais_loader.client import Client, connect
+from ais_loader.objects.client import Client, connect
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.node import NodeProcess
 

@@ -6,10 +6,10 @@ import bisect
 from collections.abc import Iterable
 from typing import Any
 
-from ais_loader.datasets import MapDataset, as_integers, checked_index, take_samples
-from ais_loader.entry import Item
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
+from ais_loader.training.datasets import MapDataset, as_integers, checked_index, take_samples
+from ais_loader.values.entry import Item
 
 with needs("torch", "concat"):
     import torch.utils.data

@@ -10,13 +10,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
-from ais_loader.content import Buffer, Source
-from ais_loader.entry import MemberInfo, ObjectInfo
 from ais_loader.errors import LoaderError
-from ais_loader.promote import PromoteResult, PromoteSpec
-from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.summary import BucketSummary
 from ais_loader.transport.write_tries import WriteTries
+from ais_loader.values.content import Buffer, Source
+from ais_loader.values.entry import MemberInfo, ObjectInfo
+from ais_loader.values.promote import PromoteResult, PromoteSpec
+from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.values.summary import BucketSummary
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
 from ais_loader import errors
-from ais_loader.content import Buffer, Source
-from ais_loader.entry import MemberInfo, ObjectInfo
-from ais_loader.options import EmbeddedOptions
-from ais_loader.promote import PromoteResult, PromoteSpec
-from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.summary import BucketSummary, PrefixSummary
 from ais_loader.tracebacks import short_tracebacks
 from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, FrameStream, NoLongBatches, PutSpec
 from ais_loader.transport.read_only import ETL_READS
 from ais_loader.transport.validation import require_bucket, require_metadata, require_object, require_text
 from ais_loader.transport.write_tries import WriteTries
+from ais_loader.values.content import Buffer, Source
+from ais_loader.values.entry import MemberInfo, ObjectInfo
+from ais_loader.values.options import EmbeddedOptions
+from ais_loader.values.promote import PromoteResult, PromoteSpec
+from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.values.summary import BucketSummary, PrefixSummary
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb

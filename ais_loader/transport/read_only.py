@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from ais_loader.errors import StoreReadOnly
-from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.transport.base import EtlMethod, Transport
+from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 
 READS = frozenset(
     [

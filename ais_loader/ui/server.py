@@ -17,9 +17,9 @@ from contextlib import suppress
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from ais_loader.client import Client
 from ais_loader.errors import InvalidName, InvalidRequest, LoaderError, NodeUnavailable, NotFound, SilenceTimeout
 from ais_loader.extras import needs
+from ais_loader.objects.client import Client
 from ais_loader.ui import store_view
 from ais_loader.ui.preview import MEDIA, ending
 

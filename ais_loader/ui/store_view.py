@@ -7,11 +7,11 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ais_loader.client import Client
-from ais_loader.entry import ObjectInfo
 from ais_loader.errors import ArchiveError, MemberNotFound
+from ais_loader.objects.client import Client
 from ais_loader.objects.one_level import one_level
 from ais_loader.ui.preview import TEXT_BYTES, kind_of, table_of, text_of
+from ais_loader.values.entry import ObjectInfo
 
 MAX_OBJECTS = 500
 """Of a folder, and members of an archive: more than anybody looks through. A longer prefix finds the others."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader import Bucket, Client, Entry, errors
-from ais_loader.entry import Item, Status
+from ais_loader.values.entry import Item, Status
 from benchmarks.soak.content import LEAST_BYTES, content, value_in, value_of
 from benchmarks.soak.history import Outcome, Recorder
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader import ClusterOptions, connect, errors
-from ais_loader.options import LaneChoice
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.node import peer_secret_file
+from ais_loader.values.options import LaneChoice
 from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from benchmarks.soak.checker import Rules
@@ -30,10 +30,10 @@ from benchmarks.soak.machine import Network, Shim
 from benchmarks.soak.outcome import Outcome, judge
 from benchmarks.soak.processes import context, recording, start, stop
 from benchmarks.soak.register import Violation
-from storage_node.cluster.caller import Caller, read_secret
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.mutations import add_node, begin_leave, create_cluster
+from storage_node.context.caller import Caller, read_secret
 from storage_node.ops.ask_nodes import ask_node, newest_map
 
 BUCKET = "soak"

@@ -30,9 +30,9 @@ from ais_loader.wire.reserved import ERROR_KIND_KEY
 from benchmarks.soak.content import content, value_of
 from benchmarks.soak.outcome import Outcome
 from benchmarks.soak.register import Violation
-from storage_node.cluster.caller import Caller, Metadata
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_cluster
+from storage_node.context.caller import Caller, Metadata
 from storage_node.ops.ask_nodes import ask_node
 
 SECRET = "0123456789abcdef-of-the-soak"

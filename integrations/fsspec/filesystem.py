@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from ais_loader import Bucket, Client, Entry, ObjectInfo, errors
 from ais_loader.extras import needs
-from ais_loader.object_file import READ_AHEAD_BYTES
+from ais_loader.objects.object_file import READ_AHEAD_BYTES
 from ais_loader.objects.one_level import one_level
 
 from ..file_errors import as_files

@@ -23,7 +23,7 @@ from lhotse import serialization
 from lhotse.audio import AudioLoadingError
 
 from ais_loader import Client, Entry, errors
-from ais_loader.urls import SCHEME, split_member, split_url
+from ais_loader.values.urls import SCHEME, split_member, split_url
 
 from ..file_errors import as_files
 from ..object_writer import ObjectWriter

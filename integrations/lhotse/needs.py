@@ -21,7 +21,7 @@ from lhotse.image import Image
 from lhotse.utils import compute_num_samples
 
 from ais_loader import Entry
-from ais_loader.urls import SCHEME
+from ais_loader.values.urls import SCHEME
 
 from .failures import AISBatchLoaderError, FailedArrayReader, FailedSource
 from .layouts import HEADER_BYTES, Layout, NpyLayout, WavLayout

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader import errors
-from ais_loader.urls import split_url
+from ais_loader.values.urls import split_url
 
 from ..shared_store import StoreReference
 from .io_backend import ObjectMissing, ais_url, open_bytes

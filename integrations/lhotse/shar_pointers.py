@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from ais_loader import Entry
-from ais_loader.urls import split_url
+from ais_loader.values.urls import split_url
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ais_loader import Client, errors
-from ais_loader.urls import SCHEME, split_url
+from ais_loader.values.urls import SCHEME, split_url
 
 from .audio_headers import AudioHeader, HeaderAnswer, NoAudio, Sized, audio_headers
 from .finding import Finding

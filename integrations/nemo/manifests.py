@@ -18,7 +18,7 @@ from typing import Any
 
 from ais_loader import Client, Entry, errors
 from ais_loader.extras import needs
-from ais_loader.urls import SCHEME
+from ais_loader.values.urls import SCHEME
 
 from .finding import Finding
 

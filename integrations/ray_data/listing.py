@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ais_loader import Client, Entry, ObjectInfo, errors
-from ais_loader.entry import EntryLike, to_entry
-from ais_loader.urls import SCHEME
+from ais_loader.values.entry import EntryLike, to_entry
+from ais_loader.values.urls import SCHEME
 
 _LISTED_TOGETHER = 8
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from ais_loader import Entry, Status, errors
-from ais_loader.entry import EntryLike
 from ais_loader.extras import needs
-from ais_loader.packed import PackedBatch
+from ais_loader.values.entry import EntryLike
+from ais_loader.values.packed import PackedBatch
 
 from .listing import Listed, listed, shares, url_of
 from .stores import portable_url, store_here

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ais_loader import errors
-from ais_loader.client import URL_VARIABLE
+from ais_loader.objects.client import URL_VARIABLE
 
 from ..shared_store import StoreReference, named_url
 

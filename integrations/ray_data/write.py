@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from ais_loader import Bucket, errors
 from ais_loader.extras import needs
-from ais_loader.urls import SCHEME
+from ais_loader.values.urls import SCHEME
 
 from ..shared_store import StoreReference
 from .stores import portable_url, store_here

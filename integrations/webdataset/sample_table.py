@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ais_loader import Client, Entry, MemberInfo, ObjectInfo, errors
 from ais_loader.extras import needs
-from ais_loader.urls import split_url
+from ais_loader.values.urls import split_url
 
 from .whole_shards import require_whole
 

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from ais_loader.urls import SCHEME
+from ais_loader.values.urls import SCHEME
 
 from .shard_stream import ShardStream
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from ais_loader import Client, Entry, ObjectInfo, errors
-from ais_loader.urls import ARCHIVE_EXTENSIONS
+from ais_loader.values.urls import ARCHIVE_EXTENSIONS
 
 _BLOCK_BYTES = 512
 

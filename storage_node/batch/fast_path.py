@@ -15,7 +15,7 @@ import numpy as np
 from ais_loader.wire.answer_check import digest, digest_of_ok
 from ais_loader.wire.frame import encode_prefix, encode_single
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.cluster.map.membership import Membership
+from storage_node.context.membership import Membership
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of

@@ -8,16 +8,16 @@ from typing import TypeAlias
 
 from ais_loader.errors import InvalidRequest, StaleMap
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.admission import Credit
-from storage_node.batch.fairness import Slot
 from storage_node.batch.readahead import BatchAhead
 from storage_node.batch.resources import BatchResources, look_up
-from storage_node.metric_counters import BatchTally, clock_s
-from storage_node.places import Place
+from storage_node.limits.admission import Credit
+from storage_node.limits.counters import BatchTally, clock_s
+from storage_node.limits.fairness import Slot
+from storage_node.limits.places import Place
+from storage_node.limits.tasks import retrieve, settled
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FILE_FRAME_BYTES, FrameSpan
-from storage_node.tasks import retrieve, settled
 
 Message: TypeAlias = bytes | FileFrame | list[bytes | memoryview]
 """A serialized SessionResponse: whole, with its payload still in files, or in parts."""

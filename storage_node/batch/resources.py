@@ -10,16 +10,16 @@ from ais_loader.errors import Unsupported
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.fairness import FairSlots, Slot
 from storage_node.batch.outcomes import Busy
 from storage_node.batch.peers import PeerPool
 from storage_node.batch.readahead import Readahead
+from storage_node.context.node import Node
 from storage_node.etl.local_etl import LocalEtl
-from storage_node.etl.transformed_run import TransformedRun
-from storage_node.memory_budget import MemoryBudget
-from storage_node.metric_counters import clock_s
-from storage_node.node import Node
-from storage_node.places import Place, Places
+from storage_node.etl.run.transformed_run import TransformedRun
+from storage_node.limits.counters import clock_s
+from storage_node.limits.fairness import FairSlots, Slot
+from storage_node.limits.memory_budget import MemoryBudget
+from storage_node.limits.places import Place, Places
 from storage_node.store.read.batch import StoreBatch
 
 _PARTS_PER_BATCH = 16

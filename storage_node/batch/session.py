@@ -15,7 +15,6 @@ from typing import Protocol, TypeVar
 
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.admission import Credit
 from storage_node.batch.fast_path import MAX_BYTES_TOGETHER, answer_from_file, answer_inline, answer_kept
 from storage_node.batch.gather.assemble import AssembledBatch
 from storage_node.batch.gather.routing import ReplicaRouting
@@ -23,12 +22,13 @@ from storage_node.batch.local_batch import LocalBatch, Message
 from storage_node.batch.outcomes import Busy, Gone
 from storage_node.batch.resources import BatchResources
 from storage_node.batch.transformed_batch import TransformedBatch
-from storage_node.metric_counters import BatchTally, clock_s
-from storage_node.node import Node
-from storage_node.places import Place, Places
+from storage_node.context.node import Node
+from storage_node.limits.admission import Credit
+from storage_node.limits.counters import BatchTally, clock_s
+from storage_node.limits.places import Place, Places
+from storage_node.limits.tasks import retrieve, settled
+from storage_node.limits.turns import ASKING
 from storage_node.store.read.file_frame import FileFrame
-from storage_node.tasks import retrieve, settled
-from storage_node.turns import ASKING
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -20,9 +20,9 @@ _QUIET = ("active", "unknown")
 
 def counted(found: dict[str, Any]) -> dict[str, Any]:
     """Objects of all buckets, each once, and their bytes; None for both where they cannot be known, or not soon."""
-    from ais_loader.client import connect
     from ais_loader.errors import LoaderError
-    from ais_loader.options import ClusterOptions
+    from ais_loader.objects.client import connect
+    from ais_loader.values.options import ClusterOptions
 
     unknown = {"buckets": None, "objects": None, "object_bytes": None}
     roughly = sum(drive["objects_estimate"] for node in found["nodes"] for drive in node["drives"])

@@ -13,7 +13,7 @@ import click
 
 from ais_loader.cli.show import Lines, count_text, note, printable, progress, size_text, waiting
 from ais_loader.errors import InvalidRequest
-from ais_loader.urls import store_folders
+from ais_loader.values.urls import store_folders
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -66,7 +66,7 @@ def doctor(
 
     The exit code is 1 if there are problems that were not repaired; it is 0 if there are only warnings.
     """
-    from ais_loader.client import URL_VARIABLE
+    from ais_loader.objects.client import URL_VARIABLE
 
     if not paths and (variable := os.environ.get(URL_VARIABLE)):
         paths = (variable,)
@@ -213,7 +213,7 @@ def _verdict(report: Report) -> str:
 
 def _ask_node(url: str, *, as_json: bool) -> bool:
     """Show what a node says of itself, or those of its cluster; whether all of them answer, and all drives work."""
-    from ais_loader.client import connect
+    from ais_loader.objects.client import connect
 
     with waiting(f"{url} to answer"), connect(url) as client:
         described: dict[str, Any] = client.describe()

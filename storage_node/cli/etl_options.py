@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from storage_node.command_line import WrongCommand, check_commands
+from storage_node.settings.command_template import WrongCommand, check_commands
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OPTIONS = (

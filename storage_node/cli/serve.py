@@ -17,8 +17,8 @@ from storage_node.cli.insecure import WHY, insecure_option
 from storage_node.cli.settings import config_option, given_settings, set_option
 
 if TYPE_CHECKING:
-    from storage_node.config import ServerConfig
     from storage_node.server import NodeServer
+    from storage_node.settings.config import ServerConfig
 
 _FIELDS = {
     "memory_mib": "memory_bytes",
@@ -203,8 +203,8 @@ def serve(
     """
     from ais_loader.cli.new_stores import tell_of_new_stores
     from ais_loader.errors import InvalidRequest
-    from storage_node.config import is_loopback, require_secrets
     from storage_node.ops.serve import run_node
+    from storage_node.settings.config import is_loopback, require_secrets
 
     chosen = _config(
         {
@@ -272,8 +272,8 @@ def serve(
 
 def _config(options: dict[str, Any], settings: dict[str, Any]) -> ServerConfig:
     """Options of the command line count most, then `settings`, then defaults."""
-    from storage_node.config import ServerConfig
-    from storage_node.settings import WrongSetting, configured, merged
+    from storage_node.settings.config import ServerConfig
+    from storage_node.settings.sources import WrongSetting, configured, merged
 
     context = click.get_current_context()
     typed = {

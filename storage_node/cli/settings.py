@@ -25,7 +25,7 @@ set_option = click.option(
 
 def given_settings(config: Path | None, assignments: tuple[str, ...], *, of_cluster: bool) -> dict[str, Any] | None:
     """What was asked for, in the settings' own units; None for nothing. A usage error names what is wrong."""
-    from storage_node.settings import NODES, WrongSetting, merged, read_assignments, read_file, require_cluster
+    from storage_node.settings.sources import NODES, WrongSetting, merged, read_assignments, read_file, require_cluster
 
     if config is None and not assignments:
         return None

@@ -18,16 +18,16 @@ from ais_loader.errors import Closed, StoreReadOnly
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.config import ServerConfig
-from storage_node.etl.calls import TransformCalls
 from storage_node.etl.http_side import HttpSide
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.local_etl import LocalEtl
-from storage_node.etl.registry import RecordRegistry
-from storage_node.etl.transformed_run import TransformedRun
+from storage_node.etl.registry.calls import TransformCalls
+from storage_node.etl.registry.registry import RecordRegistry
+from storage_node.etl.run.transformed_run import TransformedRun
+from storage_node.limits.tasks import keep_going
+from storage_node.settings.config import ServerConfig
 from storage_node.store.store import Store
-from storage_node.tasks import keep_going
 
 T = TypeVar("T")
 _READERS = 2

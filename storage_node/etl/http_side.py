@@ -28,10 +28,10 @@ from urllib.parse import quote
 
 from ais_loader.errors import LoaderError, NodeUnavailable, VersionConflict
 from ais_loader.extras import MissingExtra, needs
-from storage_node.config import is_loopback
 from storage_node.etl.signed_tokens import TokenRefused, new_nonce, signed, verified
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.webserver.protocol import CHECKSUM, CHUNK_BYTES, RECEIPT
+from storage_node.settings.config import is_loopback
 from storage_node.store.checksum import crc32c
 
 if TYPE_CHECKING:

@@ -10,19 +10,19 @@ from typing import Any
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
-from storage_node.config import ServerConfig
-from storage_node.etl.environments import Environments
 from storage_node.etl.http_side import HttpSide
-from storage_node.etl.registry import Registry
-from storage_node.etl.result_cache import ResultCache, args_of, result_key
+from storage_node.etl.registry.registry import Registry
+from storage_node.etl.run.result_cache import ResultCache, args_of, result_key
+from storage_node.etl.run.stages import NodeTransforms
+from storage_node.etl.run.transform_request import check_calls, inputs_of
+from storage_node.etl.run.transformed_run import TransformedRun
+from storage_node.etl.run.under_way import RunSettings
 from storage_node.etl.spool import Spool
-from storage_node.etl.stage_context import StageContext
-from storage_node.etl.stages import NodeTransforms
-from storage_node.etl.transform_request import check_calls, inputs_of
-from storage_node.etl.transformed_run import TransformedRun
-from storage_node.etl.under_way import RunSettings
-from storage_node.etl.worker_stage import workers_of
-from storage_node.memory_budget import MemoryBudget
+from storage_node.etl.worker.environments import Environments
+from storage_node.etl.worker.stage import workers_of
+from storage_node.etl.worker.stage_context import StageContext
+from storage_node.limits.memory_budget import MemoryBudget
+from storage_node.settings.config import ServerConfig
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.store import Store
 

@@ -21,10 +21,10 @@ from ais_loader.wire.lane import CALL, DATA, FAILED, HEADER, LAST, MAX_PUT_MESSA
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
 from storage_node.lane.coming import PIECE_BYTES, WAIT_S, ComingBytes
 from storage_node.lane.connection import LaneConnection
-from storage_node.places import Place
-from storage_node.streams import Received, Streams
-from storage_node.tasks import retrieve
-from storage_node.turns import ASKING
+from storage_node.limits.places import Place
+from storage_node.limits.streams import Received, Streams
+from storage_node.limits.tasks import retrieve
+from storage_node.limits.turns import ASKING
 
 _READ_BYTES = 64 << 10
 """A lane holds this much of a message outside the budget."""

@@ -22,12 +22,12 @@ from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import CALL, FAILED, GREETING, HEADER, MAGIC, VERSION, WELCOME
 from storage_node.batch.session import BatchService
-from storage_node.descriptors import is_reserved
 from storage_node.lane.calls import LaneCalls, error_message
 from storage_node.lane.connection import LaneConnection
 from storage_node.lane.tokens import LIFETIME_S, LaneTokens
-from storage_node.places import Place, Places
-from storage_node.tasks import retrieve
+from storage_node.limits.descriptors import is_reserved
+from storage_node.limits.places import Place, Places
+from storage_node.limits.tasks import retrieve
 
 log = logging.getLogger(__name__)
 

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.caller import Caller
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.consensus.proposer import Edit
 from storage_node.cluster.map.mutations import add_node, begin_leave, create_cluster, remove_node, set_endpoints
-from storage_node.config import is_loopback
+from storage_node.context.caller import Caller
 from storage_node.ops import node_file, node_log, peer_secret, ray_actors, ray_head, rolling_settings
 from storage_node.ops.ask_nodes import ask_node, ask_nodes, newest_map
 from storage_node.ops.decommission import wait_until_out
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
 from storage_node.ops.ray_actors import Host, Started
 from storage_node.ops.ray_head import ClusterError, RayHead
-from storage_node.settings import DEFAULT, NODES, Settings, WrongSetting, require_nodes
+from storage_node.settings.config import is_loopback
+from storage_node.settings.sources import DEFAULT, NODES, Settings, WrongSetting, require_nodes
 
 DRAIN_GRACE_S = 5.0
 CHANGE_TIMEOUT_S = 30.0

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.extras import needs
-from storage_node.cluster.caller import read_secret
+from storage_node.context.caller import read_secret
 from storage_node.ops import node_file, node_log, peer_secret
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.actor import StorageNodeActor
@@ -28,7 +28,7 @@ from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ray_head import ClusterError
 from storage_node.ops.ray_hosts import pinned_to
 from storage_node.ops.settings_store import KeptSettings
-from storage_node.settings import WrongSetting
+from storage_node.settings.sources import WrongSetting
 
 NAMESPACE = "ais-loader"
 TASK_TIMEOUT_S = 60.0

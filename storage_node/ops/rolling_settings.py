@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage_node.cluster.caller import Caller
+from storage_node.context.caller import Caller
 from storage_node.ops import ray_actors
 from storage_node.ops.ask_nodes import ask_node
 from storage_node.ops.ray_actors import Host, Started
 from storage_node.ops.settings_store import KeptSettings
-from storage_node.settings import NODES, Settings, for_node, merged, require_nodes
+from storage_node.settings.sources import NODES, Settings, for_node, merged, require_nodes
 
 _POLL_S = 0.1
 

@@ -9,8 +9,8 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from storage_node.ops.ray_head import FOLDER_NAME
-from storage_node.settings import WrongSetting
+from storage_node.settings.sources import WrongSetting
 from storage_node.store.store_record import write_atomically
 
 
@@ -21,7 +21,7 @@ class KeptSettings:
     version: int = 0
     """0: nobody has set anything."""
     values: dict[str, Any] = field(default_factory=dict)
-    """See `storage_node.settings`."""
+    """See `storage_node.settings.sources`."""
     problem: str = ""
     """Why the file cannot be used."""
 

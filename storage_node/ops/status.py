@@ -16,11 +16,11 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from storage_node.cluster.consensus.acceptor_store import decode
-from storage_node.config import ServerConfig
 from storage_node.ops import drive_commands, peer_secret, ray_head
 from storage_node.ops.ask_nodes import Answer, ask_nodes, newest_map
 from storage_node.ops.node_discovery import Found, find_nodes
 from storage_node.ops.node_file import NodeFile, read_all
+from storage_node.settings.config import ServerConfig
 from storage_node.store.drive.identity import CLUSTER_FILE_NAME
 
 _FOUND_AT_START = ("critical_memory_bytes",)

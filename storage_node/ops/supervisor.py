@@ -23,15 +23,15 @@ from ais_loader.errors import LoaderError, StoreNotFound
 from ais_loader.wire.backoff import Backoff
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import set_endpoints
-from storage_node.config import ServerConfig
-from storage_node.etl.environments import Environments
+from storage_node.etl.worker.environments import Environments
 from storage_node.ops import crash_backoff, node_file, node_log, peer_secret
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
 from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ports import free_port, is_free, usable_peer_ports
 from storage_node.server import VERSION, NodeServer
-from storage_node.settings import configured, for_node
+from storage_node.settings.config import ServerConfig
+from storage_node.settings.sources import configured, for_node
 
 BACKOFF = Backoff(0.1, 5.0, jitter=0)
 LOOK_INTERVAL_S = 2.0

@@ -1,4 +1,4 @@
-"""Metric counters of promotions since the node started; read by `storage_node.metrics`."""
+"""Metric counters of promotions since the node started; read by `storage_node.metrics.exporter`."""
 
 from __future__ import annotations
 

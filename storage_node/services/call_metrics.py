@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import ERROR_KIND_KEY
-from storage_node.metric_counters import NodeMetrics, count
+from storage_node.limits.counters import NodeMetrics, count
 
 
 class _Counting(Protocol):

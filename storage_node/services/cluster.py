@@ -12,8 +12,8 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.map.confirmation import witnessed
-from storage_node.cluster.map.membership import Membership
-from storage_node.node import Node
+from storage_node.context.membership import Membership
+from storage_node.context.node import Node
 from storage_node.services.access import PACKAGE
 from storage_node.services.errors import Context, abort
 

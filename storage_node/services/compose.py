@@ -17,7 +17,8 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects
 from ais_loader.wire.object_info import info_of
 from storage_node.cluster.repair.source_reader import Source, SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.node import Node
+from storage_node.context.node import Node
+from storage_node.limits.streams import tenant_of
 from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
 from storage_node.services.objects import ObjectsService
@@ -25,7 +26,6 @@ from storage_node.services.streaming import bounded, bounded_responses
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.compose import check_parts, composed_metadata, done_earlier, require_unreserved
 from storage_node.store.tar_append import tar_end
-from storage_node.streams import tenant_of
 
 PROGRESS_S = 1.0
 

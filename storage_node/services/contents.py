@@ -13,7 +13,7 @@ from ais_loader.wire.object_info import info_of
 from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page, summary_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.delete_many import failures, write_tombstones
-from storage_node.node import Node
+from storage_node.context.node import Node
 from storage_node.services.call_metrics import count_each
 from storage_node.services.errors import Context, abort
 from storage_node.services.streaming import bounded, bounded_responses

@@ -16,9 +16,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded, SilenceTimeout
-from storage_node.places import Places
+from storage_node.limits.places import Places
+from storage_node.limits.streams import Received, tenant_of
 from storage_node.services.errors import abort
-from storage_node.streams import Received, tenant_of
 
 
 class RequestReader:

@@ -7,11 +7,11 @@ import asyncio
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc
-from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
-from storage_node.etl.calls import TransformCalls
+from storage_node.context.channels import Channels
+from storage_node.context.node import Node
 from storage_node.etl.jobs.manager import JobManager
-from storage_node.node import Node
+from storage_node.etl.registry.calls import TransformCalls
 from storage_node.services.access import CALLER, Role
 from storage_node.services.errors import Context, abort
 from storage_node.services.etl_jobs import EtlJobsPeerService, EtlJobsService

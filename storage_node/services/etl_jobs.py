@@ -10,19 +10,19 @@ from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc
-from storage_node.cluster.channels import Channels
-from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
+from storage_node.context.channels import Channels
+from storage_node.context.membership import Membership
+from storage_node.context.node import Node
 from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.jobs.manager import JobManager, JobRecords
 from storage_node.etl.jobs.map_records import MapRecords
 from storage_node.etl.jobs.putter import Putter
 from storage_node.etl.local_etl import LocalEtl
-from storage_node.etl.registry import RecordRegistry
-from storage_node.etl.taken_results import taken_by
+from storage_node.etl.registry.registry import RecordRegistry
+from storage_node.etl.run.taken_results import taken_by
 from storage_node.etl.values import Transforms
-from storage_node.node import Node
 from storage_node.services.errors import Context, abort
 from storage_node.services.streaming import bounded, bounded_responses
 

@@ -21,14 +21,15 @@ from storage_node.batch.session import BatchService
 from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Listed
-from storage_node.command_line import parse_text
-from storage_node.etl.worker_stage import sandbox_state
+from storage_node.context.node import Node
+from storage_node.etl.worker.stage import sandbox_state
 from storage_node.lane.coming import ComingBytes
-from storage_node.node import Node
+from storage_node.limits.streams import tenant_of
 from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
 from storage_node.services.reframing import Reframing
 from storage_node.services.streaming import bounded, bounded_requests, bounded_responses
+from storage_node.settings.command_template import parse_text
 from storage_node.store.compose import done_earlier, require_unreserved
 from storage_node.store.drive.preconditions import Condition, condition_of, parse_condition
 from storage_node.store.format import CatalogEntry
@@ -41,7 +42,6 @@ from storage_node.store.staging import check_content, stage_object
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.upload import Upload
-from storage_node.streams import tenant_of
 
 MAX_PAGE_SIZE = 10_000
 

@@ -22,16 +22,16 @@ import grpc.aio
 from ais_loader.errors import LoaderError, NodeUnavailable
 from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, ProofCheck, ProofError, StaleProof
 from ais_loader.wire.reserved import NODE_ROLE, OPERATOR_ROLE, ROLE_KEY
-from storage_node.cluster import caller
-from storage_node.cluster.channels import Channels
 from storage_node.cluster.errors import NotAMember
-from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.sync import newer_map
-from storage_node.config import EVERY_ADDRESS
-from storage_node.node import Node
+from storage_node.context import caller
+from storage_node.context.channels import Channels
+from storage_node.context.membership import Membership
+from storage_node.context.node import Node
+from storage_node.limits.tasks import settled
 from storage_node.services.access import CALLER, PACKAGE, STRANGERS, Role, who_may
 from storage_node.services.errors import Context, abort
-from storage_node.tasks import settled
+from storage_node.settings.config import EVERY_ADDRESS
 
 LEARN_TIMEOUT_S = 2.0
 PEERS_ASKED = 3

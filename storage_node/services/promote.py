@@ -22,10 +22,12 @@ from ais_loader.wire.generated import ais_promote_pb2 as wire
 from ais_loader.wire.generated import ais_promote_pb2_grpc
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.placement import object_hash
-from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica_set import ReplicaSet
-from storage_node.node import Node
+from storage_node.context.membership import Membership
+from storage_node.context.node import Node
+from storage_node.limits.streams import tenant_of
+from storage_node.limits.turns import ASKING, Turns
 from storage_node.promote.cluster import ClusterPromotion, have
 from storage_node.promote.confined_path import FOLDER, root_of
 from storage_node.promote.into_store import promote_group
@@ -34,8 +36,6 @@ from storage_node.promote.metrics import PromoteMetrics
 from storage_node.promote.store_folders import StoreFolders, of_store
 from storage_node.promote.walk import Folder, Found, Walk, Wanted, groups
 from storage_node.services.errors import Context, abort, encodable
-from storage_node.streams import tenant_of
-from storage_node.turns import ASKING, Turns
 
 THREADS = 4
 IN_FLIGHT = 2

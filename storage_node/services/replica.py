@@ -13,10 +13,10 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.replica import HeldWrite
-from storage_node.node import Node
+from storage_node.context.node import Node
+from storage_node.limits.streams import Received, Stream
 from storage_node.services.errors import Context, abort
 from storage_node.store.store import Store
-from storage_node.streams import Received, Stream
 
 Q = TypeVar("Q")
 R = TypeVar("R")

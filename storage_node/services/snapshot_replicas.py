@@ -18,7 +18,8 @@ from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.cluster.replication.snapshot_barrier import SnapshotBarrier
 from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
-from storage_node.node import Node
+from storage_node.context.node import Node
+from storage_node.limits.streams import Received, Stream
 from storage_node.services.errors import Context, abort
 from storage_node.store.drive.cut_check import CutCheck
 from storage_node.store.drive.version_clock import check_counter
@@ -28,7 +29,6 @@ from storage_node.store.names import check_object_name
 from storage_node.store.retained_replicas import KeptVersion, Seen, seen, seen_after
 from storage_node.store.staging import check_content
 from storage_node.store.store import Store
-from storage_node.streams import Received, Stream
 
 T = TypeVar("T")
 

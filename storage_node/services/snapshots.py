@@ -10,7 +10,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshots_pb2 as pb
 from ais_loader.wire.generated import ais_snapshots_pb2_grpc
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
-from storage_node.node import Node
+from storage_node.context.node import Node
 from storage_node.services.errors import Context, abort
 from storage_node.store.snapshots import Snapshot
 

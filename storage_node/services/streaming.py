@@ -8,8 +8,8 @@ from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 from ais_loader.errors import LoaderError
+from storage_node.limits.streams import Streams, tenant_of
 from storage_node.services.errors import abort
-from storage_node.streams import Streams, tenant_of
 
 
 class _Serving(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import grpc
 
-from storage_node.streams import named_in
-from storage_node.turns import ASKING
+from storage_node.limits.streams import named_in
+from storage_node.limits.turns import ASKING
 
 
 def note_tenant(details: grpc.HandlerCallDetails) -> None:

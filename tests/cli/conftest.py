@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ais_loader.cli import main, show
-from ais_loader.client import connect
+from ais_loader.objects.client import connect
 from tests.cli.kit import Run, Stored
 
 

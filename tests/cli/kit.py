@@ -10,7 +10,7 @@ from typing import Protocol
 
 from click.testing import Result
 
-from ais_loader.client import connect
+from ais_loader.objects.client import connect
 
 TIMEOUT_S = 60.0
 

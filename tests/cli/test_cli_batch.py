@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ais_loader.cli.batch import safe_name
 from ais_loader.cli.batch_list import parse_list
-from ais_loader.client import connect
-from ais_loader.entry import Entry
+from ais_loader.objects.client import connect
+from ais_loader.values.entry import Entry
 from tests.cli.kit import Run
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.client import connect
+from ais_loader.objects.client import connect
 from tests.cli.kit import Run, Stored
 
 

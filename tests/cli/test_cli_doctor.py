@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ais_loader.cli import main
-from ais_loader.client import connect
+from ais_loader.objects.client import connect
 from ais_loader.testing import NodeProcess
 from tests.node.cluster_kit import LocalCluster
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ais_loader import errors
-from ais_loader.client import connect
-from ais_loader.entry import ObjectInfo
+from ais_loader.objects.client import connect
+from ais_loader.values.entry import ObjectInfo
 from tests.cli.kit import Run
 
 
@@ -95,7 +95,7 @@ def test_large_objects_come_beside_small_ones_and_an_interruption_leaves_no_part
             raise errors.NodeUnavailable("the connection was lost")
 
         with monkeypatch.context() as patched, contextlib.suppress(errors.NodeUnavailable):
-            patched.setattr("ais_loader.object_file.ObjectReader.chunks", broken)
+            patched.setattr("ais_loader.objects.object_file.ObjectReader.chunks", broken)
             bucket.download("", tmp_path / "part")
             pytest.fail("it went on")
         assert files_in(tmp_path / "part").keys() <= {name for name in objects if name.startswith("s/")}

@@ -19,8 +19,8 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from ais_loader.cli import main, show
-from ais_loader.client import connect
 from ais_loader.extras import install_command
+from ais_loader.objects.client import connect
 from tests.cli.kit import TIMEOUT_S, environment
 
 

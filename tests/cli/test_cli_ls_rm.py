@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from ais_loader.client import connect
+from ais_loader.objects.client import connect
 from tests.cli.kit import Run, Stored
 from tests.tar_kit import packed_tar
 

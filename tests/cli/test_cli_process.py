@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from ais_loader.cli import main
-from ais_loader.client import connect
+from ais_loader.objects.client import connect
 from ais_loader.testing import NodeProcess
 from tests.cli.kit import TIMEOUT_S, command, environment, run_process
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from ais_loader.cli import main
-from ais_loader.client import connect
+from ais_loader.objects.client import connect
 from ais_loader.testing import seeded_bytes
 from storage_node.store.fsck.fsck import check
 from tests.cli.kit import TIMEOUT_S, Run, Stored, command, environment

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.client import connect
+from ais_loader.objects.client import connect
 from tests.cli.kit import Run, Stored
 from tests.data import SPEECH_DIR
 

@@ -16,7 +16,7 @@ from ais_loader.cli.main import one_line
 from ais_loader.cli.show import count_text, printable, size_text
 from ais_loader.extras import install_command
 from storage_node.cli.etl_options import etl_assignments
-from storage_node.settings import read_assignments
+from storage_node.settings.sources import read_assignments
 from tests.cli.kit import TIMEOUT_S, Run, environment, run_process
 
 HEAVY = ("grpc", "torch", "rocksdict", "ray", "storage_node.store", "storage_node.server")
@@ -64,7 +64,7 @@ def test_help_of_the_root_imports_no_command_of_a_trainer_and_nothing_that_takes
     code = (
         "import sys; from ais_loader.cli import main\n"
         "main(['--help'], standalone_mode=False)\n"
-        "heavy = ('numpy', 'google.protobuf', 'ais_loader.client', 'ais_loader.cli.put')\n"
+        "heavy = ('numpy', 'google.protobuf', 'ais_loader.objects.client', 'ais_loader.cli.put')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
     result = subprocess.run(
@@ -221,8 +221,8 @@ def test_assignments_of_commands_keep_every_character() -> None:
 
 
 def test_serve_allows_transforms_that_are_named_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from storage_node.config import ServerConfig
     from storage_node.ops import serve as ops
+    from storage_node.settings.config import ServerConfig
 
     served: list[ServerConfig] = []
     monkeypatch.setattr(ops, "run_node", lambda drives, config, announce: served.append(config))

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ais_loader.cli import main
-from ais_loader.client import connect
+from ais_loader.objects.client import connect
 from tests.cli.kit import TIMEOUT_S, Run, Stored, command, environment
 
 
@@ -56,7 +56,7 @@ def test_no_file_of_a_store_gets_a_standard_stream_s_number(store: str, tmp_path
         "import os, sys\n"
         "from ais_loader.cli.standard_streams import hold_standard_streams\n"
         "hold_standard_streams()\n"
-        "from ais_loader.client import connect\n"
+        "from ais_loader.objects.client import connect\n"
         "with connect(sys.argv[1]) as client:\n"
         "    held = [os.readlink(f'/proc/self/fd/{number}') for number in range(3)]\n"
         "    open(sys.argv[2], 'w').write(repr(held))\n"

@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from ais_loader.options import ClusterOptions
 from ais_loader.transport.cluster.transport import DIRECT_FROM_ENTRIES_PER_OWNER, DIRECT_TO_NODES, RoutedTransport
+from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as pb

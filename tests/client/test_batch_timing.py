@@ -23,7 +23,7 @@ from ais_loader import (
     errors,
 )
 from ais_loader.testing import FaultyLink, NodeProcess
-from ais_loader.timing import Stopwatch
+from ais_loader.values.timing import Stopwatch
 
 SIZE_BYTES = 200_000
 NAMES = [f"{at:02d}" for at in range(20)]

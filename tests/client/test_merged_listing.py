@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ais_loader.entry import ObjectInfo
 from ais_loader.errors import BucketNotFound, DriveFailed, NodeUnavailable, StaleMap
 from ais_loader.transport.cluster import listing
 from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
+from ais_loader.values.entry import ObjectInfo
 
 
 def info(name: str, version: str = "1.1.1") -> ObjectInfo:

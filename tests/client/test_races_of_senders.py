@@ -9,7 +9,6 @@ from typing import cast
 
 import pytest
 
-from ais_loader.options import ClusterOptions
 from ais_loader.testing import seeded_bytes
 from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
@@ -17,6 +16,7 @@ from ais_loader.transport.cluster.substream import SENDER_WINDOW_BYTES
 from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.session.session import Receiver
+from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb

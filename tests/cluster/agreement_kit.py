@@ -9,8 +9,8 @@ from pathlib import Path
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_cluster
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 
 TIMEOUT_S = 30.0
 

@@ -31,9 +31,9 @@ from storage_node.cluster.map.mutations import (
     remove_node,
     set_bucket,
 )
-from storage_node.config import ServerConfig
 from storage_node.ops.node_discovery import group_drives, wipe_node
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from storage_node.store.drive import identity as identities
 
 

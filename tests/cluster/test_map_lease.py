@@ -11,8 +11,8 @@ from copies_model import DEAD, OLD, SLIPS, Model, Slip
 
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.map.lease import version_told
-from storage_node.cluster.map.membership import Membership
+from storage_node.context.map_pin import version_told
+from storage_node.context.membership import Membership
 
 TIMEOUT_S = 20.0
 

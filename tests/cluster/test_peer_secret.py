@@ -14,10 +14,10 @@ from ais_loader import connect
 from ais_loader.testing.node import NodeProcess
 from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.caller import OPERATOR, Caller, read_secret
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.mutations import create_cluster
+from storage_node.context.caller import OPERATOR, Caller, read_secret
 from storage_node.ops import peer_secret, ray_actors
 from storage_node.ops.ask_nodes import ask_node
 from storage_node.ops.node_discovery import Found

@@ -18,7 +18,7 @@ from ais_loader import Client, ClusterOptions, Entry, connect
 from ais_loader.errors import TransformFailed
 from ais_loader.testing.folders import throwaway_folder
 from ais_loader.testing.waiting import eventually
-from ais_loader.transform_job import find_job
+from ais_loader.transforms.transform_job import find_job
 from storage_node.ops import ray_head
 from tests.cluster.operator_kit import Operator
 from tests.etl import wheel_kit

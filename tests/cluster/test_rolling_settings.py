@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from ais_loader.wire.generated.ais_replica_pb2 import ProgressResponse
-from storage_node.cluster.caller import OPERATOR
+from storage_node.context.caller import OPERATOR
 from storage_node.ops import ray_actors, rolling_settings
 from storage_node.ops.ask_nodes import Answer
 from storage_node.ops.node_discovery import Found, NodeDrives
 from storage_node.ops.ray_actors import Host, Started
 from storage_node.ops.settings_store import KeptSettings
-from storage_node.settings import WrongSetting, read_assignments
+from storage_node.settings.sources import WrongSetting, read_assignments
 
 ROOT = Path("/r")
 NODES = [NodeDrives(letter * 32, (ROOT / f"node-{number}" / "drive-1",)) for number, letter in enumerate("abc", 1)]

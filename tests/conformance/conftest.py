@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Client, ClusterOptions, connect, errors
-from ais_loader.options import LaneChoice
 from ais_loader.testing import NodeProcess, throwaway_folder
+from ais_loader.values.options import LaneChoice
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ import pytest
 import zstandard
 
 from ais_loader import Bucket, Entry
-from ais_loader.archive import FORMATS, ArchiveFormat, ArchiveNames, format_of
 from ais_loader.errors import Closed, InvalidName, InvalidRequest, ObjectNotFound
+from ais_loader.objects.archive import FORMATS, ArchiveFormat, ArchiveNames, format_of
 from ais_loader.testing import seeded_bytes
 from tests.tar_kit import packed_tar
 

@@ -14,7 +14,7 @@ import pytest
 
 from ais_loader import Bucket, ObjectInfo, errors
 from ais_loader.checksum import crc32c
-from ais_loader.options import LaneChoice
+from ais_loader.values.options import LaneChoice
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -9,9 +9,9 @@ import pytest
 from conformance_kit import fill
 
 from ais_loader import Bucket, Client, connect, errors
-from ais_loader.summary import BucketSummary
 from ais_loader.testing import eventually
 from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.values.summary import BucketSummary
 
 OBJECTS = {
     "a": 1,

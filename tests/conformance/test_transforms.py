@@ -13,7 +13,7 @@ import pytest
 
 from ais_loader import Bucket, Client, Command, Entry, Item, NodeCommand, Pipeline, Stage, Status, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
-from storage_node.etl.transformed_run import TransformedRun
+from storage_node.etl.run.transformed_run import TransformedRun
 from tests.node.cluster_kit import LocalCluster
 from tests.node.node_kit import serving
 

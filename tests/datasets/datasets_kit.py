@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ais_loader.entry import Item
 from ais_loader.transport.base import FrameStream
 from ais_loader.transport.embedded import EmbeddedTransport
+from ais_loader.values.entry import Item
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 BUCKET = "speech"

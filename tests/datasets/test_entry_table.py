@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ais_loader import Entry
-from ais_loader.entry_table import EntryTable
+from ais_loader.values.entry_table import EntryTable
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 

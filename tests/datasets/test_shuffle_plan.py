@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ais_loader import Entry, ShufflePlan
-from ais_loader.entry_table import EntryTable
 from ais_loader.errors import InvalidRequest
+from ais_loader.values.entry_table import EntryTable
 
 NAMES = [f"ais://b/{i}" for i in range(10)]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.plan import Position, WorkerShare, parse_state, position_state, split_steps, worker_state
+from ais_loader.training.plan import Position, WorkerShare, parse_state, position_state, split_steps, worker_state
 
 COUNTS = st.integers(1, 7)
 

@@ -106,8 +106,8 @@ class Page:
 
     def settings(self, text: str) -> str:
         """Have a node's reader take a file of settings, for every node that it names."""
-        from storage_node.config import ServerConfig
-        from storage_node.settings import configured, for_node, read_file
+        from storage_node.settings.config import ServerConfig
+        from storage_node.settings.sources import configured, for_node, read_file
 
         path = Path("settings.toml")
         path.write_text(text)

@@ -88,8 +88,8 @@ def test_a_name_that_is_gone_is_noticed() -> None:
         "store/read/",
     ]
     assert not is_there("storage_node/gone.py") and not is_there("gone.py") and not is_there("store/gone/")
-    assert not is_importable("storage_node.gone") and not is_importable("storage_node.config.Gone")
-    assert is_importable("storage_node.config.ServerConfig") and is_importable("ais_loader.connect")
+    assert not is_importable("storage_node.gone") and not is_importable("storage_node.settings.config.Gone")
+    assert is_importable("storage_node.settings.config.ServerConfig") and is_importable("ais_loader.connect")
     assert is_there("store/read/") and is_there("storage_node/store/read/batch.py") and is_there("setup.py")
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ais_loader import connect
-from ais_loader.etl import Command
 from ais_loader.testing.node import NodeProcess
-from storage_node.config import ServerConfig
+from ais_loader.transforms.etl import Command
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 
 PYTHON, TREE = "/usr/bin/python3", Path(__file__).resolve().parents[2]
 LOOK = 'id -un; pwd; touch mine && echo wrote; for f; do cat "$f" && echo "$f"; done; true'
@@ -35,7 +35,7 @@ def public() -> Iterator[Path]:
 def test_a_transform_of_another_user_reads_no_bucket_and_no_secret(public: Path) -> None:
     """It knows the names of all files of the store."""
     probe = subprocess.run(
-        [PYTHON, "-c", "import storage_node.etl.worker"], user="nobody", cwd="/", env={"PYTHONPATH": str(TREE)}
+        [PYTHON, "-c", "import storage_node.etl.worker.program"], user="nobody", cwd="/", env={"PYTHONPATH": str(TREE)}
     )
     if probe.returncode:
         pytest.skip(f"nobody cannot run {PYTHON} with this tree")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ais_loader.errors import LoaderError, TransformFailed
-from storage_node.etl.bursts import Bursts
+from storage_node.etl.run.bursts import Bursts
 from storage_node.etl.values import Content, Origin
 
 

@@ -21,8 +21,8 @@ import pytest
 
 from ais_loader import Bucket, Client, NodeCommand, connect, errors
 from ais_loader.testing import eventually
-from storage_node.etl import sandbox
-from storage_node.etl.sandbox import Offered
+from storage_node.etl.worker import sandbox
+from storage_node.etl.worker.sandbox import Offered
 from storage_node.server import NodeServer
 from tests.etl.worker_kit import of_template, run_one
 from tests.node.node_kit import serving

@@ -12,10 +12,10 @@ import pytest
 from ais_loader import connect
 from ais_loader.errors import InvalidRequest, TransformFailed, TransformGone
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.config import ServerConfig
-from storage_node.etl.environments import is_needed
-from storage_node.etl.stages import NodeTransforms
+from storage_node.etl.run.stages import NodeTransforms
 from storage_node.etl.values import Content
+from storage_node.etl.worker.environments import is_needed
+from storage_node.settings.config import ServerConfig
 from tests.etl import wheel_kit
 from tests.etl.worker_kit import ORIGIN, call, of_function, run_one, transforms_of
 

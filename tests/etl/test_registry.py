@@ -12,10 +12,10 @@ import pytest
 from ais_loader import Command, connect, errors
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl import registry
 from storage_node.etl.local_etl import LocalEtl
-from storage_node.etl.registry import check_transform, deleted, in_new_version, initialized, set_stopped
-from storage_node.etl.transformed_run import TransformedRun
+from storage_node.etl.registry import registry
+from storage_node.etl.registry.registry import check_transform, deleted, in_new_version, initialized, set_stopped
+from storage_node.etl.run.transformed_run import TransformedRun
 
 
 def command(name: str, *words: str) -> pb.Transform:

@@ -8,7 +8,7 @@ import functools
 import pytest
 
 from ais_loader.errors import TransformFailed
-from storage_node.etl.result_cache import ResultCache, Shared
+from storage_node.etl.run.result_cache import ResultCache, Shared
 from storage_node.etl.values import Content
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from ais_loader import Command, Entry
 from ais_loader.testing import eventually, seeded_bytes
-from storage_node.etl.under_way import Room
+from storage_node.etl.run.under_way import Room
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
-from storage_node.memory_budget import MemoryBudget
+from storage_node.limits.memory_budget import MemoryBudget
 from tests.node.node_kit import bucket_of, serving
 
 LARGE = MAX_IN_MEMORY_BYTES + 1

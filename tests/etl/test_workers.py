@@ -560,7 +560,7 @@ def test_another_user_reads_what_it_is_given_by_path_and_gains_no_rights(monkeyp
     """By the system's interpreter: those of tests are often where only their user may go."""
     python, root = "/usr/bin/python3", Path(__file__).resolve().parents[2]
     probe = subprocess.run(
-        [python, "-c", "import storage_node.etl.worker"], user="nobody", cwd="/", env={"PYTHONPATH": str(root)}
+        [python, "-c", "import storage_node.etl.worker.program"], user="nobody", cwd="/", env={"PYTHONPATH": str(root)}
     )
     if probe.returncode:
         pytest.skip(f"nobody cannot run {python} with this tree")
@@ -606,7 +606,8 @@ def test_an_interpreter_that_cannot_run_workers_is_named_with_what_it_said(tmp_p
 
 
 def test_a_worker_imports_next_to_nothing_before_it_begins() -> None:
-    program = "import sys, storage_node.etl.worker, storage_node.etl.fences; print('ais_loader' in sys.modules)"
+    modules = "storage_node.etl.worker.program, storage_node.etl.worker.fences"
+    program = f"import sys, {modules}; print('ais_loader' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -14,13 +14,13 @@ import cloudpickle
 
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.config import ServerConfig
-from storage_node.etl.environments import Environments
 from storage_node.etl.http_side import HttpSide
+from storage_node.etl.run.stages import NodeTransforms
 from storage_node.etl.spool import Spool
-from storage_node.etl.stage_context import StageContext
-from storage_node.etl.stages import NodeTransforms
 from storage_node.etl.values import Content, Origin
+from storage_node.etl.worker.environments import Environments
+from storage_node.etl.worker.stage_context import StageContext
+from storage_node.settings.config import ServerConfig
 
 
 async def on_default_threads(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -20,9 +20,9 @@ from examples.etl.flac_to_wav import FFMPEG, FlacToWav, by_pyav, flac_to_wav
 from examples.etl.image_resize import resized
 from examples.etl.tar_features import features_of
 from examples.etl.text_tokens import Tokens
-from storage_node.command_line import parse_text
 from storage_node.etl.values import Content
 from storage_node.etl.webserver import FastAPIServer, GRPCServer
+from storage_node.settings.command_template import parse_text
 from tests.data import EMPTY_WAV, IMAGES, utterances
 from tests.etl.servers.server_kit import GRPC, HPUSH, ORIGIN, WS, bytes_of, open_stage, run
 from tests.etl.worker_kit import of_template, run_one

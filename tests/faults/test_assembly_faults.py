@@ -26,8 +26,8 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.cluster.replication.read_lease import clock_s
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
 from storage_node.store.staging import stage_object
 from storage_node.store.store import Store

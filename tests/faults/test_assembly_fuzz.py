@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from ais_loader import Client, ClusterOptions, Item, connect, errors
-from ais_loader.entry import Status
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.values.entry import Status
 from ais_loader.wire.frame import FrameError, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from tests.faults.scripted_node import ScriptedNode, end, frame, piece, reject

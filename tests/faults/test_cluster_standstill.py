@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from ais_loader import ClusterOptions, connect
-from ais_loader.entry import Status
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.values.entry import Status
 from ais_loader.wire.cluster_map import ClusterView
 from tests.faults.fault_kit import (
     LARGE,

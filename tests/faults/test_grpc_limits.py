@@ -26,8 +26,8 @@ from ais_loader.testing import (
     seeded_bytes,
     throwaway_folder,
 )
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from tests.store.small_drive import small_drive
 
 MiB = 1 << 20

@@ -11,14 +11,14 @@ import pytest
 
 from ais_loader import Client, ClusterOptions, connect, errors
 from ais_loader.checksum import crc32c
-from ais_loader.content import CHUNK_BYTES
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.transport.session.lane import Lanes
+from ais_loader.values.content import CHUNK_BYTES
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.lane import CALL, DATA, FAILED, HEADER, LAST, MESSAGE, REFUSED
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from tests.lane.lane_kit import RawLane, open_lane
 from tests.node.node_kit import serving
 

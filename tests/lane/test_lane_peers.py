@@ -22,8 +22,8 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_batch_pb2_grpc as rpc
 from ais_loader.wire.lane import CALL, FAILED, HEADER, LAST, REFUSED, WELCOME
 from storage_node.batch import peers
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from tests.lane.lane_kit import RawLane, error_of, offer_of
 from tests.node.cluster_kit import BUCKET, Answer, LocalCluster
 from tests.node.node_kit import RawSession, batch_of

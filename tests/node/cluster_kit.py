@@ -18,10 +18,10 @@ from ais_loader.wire.frame import EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.session import BatchService
-from storage_node.config import ServerConfig
+from storage_node.context.node import Node
 from storage_node.etl.values import Transforms
-from storage_node.node import Node
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
 from storage_node.store.staging import stage_object
 from storage_node.store.stale_replicas import StaleReplicas

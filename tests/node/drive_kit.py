@@ -12,11 +12,11 @@ from typing import Any
 from ais_loader.testing import eventually
 from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.caller import OPERATOR
-from storage_node.config import ServerConfig
+from storage_node.context.caller import OPERATOR
 from storage_node.ops import drive_commands, node_file
 from storage_node.ops.node_file import NodeFile
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from storage_node.store.replica_state import StoredVersion
 from storage_node.store.store import Store
 

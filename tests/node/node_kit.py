@@ -15,8 +15,8 @@ from ais_loader import Bucket, connect
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.frame import Frame, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 
 CALL_TIMEOUT_S = 30.0
 PLENTY = 1 << 40

@@ -16,14 +16,14 @@ from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from ais_loader.wire.generated import ais_replica_pb2_grpc as replica_rpc
-from storage_node.cluster.caller import Caller
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node
-from storage_node.config import ServerConfig
-from storage_node.places import Places
+from storage_node.context.caller import Caller
+from storage_node.limits.places import Places
 from storage_node.server import NodeServer
 from storage_node.services.access import ANYONE, TABLE, Methods, Role
 from storage_node.services.decoding import RequestReader
+from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member, node_at, nodes_at
 from tests.node.cluster_kit import LocalCluster
 from tests.node.contract_kit import methods

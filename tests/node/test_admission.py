@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loop_kit import run, settle
 
-from storage_node.batch.admission import Credit
-from storage_node.config import ServerConfig
-from storage_node.memory_budget import MemoryBudget
+from storage_node.limits.admission import Credit
+from storage_node.limits.memory_budget import MemoryBudget
+from storage_node.settings.config import ServerConfig
 
 
 def test_a_budget_is_never_exceeded_and_granted_in_order() -> None:

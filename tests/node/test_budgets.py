@@ -211,7 +211,7 @@ def test_a_message_of_more_than_32_mib_is_not_taken(node: NodeServer, method: st
 def test_a_node_has_all_the_descriptors_that_it_may_have(tmp_path: Path) -> None:
     low = """if True:
         import resource, sys
-        from storage_node.config import ServerConfig
+        from storage_node.settings.config import ServerConfig
         from storage_node.server import NodeServer
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         with NodeServer([sys.argv[1]], ServerConfig(port=0)):

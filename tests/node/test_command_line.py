@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies
 
-from storage_node.command_line import (
+from storage_node.settings.command_template import (
     WrongArgument,
     WrongCommand,
     check_commands,

@@ -17,8 +17,8 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication.commit import CommitProtocol
 from storage_node.cluster.replication.name_locks import NameLocks
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
 from storage_node.store.store import Store
 from storage_node.store.upload import Upload

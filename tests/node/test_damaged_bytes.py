@@ -24,8 +24,8 @@ from ais_loader.cli import main
 from ais_loader.integrations.fsspec import AISFileSystem
 from ais_loader.testing import seeded_bytes, throwaway_folder
 from ais_loader.transport.session.lane import Lanes
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from tests.node.cluster_kit import LocalCluster
 from tests.store.store_kit import flip_a_byte
 from tests.tar_kit import packed_tar

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Bucket, Client, ClusterOptions, Entry, connect, errors
-from ais_loader.entry import Status
 from ais_loader.testing import seeded_bytes, throwaway_folder
+from ais_loader.values.entry import Status
 from storage_node.cluster.repair.repair import Repair
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.store.store_kit import file_of, flip_a_byte

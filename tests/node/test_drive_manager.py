@@ -13,12 +13,12 @@ from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.drives import health
-from storage_node.config import ServerConfig
 from storage_node.ops import drive_commands
 from storage_node.ops.drive_commands import NodeOfDrives
 from storage_node.ops.node_discovery import find_nodes
 from storage_node.ops.ray_head import ClusterError
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from storage_node.store.store import Store
 from tests.node.drive_kit import TIMEOUT_S, DriveCluster, drive_cluster
 

@@ -21,10 +21,10 @@ from node_kit import RawSession, batch_of, bucket_of, serving
 from ais_loader import ClusterOptions, connect, errors
 from ais_loader.testing import eventually
 from ais_loader.wire.frame import decode_response
-from storage_node.batch.fairness import MIN_COST_BYTES, FairQueue, FairSlots, Slot
-from storage_node.config import ServerConfig
-from storage_node.memory_budget import MemoryBudget
+from storage_node.limits.fairness import MIN_COST_BYTES, FairQueue, FairSlots, Slot
+from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 7.0}
 costs = st.integers(1, 1000)

@@ -22,7 +22,7 @@ from storage_node.batch.fast_path import (
     answer_from_file,
     answer_inline,
 )
-from storage_node.cluster.map.membership import Membership
+from storage_node.context.membership import Membership
 from storage_node.store.read import file_frame
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.file_frame import FileFrame

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ais_loader import connect
-from ais_loader.client import Client
+from ais_loader.objects.client import Client
 from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication import replica

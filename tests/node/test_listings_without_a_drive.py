@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from ais_loader import Bucket, MapDataset, connect, errors
 from ais_loader.cli import main
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 
 pytestmark = pytest.mark.slow
 OBJECTS = {f"{folder}/{at:03}": b"%d" % at for folder in ("a", "b") for at in range(40)}

@@ -15,18 +15,18 @@ import grpc
 import pytest
 
 from ais_loader import Bucket, ClusterOptions, connect, errors
-from ais_loader.content import Source
 from ais_loader.testing import FaultyLink, eventually, seeded_bytes
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.transport.write_tries import WriteTries
+from ais_loader.values.content import Source
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
 from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsService
 from storage_node.services.objects import ObjectsService
+from storage_node.settings.config import ServerConfig
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import Writer, cluster_of, copies_of, name_with
 

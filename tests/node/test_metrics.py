@@ -27,12 +27,12 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
-from storage_node import metrics_server
-from storage_node.config import ServerConfig
-from storage_node.metric_counters import BOUNDS_S, BatchTally, Histogram, NodeMetrics
-from storage_node.metric_list import METRICS, PROCESS, markdown_table
-from storage_node.metrics_server import MAX_CONNECTIONS
+from storage_node.limits.counters import BOUNDS_S, BatchTally, Histogram, NodeMetrics
+from storage_node.metrics import server as metrics_server
+from storage_node.metrics.declarations import METRICS, PROCESS, markdown_table
+from storage_node.metrics.server import MAX_CONNECTIONS
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from tests.peer_kit import operator_of
 
 ROOT = Path(storage_node.__file__).parent

@@ -17,9 +17,9 @@ from ais_loader.cli import main
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.session import BatchService
-from storage_node.config import ServerConfig
-from storage_node.pressure import MAX_RETRY_S, machine_memory_bytes, pause_s, resident_bytes, retry_after_ms
+from storage_node.limits.pressure import MAX_RETRY_S, machine_memory_bytes, pause_s, resident_bytes, retry_after_ms
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 
 NAMES = [f"{at}" for at in range(8)]
 DATA = {name: bytes([at]) * (512 << 10) for at, name in enumerate(NAMES)}

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from ais_loader import connect
-from ais_loader.client import Client
 from ais_loader.errors import InvalidRequest, LoaderError, PromoteIncomplete, SourceRefused
-from storage_node.config import ServerConfig
+from ais_loader.objects.client import Client
 from storage_node.promote.store_folders import StoreFolders, require_apart
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 
 _BIND, _DETACH = 4096, 2
 

@@ -12,14 +12,13 @@ import pytest
 
 from ais_loader import ClusterOptions, Progress, connect, errors
 from ais_loader.errors import StaleMap
-from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from ais_loader.transport.cluster import promote as promote_shares
+from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_promote_pb2 as wire
-from storage_node.config import ServerConfig
 from storage_node.promote import cluster as promoting
 from storage_node.promote.into_store import promote_group
 from storage_node.promote.job import Job, Outcome, open_unless_there
@@ -27,7 +26,8 @@ from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import Found
 from storage_node.server import NodeServer
 from storage_node.services.promote import _share
-from storage_node.settings import WrongSetting, configured, read_assignments, read_file
+from storage_node.settings.config import ServerConfig
+from storage_node.settings.sources import WrongSetting, configured, read_assignments, read_file
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import cluster_of, copies_of, held, staged_files

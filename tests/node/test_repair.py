@@ -16,8 +16,8 @@ from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.replica_state import StoredVersion

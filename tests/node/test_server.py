@@ -17,8 +17,8 @@ from ais_loader import ClusterOptions, connect, errors
 from ais_loader.errors import StoreLocked
 from ais_loader.testing import NodeProcess, eventually, seeded_bytes
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 
 MiB = 1 << 20
 

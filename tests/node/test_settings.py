@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.config import ServerConfig
-from storage_node.settings import (
+from storage_node.settings.config import ServerConfig
+from storage_node.settings.sources import (
     WrongSetting,
     configured,
     for_node,

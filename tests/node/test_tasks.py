@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from ais_loader.wire.backoff import Backoff
-from storage_node import tasks
-from storage_node.tasks import keep_going
+from storage_node.limits import tasks
+from storage_node.limits.tasks import keep_going
 
 
 def test_work_that_fails_begins_anew_and_says_why(

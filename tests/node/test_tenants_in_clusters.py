@@ -13,7 +13,7 @@ from cluster_kit import BUCKET, LocalCluster
 
 from ais_loader import ClusterOptions, connect
 from ais_loader.testing import eventually
-from storage_node.batch.fairness import FairQueue
+from storage_node.limits.fairness import FairQueue
 
 
 def test_a_client_says_for_whom_it_fetches_and_so_does_a_node_that_gathers(

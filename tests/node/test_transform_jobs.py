@@ -17,15 +17,15 @@ from cluster_kit import BUCKET, LocalCluster
 from ais_loader import Bucket, Client, connect, errors
 from ais_loader.cli import etl_jobs
 from ais_loader.testing import seeded_bytes
-from ais_loader.transform_job import find_job, list_jobs
-from storage_node.config import ServerConfig
+from ais_loader.transforms.transform_job import find_job, list_jobs
+from storage_node.context.node import Node
 from storage_node.etl.jobs import cluster_store
 from storage_node.etl.jobs.job_store import stage_content
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.values import Content
-from storage_node.node import Node
 from storage_node.server import NodeServer
 from storage_node.services.etl_jobs import EtlJobsPeerService, EtlJobsService
+from storage_node.settings.config import ServerConfig
 from storage_node.store.store import Store
 from storage_node.store.upload import Upload
 from tests.etl.jobs.job_kit import Upper

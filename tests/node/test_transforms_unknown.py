@@ -15,8 +15,8 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.batch import session
 from storage_node.batch.local_batch import LocalBatch
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import bucket_of, serving
 from tests.peer_kit import operator_of

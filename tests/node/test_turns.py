@@ -21,8 +21,8 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc, ais_promote_pb2_grpc
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.reserved import TENANT_KEY
+from storage_node.limits.turns import TimedTurns, Turns
 from storage_node.services.promote import PromoteService
-from storage_node.turns import TimedTurns, Turns
 
 
 def test_one_tenant_leaves_a_thread_and_others_come_in_turn() -> None:

@@ -12,8 +12,8 @@ from ais_loader.wire.generated import ais_promote_pb2 as wire
 from ais_loader.wire.generated import ais_promote_pb2_grpc as rpc
 from ais_loader.wire.reserved import ERROR_KIND_KEY
 from benchmarks.soak.fuzz import Method, methods
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 
 GARBAGE = b"\x0a\xff\xff\xff\xff\x0f"
 TIMEOUT_S = 20.0

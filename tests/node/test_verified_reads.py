@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from ais_loader import Bucket, Entry, connect, errors
 from ais_loader.cli import main
 from ais_loader.testing import seeded_bytes
-from storage_node.config import ServerConfig
 from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from tests.node.cluster_kit import LocalCluster
 from tests.store.store_kit import flip_a_byte
 from tests.tar_kit import packed_tar

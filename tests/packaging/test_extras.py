@@ -79,7 +79,7 @@ OF_PACKAGE = {
         "MapDataset": "from ais_loader import MapDataset",
         "BatchIterableDataset": "import ais_loader; ais_loader.BatchIterableDataset",
         "BatchLoader": "from ais_loader import BatchLoader",
-        "its module": "import ais_loader.loader",
+        "its module": "import ais_loader.training.loader",
         "PackedBatch.torch": f"{READ}.packed().torch()",
         "PackedBatch.pin_memory": f"{READ}.packed().pin_memory()",
         "the speech example": "import examples.speech.train",
@@ -318,11 +318,11 @@ def test_the_command_that_installs_an_extra_names_the_checkout_or_the_wheel(
 @pytest.mark.slow
 def test_no_optional_package_is_imported_but_where_its_absence_is_told() -> None:
     behind_a_check = {  # in functions that nobody gets to without it
-        "storage_node/metrics.py": {"prometheus_client in a function"},
+        "storage_node/metrics/exporter.py": {"prometheus_client in a function"},
         "storage_node/ops/ray_actors.py": {"ray in a function"},
         "storage_node/ops/ray_environments.py": {"ray in a function"},
         "storage_node/etl/http_side.py": {"aiohttp in a function"},
-        "storage_node/etl/worker.py": {"cloudpickle in a function", "packaging in a function"},
+        "storage_node/etl/worker/program.py": {"cloudpickle in a function", "packaging in a function"},
         "storage_node/etl/servers/http_channel.py": {"aiohttp in a function"},
         "storage_node/etl/servers/websocket.py": {"aiohttp in a function"},
     }

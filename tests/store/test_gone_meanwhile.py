@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ais_loader import connect, errors
-from ais_loader.entry import Status
+from ais_loader.values.entry import Status
 from storage_node.store.drive.catalog import Catalog
 from storage_node.store.drive.drive import Drive
 from storage_node.store.store import Store

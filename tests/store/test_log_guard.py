@@ -63,8 +63,8 @@ def flip(path: Path, at: int, bit: int) -> None:
 
 def refuse_each_flipped_bit(source: Path, file: str, at: int) -> None:
     """Run in a process of its own."""
-    from storage_node.config import ServerConfig
     from storage_node.server import NodeServer
+    from storage_node.settings.config import ServerConfig
 
     for bit in range(8):
         root = copy(source, source.with_name(f"bit-{bit}"))

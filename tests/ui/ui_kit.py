@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from ais_loader.client import Client
+from ais_loader.objects.client import Client
 from ais_loader.ui.server import serve
 
 TIMEOUT_S = 30.0

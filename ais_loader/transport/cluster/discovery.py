@@ -13,12 +13,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from ais_loader import errors
-from ais_loader.content import Buffer, Source
-from ais_loader.entry import MemberInfo, ObjectInfo
-from ais_loader.options import ClusterOptions
-from ais_loader.promote import PromoteResult, PromoteSpec
-from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.summary import BucketSummary
 from ais_loader.tracebacks import short_tracebacks
 from ais_loader.transport.base import (
     BucketChange,
@@ -33,6 +27,12 @@ from ais_loader.transport.cluster.transport import RoutedTransport
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.transport.write_tries import WriteTries
+from ais_loader.values.content import Buffer, Source
+from ais_loader.values.entry import MemberInfo, ObjectInfo
+from ais_loader.values.options import ClusterOptions
+from ais_loader.values.promote import PromoteResult, PromoteSpec
+from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.values.summary import BucketSummary
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb

@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ais_loader.entry import ObjectInfo
 from ais_loader.errors import (
     BucketNotFound,
     DriveFailed,
@@ -31,6 +30,7 @@ from ais_loader.errors import (
     StaleMap,
 )
 from ais_loader.transport.retry import Patience
+from ais_loader.values.entry import ObjectInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from dataclasses import replace
 from itertools import chain
 
 from ais_loader import errors
-from ais_loader.options import ClusterOptions
 from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.gather.hedging import Hedging

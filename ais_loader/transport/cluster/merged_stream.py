@@ -25,7 +25,6 @@ from dataclasses import replace
 import numpy as np
 
 from ais_loader import errors
-from ais_loader.entry import Status
 from ais_loader.transport.cluster.columns import Columns
 from ais_loader.transport.cluster.frame_filter import FrameFilter
 from ais_loader.transport.cluster.membership import Members
@@ -33,6 +32,7 @@ from ais_loader.transport.cluster.routing import Routing
 from ais_loader.transport.cluster.substream import Arrivals, Sender, Share
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.session.session import Broken, Event
+from ais_loader.values.entry import Status
 from ais_loader.wire.answer_check import DamagedEntry
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.frame import EntryFault, Frame, Response

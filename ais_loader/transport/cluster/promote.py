@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 from ais_loader import errors
-from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.grpc.promote_calls import promote_request
 from ais_loader.transport.retry import Patience
+from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 
 LOOK_TIMEOUT_S = 10.0

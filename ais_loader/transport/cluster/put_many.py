@@ -7,8 +7,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Protocol
 
 from ais_loader import errors
-from ais_loader.content import Source
-from ais_loader.entry import ObjectInfo
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.grpc.put_messages import small_object, spec_of
 from ais_loader.transport.grpc.put_stream import (
@@ -21,6 +19,8 @@ from ais_loader.transport.grpc.put_stream import (
 )
 from ais_loader.transport.retry import Patience
 from ais_loader.transport.write_tries import unknown
+from ais_loader.values.content import Source
+from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 MAX_UNDELIVERED = 4096

@@ -12,14 +12,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ais_loader import errors
-from ais_loader.batch import Batch
-from ais_loader.content import Buffer, Source
-from ais_loader.entry import Entry, MemberInfo, ObjectInfo
-from ais_loader.options import ClusterOptions
-from ais_loader.promote import PromoteResult, PromoteSpec
-from ais_loader.requests import BatchOptions, requests_for_entries
-from ais_loader.snapshots import SnapshotAction, SnapshotInfo
-from ais_loader.summary import BucketSummary
 from ais_loader.transport.base import (
     BucketChange,
     BucketInfo,
@@ -44,6 +36,14 @@ from ais_loader.transport.retry import Patience
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.validation import require_bucket, require_object, require_text
 from ais_loader.transport.write_tries import WriteTries
+from ais_loader.values.batch import Batch
+from ais_loader.values.content import Buffer, Source
+from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.values.options import ClusterOptions
+from ais_loader.values.promote import PromoteResult, PromoteSpec
+from ais_loader.values.requests import BatchOptions, requests_for_entries
+from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.values.summary import BucketSummary
 from ais_loader.wire.cluster_map import ClusterView, sure_copies
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ais_loader import errors
-from ais_loader.entry import ObjectInfo
 from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.put_stream import object_info
 from ais_loader.transport.grpc.watchdog import Watchdog
+from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 
 

@@ -12,7 +12,6 @@ from typing import Protocol
 import grpc
 
 from ais_loader import errors
-from ais_loader.options import LaneChoice
 from ais_loader.transport.fork_safety import GATE, grpc_begins
 from ais_loader.transport.grpc.session_call import GrpcCall
 from ais_loader.transport.grpc.tenant import metadata_of, naming
@@ -23,6 +22,7 @@ from ais_loader.transport.session.raw_stream import Stream, open_stream
 from ais_loader.transport.session.session import Call, Session
 from ais_loader.transport.session.single_get import SingleGet
 from ais_loader.transport.session.stream_pool import StreamPool
+from ais_loader.values.options import LaneChoice
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS, for_patience
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb

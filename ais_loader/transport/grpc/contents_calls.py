@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ais_loader import errors
-from ais_loader.entry import ObjectInfo
-from ais_loader.summary import BucketSummary, PrefixSummary
 from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.put_stream import object_info
 from ais_loader.transport.grpc.waiting import watched
 from ais_loader.transport.validation import require_bucket
 from ais_loader.transport.write_tries import WriteTries, of_a_repeat
+from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.summary import BucketSummary, PrefixSummary
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ais_loader import errors
-from ais_loader.entry import MemberInfo
 from ais_loader.transport.validation import require_object, require_text
+from ais_loader.values.entry import MemberInfo
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 

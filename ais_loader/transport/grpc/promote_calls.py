@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 
 from ais_loader import errors
-from ais_loader.promote import PromoteResult, PromoteSpec
 from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.grpc.put_stream import object_info
 from ais_loader.transport.grpc.watchdog import Watchdog
 from ais_loader.transport.validation import require_bucket, require_text
+from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Protocol, TypeAlias
 
 from ais_loader import errors
-from ais_loader.content import Source
-from ais_loader.entry import ObjectInfo
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.grpc.put_messages import small_object
 from ais_loader.transport.retry import Patience
 from ais_loader.transport.write_tries import WriteTries, of_a_repeat
+from ais_loader.values.content import Source
+from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import stored_of
 

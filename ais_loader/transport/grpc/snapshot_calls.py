@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ais_loader import errors
-from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
 from ais_loader.transport.validation import require_bucket, require_text
+from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.wire.generated import ais_snapshots_pb2 as pb
 
 

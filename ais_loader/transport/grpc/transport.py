@@ -17,13 +17,6 @@ import grpc
 import tenacity
 
 from ais_loader import errors
-from ais_loader.batch import Batch
-from ais_loader.content import Buffer, Source
-from ais_loader.entry import Entry, MemberInfo, ObjectInfo
-from ais_loader.options import LaneChoice
-from ais_loader.promote import PromoteResult, PromoteSpec
-from ais_loader.requests import BatchOptions, requests_for_entries
-from ais_loader.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.transport.base import EtlMethod, FrameStream, NothingToRefresh, PutSpec
 from ais_loader.transport.fork_safety import GATE, take_part
 from ais_loader.transport.grpc.bucket_calls import BucketCalls
@@ -46,7 +39,14 @@ from ais_loader.transport.session.long_batch import DedicatedStreamAnswers
 from ais_loader.transport.session.session import Session
 from ais_loader.transport.validation import require_bucket, require_object, require_text
 from ais_loader.transport.write_tries import WriteTries
-from ais_loader.urls import is_host_port
+from ais_loader.values.batch import Batch
+from ais_loader.values.content import Buffer, Source
+from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.values.options import LaneChoice
+from ais_loader.values.promote import PromoteResult, PromoteSpec
+from ais_loader.values.requests import BatchOptions, requests_for_entries
+from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.values.urls import is_host_port
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb

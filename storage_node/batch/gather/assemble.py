@@ -16,16 +16,16 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, TARGET_PAYLOAD_BYTES, U8, Frame, encode_frame, encode_parts
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.admission import Credit
-from storage_node.batch.fairness import Slot
 from storage_node.batch.gather.gather import Gather
 from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.local_batch import Message
 from storage_node.batch.outcomes import Busy
 from storage_node.batch.resources import BatchResources
-from storage_node.metric_counters import BatchTally, clock_s
-from storage_node.places import Place
-from storage_node.tasks import retrieve, settled
+from storage_node.limits.admission import Credit
+from storage_node.limits.counters import BatchTally, clock_s
+from storage_node.limits.fairness import Slot
+from storage_node.limits.places import Place
+from storage_node.limits.tasks import retrieve, settled
 
 
 class AssembledBatch:

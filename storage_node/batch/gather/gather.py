@@ -31,7 +31,6 @@ from ais_loader.wire.frame import EntryFault, Frame
 from ais_loader.wire.gather.frame_edit import without_untransformed
 from ais_loader.wire.gather.reorder import Reorder, in_senders
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.admission import Credit
 from storage_node.batch.gather.failures import MAY_BE_BETTER_ELSEWHERE, Failures
 from storage_node.batch.gather.hedging import SenderWatch
 from storage_node.batch.gather.resumed import Resumed
@@ -39,8 +38,9 @@ from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.gather.senders import Sender, SenderMemory, own_frames
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerRefused, PeerStream, PeerUnavailable
 from storage_node.batch.resources import BatchResources
-from storage_node.metric_counters import clock_s
-from storage_node.tasks import settled
+from storage_node.limits.admission import Credit
+from storage_node.limits.counters import clock_s
+from storage_node.limits.tasks import settled
 
 NOBODY = -1
 _RETRY_PAUSE_S = 0.1
@@ -219,7 +219,7 @@ class Gather:
         self._changed.set()
 
     def _without_untransformed(self, sender: Sender, frame: Frame) -> Frame:
-        """See `ais_loader.requests`: here it is known who has sent them. Pieces are left to the client."""
+        """See `ais_loader.values.requests`: here it is known who has sent them. Pieces are left to the client."""
         which = self._request.transform_index
         transformed = np.array([which[at] if which else 0 for at in sender.positions], np.bool_)
         endpoint = self._routing.view.nodes[sender.node].endpoint

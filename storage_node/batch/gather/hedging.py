@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from ais_loader.wire.gather.hedging import Hedging
 from storage_node.batch.gather.senders import Sender
-from storage_node.metric_counters import clock_s
+from storage_node.limits.counters import clock_s
 
 _SHORTEST_S, _LATE_S = 0.02, 0.05
 

@@ -28,11 +28,11 @@ from dataclasses import dataclass, field
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.caller import resolved
 from storage_node.cluster.consensus.acceptor import BallotOrder, ballot_order
 from storage_node.cluster.consensus.effects import Answers, Ask, Edit, Failure, Pause, Steps
 from storage_node.cluster.consensus.errors import Contended, NoMajority, OtherCluster, OutcomeUnknown
 from storage_node.cluster.consensus.map_bounds import MAX_BALLOT_LEAD
+from storage_node.context.caller import resolved
 
 __all__ = ["Edit", "Proposer"]
 

@@ -25,18 +25,18 @@ from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
-from storage_node.cluster.channels import Channels
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore, roots_of
 from storage_node.cluster.drives.health import ROOM_BYTES, ErrorWindow, Neighbour, RoomWatch, why_kept
-from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.repair.transfers import Throttle
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, ReplicaLost, reporting
-from storage_node.node import Node
+from storage_node.context.channels import Channels
+from storage_node.context.membership import Membership
+from storage_node.context.node import Node
+from storage_node.limits.tasks import keep_going
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.drive import Drive
 from storage_node.store.pool.status import DriveState
-from storage_node.tasks import keep_going
 
 WATCH_INTERVAL_S = 0.25
 KEPT_INTERVAL_S = 5.0

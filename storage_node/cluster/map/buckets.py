@@ -23,12 +23,12 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
-from storage_node.cluster.caller import Caller
 from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import NodesSilent
 from storage_node.cluster.map import mutations
-from storage_node.cluster.map.membership import Membership
+from storage_node.context.caller import Caller
+from storage_node.context.membership import Membership
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_bucket_name
 
 CHANGE_TIMEOUT_S = 20.0

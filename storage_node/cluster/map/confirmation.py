@@ -20,11 +20,11 @@ from ais_loader.errors import NodeUnavailable
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
-from storage_node.cluster.channels import Channels
 from storage_node.cluster.consensus.acceptor import AcceptorState
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.consensus.map_bounds import MAX_FIRST_VERSION, Refused, require_ballot, require_map
-from storage_node.cluster.map.membership import Membership
+from storage_node.context.channels import Channels
+from storage_node.context.membership import Membership
 
 VERSIONS_AHEAD = 1 << 16
 """A map further ahead than this needs confirmation."""

@@ -7,7 +7,7 @@ import logging
 from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
-from storage_node.cluster.map.membership import Membership
+from storage_node.context.membership import Membership
 from storage_node.store.names import unfinished_name
 from storage_node.store.store import Store
 from storage_node.store.store_record import SnapshotRecord

@@ -20,12 +20,12 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
-from storage_node.cluster.caller import Caller
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
 from storage_node.cluster.consensus.errors import ChangeFailed
-from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.mutations import set_endpoints
+from storage_node.context.caller import Caller
+from storage_node.context.membership import Membership
 
 BACKOFF = Backoff(2.5, 18.75, jitter=0.4)
 PEERS_ASKED = 3

@@ -16,11 +16,11 @@ from ais_loader.errors import LoaderError
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
 from storage_node.cluster.repair.plan import Answer, Page, State
 from storage_node.cluster.repair.shortage import ShortObjects, StandIns, has, may_be_replaced, shortages
 from storage_node.cluster.repair.transfers import chunks
+from storage_node.context.membership import Membership
 from storage_node.store.format import CatalogEntry
 
 AGAIN = Backoff(0.5, 30.0)

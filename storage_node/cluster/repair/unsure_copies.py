@@ -21,10 +21,10 @@ from typing import NamedTuple
 from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
 from storage_node.cluster.repair.plan import UNKNOWN
 from storage_node.cluster.repair.transfers import chunks
+from storage_node.context.membership import Membership
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import MAX_GENERATION, CatalogEntry, Version
 from storage_node.store.store import Store

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ais_loader.errors import ClockOffset
-from storage_node.cluster.peer_clocks import PeerClocks, Verdict, judge
 from storage_node.cluster.replication.replica_set import ReplicaSelection
+from storage_node.context.peer_clocks import PeerClocks, Verdict, judge
 
 
 def check_clocks(clocks: PeerClocks, most_ms: int, writes: Iterable[ReplicaSelection]) -> list[ClockOffset | None]:

@@ -24,7 +24,6 @@ from ais_loader.wire.cluster_map import ClusterView, most_copies
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
-from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication.lease_renewal import LeaseRenewal, Wanted
 from storage_node.cluster.replication.read_lease import (
     LEAST_NODES,
@@ -36,7 +35,8 @@ from storage_node.cluster.replication.read_lease import (
 )
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S
-from storage_node.node import Node
+from storage_node.context.channels import Channels
+from storage_node.context.node import Node
 from storage_node.store.checked_json import decode_checked, encode_checked
 from storage_node.store.format import Version
 from storage_node.store.permissions import private

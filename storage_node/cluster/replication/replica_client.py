@@ -12,7 +12,6 @@ from ais_loader.errors import ClockOffset, LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.channels import Channels
 from storage_node.cluster.map.sync import newer_map
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.clock_check import check_clocks
@@ -28,7 +27,8 @@ from storage_node.cluster.replication.replica_stream import (
     ReplicaStream,
     reporting,
 )
-from storage_node.node import Node
+from storage_node.context.channels import Channels
+from storage_node.context.node import Node
 
 R = TypeVar("R")
 _FEW_NAMES = 128

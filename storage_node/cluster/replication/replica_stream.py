@@ -22,9 +22,9 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from ais_loader.wire.reserved import ERROR_KIND_KEY
-from storage_node.cluster.channels import Channels
 from storage_node.cluster.replication.replica import HeldWrite
-from storage_node.node import Node
+from storage_node.context.channels import Channels
+from storage_node.context.node import Node
 
 REACH_TIMEOUT_S = 2.0
 """Time for a node to accept the stream; after that, the next host in order takes its place."""

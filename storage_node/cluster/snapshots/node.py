@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from storage_node.cluster.channels import Channels
-from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.converge import Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.cluster.snapshots.repair import RetainedRepair
 from storage_node.cluster.snapshots.sweep import SnapshotSweep
-from storage_node.node import Node
+from storage_node.context.channels import Channels
+from storage_node.context.membership import Membership
+from storage_node.context.node import Node
 
 
 class NodeSnapshots:

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.repair.plan import State, owners_of
 from storage_node.cluster.snapshots.converge import Convergence
 from storage_node.cluster.snapshots.plan import sees_as_much
-from storage_node.node import Node
+from storage_node.context.membership import Membership
+from storage_node.context.node import Node
 from storage_node.store.retained_replicas import RetainedHere, release, retained_after
 
 PAGE_VERSIONS = 1000

@@ -14,14 +14,14 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as rpc
-from storage_node.cluster.channels import Channels
 from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.errors import ChangeFailed
-from storage_node.cluster.map.membership import Membership
 from storage_node.cluster.map.snapshot_mutations import abandon_snapshot
 from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.cluster.snapshots.coordinator import CHANGE_TIMEOUT_S, SnapshotCoordinator
-from storage_node.node import Node
+from storage_node.context.channels import Channels
+from storage_node.context.membership import Membership
+from storage_node.context.node import Node
 
 INTERVAL_S = 1.0
 SILENT_S = 20.0

@@ -20,6 +20,7 @@ from storage_node.cluster.replication.own_copy import OwnCopy, is_owner
 from storage_node.cluster.replication.replica import require_bucket
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
+from storage_node.context.node import Node
 from storage_node.etl.jobs.job_store import (
     PAGE_NAMES,
     Input,
@@ -34,7 +35,6 @@ from storage_node.etl.jobs.job_store import (
 from storage_node.etl.jobs.shares import Division, takers
 from storage_node.etl.spool import Spool
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
-from storage_node.node import Node
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.listing import PAGE_BYTES
 from storage_node.store.names import bucket_not_found

@@ -8,10 +8,10 @@ from ais_loader.errors import Unsupported
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.cluster.map.membership import Membership
-from storage_node.etl.cluster_change import change_cluster_map
+from storage_node.context.membership import Membership
+from storage_node.context.node import Node
 from storage_node.etl.jobs import edits
-from storage_node.node import Node
+from storage_node.etl.registry.cluster_change import change_cluster_map
 
 
 class MapRecords:

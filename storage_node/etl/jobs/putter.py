@@ -10,7 +10,7 @@ from typing import TypeAlias
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored
-from storage_node.tasks import retrieve
+from storage_node.limits.tasks import retrieve
 
 SMALL_BYTES = 1 << 20
 """A larger result is stored by itself."""

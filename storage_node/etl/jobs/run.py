@@ -38,8 +38,8 @@ from storage_node.etl.jobs.putter import SMALL_BYTES, Putter
 from storage_node.etl.jobs.shares import Division
 from storage_node.etl.jobs.stamp import JOB_KEY, SOURCE_KEY, is_result, stages_text, stamp
 from storage_node.etl.values import Content, Origin, Transforms
-from storage_node.etl.worker import INLINE_BYTES
-from storage_node.memory_budget import MemoryBudget
+from storage_node.etl.worker.program import INLINE_BYTES
+from storage_node.limits.memory_budget import MemoryBudget
 
 GROUP_OBJECTS, GROUP_BYTES = 128, 8 << 20
 """Looked up and read together: so many sources, or bytes."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NoReturn
 from ais_loader.errors import TransformRefused
 from ais_loader.extras import needs
 from storage_node.etl.http_side import HttpSide, read
-from storage_node.etl.legible import legible
 from storage_node.etl.servers.channel import CONNECT_S, PutFailed, ServerFailed, Unanswered
 from storage_node.etl.servers.receiver import Receiver
 from storage_node.etl.values import Content, Origin
@@ -27,6 +26,7 @@ from storage_node.etl.webserver.protocol import (
     Request,
     short,
 )
+from storage_node.etl.worker.legible import legible
 
 if TYPE_CHECKING:
     import aiohttp

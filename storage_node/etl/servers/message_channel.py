@@ -17,7 +17,7 @@ from storage_node.etl.servers.channel import PutFailed, ServerFailed, Unanswered
 from storage_node.etl.servers.receiver import Receiver
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.webserver.protocol import CHUNK_BYTES, Request
-from storage_node.tasks import retrieve, settled
+from storage_node.limits.tasks import retrieve, settled
 
 
 class Stream(Protocol):

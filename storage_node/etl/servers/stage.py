@@ -18,9 +18,9 @@ from storage_node.etl.servers.http_channel import HttpChannel
 from storage_node.etl.servers.receiver import Receiver
 from storage_node.etl.servers.websocket import websocket_channel
 from storage_node.etl.signed_tokens import TokenRefused
-from storage_node.etl.stage_context import StageContext
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.webserver.protocol import MAX_ARGS_BYTES, Request
+from storage_node.etl.worker.stage_context import StageContext
 
 GONE_AFTER_S = 10.0
 """A server that nobody reaches for so long is gone: long enough to start one anew."""

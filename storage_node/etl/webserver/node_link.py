@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from ais_loader.checksum import crc32c
-from storage_node.config import is_loopback
 from storage_node.etl.webserver.protocol import CHUNK_BYTES, MAX_ERROR_CHARACTERS, RECEIPT, short
+from storage_node.settings.config import is_loopback
 
 TIMEOUT_S = 60.0
 """Of silence, in either direction."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.options import LaneChoice
+from ais_loader.values.options import LaneChoice
 
 _PYTHON_IN_A_NODE = pytest.param("grpc, Python reader", marks=pytest.mark.slow)
 

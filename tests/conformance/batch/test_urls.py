@@ -6,7 +6,7 @@ import pytest
 from conformance_kit import contents
 
 from ais_loader import Bucket, Client, Entry, Status, errors
-from ais_loader.urls import ARCHIVE_EXTENSIONS
+from ais_loader.values.urls import ARCHIVE_EXTENSIONS
 from storage_node.store.archives.kinds import SUFFIXES
 
 LITERAL = ["a", "a/b.wav", "a#b", "a?b=c", "a%20b", "%2F", "a b", "é/音", "a&b=c;d", "x.tarball/y", "a:b", "a\\b", "~"]

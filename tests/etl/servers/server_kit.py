@@ -14,11 +14,9 @@ from typing import Any
 
 from ais_loader.errors import VersionConflict
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.config import ServerConfig
 from storage_node.etl.http_side import HttpSide, PutClaims
 from storage_node.etl.servers.stage import ServerStage
 from storage_node.etl.spool import Spool
-from storage_node.etl.stage_context import StageContext
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.webserver import (
     FastAPIServer,
@@ -27,6 +25,8 @@ from storage_node.etl.webserver import (
     HTTPMultiThreadedServer,
     TransformServer,
 )
+from storage_node.etl.worker.stage_context import StageContext
+from storage_node.settings.config import ServerConfig
 from storage_node.store.checksum import crc32c
 from tests.etl.worker_kit import on_default_threads
 

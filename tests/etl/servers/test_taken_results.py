@@ -13,9 +13,9 @@ from ais_loader.errors import NodeUnavailable, ObjectNotFound, TransformFailed
 from storage_node.etl.http_side import HttpSide, PutTarget
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.putter import Putter
+from storage_node.etl.run.taken_results import taken_by
 from storage_node.etl.servers.stage import ServerStage
 from storage_node.etl.spool import Spool
-from storage_node.etl.taken_results import taken_by
 from storage_node.etl.values import Content
 from storage_node.store.store import Store
 from tests.etl.servers.server_kit import ORIGIN, WS, Streaming, new_server, open_stage, run

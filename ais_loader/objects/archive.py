@@ -1,0 +1,263 @@
+"""Batch archive: a batch's entries as members, in order, written as they arrive, readable by the standard tools.
+
+Members are named `bucket/object`, those of shards `bucket/shard.tar/member`; with names="object" without the bucket. An
+entry that could not be fetched is an empty member below `__404__/`, in its place, with the reason as its comment. The
+same answer makes the same archive, byte for byte: no times, no owners. (Names as in NVIDIA AIStore's GetBatch.)
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+import zipfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, Literal, Protocol, TypeAlias, cast
+
+from ais_loader.errors import InvalidName, InvalidRequest
+from ais_loader.extras import needs
+from ais_loader.transport.validation import member_name_fault
+from ais_loader.values.batch import Batch
+from ais_loader.values.entry import Entry, Item
+
+ArchiveFormat: TypeAlias = Literal["tar", "tar.gz", "tar.lz4", "tar.zst", "zip"]
+ArchiveNames: TypeAlias = Literal["bucket", "object"]
+FORMATS: tuple[ArchiveFormat, ...] = ("tar", "tar.gz", "tar.lz4", "tar.zst", "zip")
+MISSING = "__404__"
+_BLOCK = tarfile.BLOCKSIZE
+_CHUNK_BYTES = 1 << 20
+_ZIP_COMMENT_BYTES = 65_535
+_SHORT_EXTENSIONS: dict[str, ArchiveFormat] = {".tgz": "tar.gz", ".tlz4": "tar.lz4", ".tzst": "tar.zst"}
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest there is
+
+
+class Writable(Protocol):
+    def write(self, data: bytes | memoryview, /) -> object: ...
+
+
+def check_options(archive: str, names: str) -> None:
+    """Raises InvalidRequest."""
+    if archive not in FORMATS:
+        raise InvalidRequest(f"archive={archive!r}: one of {', '.join(map(repr, FORMATS))}")
+    if names not in ("bucket", "object"):
+        raise InvalidRequest(f"archive_names={names!r}: 'bucket' or 'object'")
+
+
+def format_of(path: str) -> ArchiveFormat | None:
+    """The format that a file's name promises."""
+    for short, known in _SHORT_EXTENSIONS.items():
+        if path.endswith(short):
+            return known
+    return next((known for known in FORMATS if path.endswith(f".{known}")), None)
+
+
+def member_name(entry: Entry, names: ArchiveNames, *, failed: bool = False) -> str:
+    parts = [MISSING] if failed else []
+    if names == "bucket":
+        parts.append(entry.bucket)
+    parts.append(entry.name)
+    if entry.member is not None:
+        parts.append(entry.member)
+    return "/".join(parts)
+
+
+def check_names(entries: Iterable[Entry], names: ArchiveNames) -> None:
+    """Raises InvalidName for the first entry that can be no member under its name."""
+    for at, entry in enumerate(entries):
+        name = member_name(entry, names)
+        if fault := member_name_fault(name):
+            shown = name if len(name) <= 80 else name[:77] + "..."
+            raise InvalidName(f"entry {at} would be the member {shown!r} of the archive: {fault}; fetch it as an item")
+
+
+class BatchArchive:
+    """A batch on its way to becoming an archive. Write it to a file, or iterate it for its bytes; once."""
+
+    def __init__(self, batch: Batch, archive: ArchiveFormat, names: ArchiveNames = "bucket") -> None:
+        check_options(archive, names)
+        self._batch = batch
+        self._archive = archive
+        self._names = names
+        self._begun = False
+        self.entries = len(batch)
+        self.delivered = 0
+        """Entries that are in the archive, so far; placeholders too."""
+        self.failed = 0
+        """Entries that became placeholders, so far."""
+
+    def write_to(self, target: str | os.PathLike[str] | Writable) -> BatchArchive:
+        """Write it all. A path gets the whole archive or, when an error is raised, none; a file object what there was.
+
+        Raises what the batch raises, OSError, InvalidRequest; also when it has been written, or iterated, before.
+        """
+        if isinstance(target, str | os.PathLike):
+            path = os.fspath(target)
+            part = f"{path}.part"
+            try:
+                with open(part, "wb") as file:
+                    self._write(file)
+                os.replace(part, path)
+            except BaseException:
+                if os.path.exists(part):
+                    os.unlink(part)
+                raise
+        else:
+            self._write(target)
+        return self
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The archive in chunks of about 1 MiB."""
+        pending = _Pending()
+        for _ in self._written_to(pending):
+            if pending.size_bytes >= _CHUNK_BYTES:
+                yield pending.take()
+        if pending.size_bytes:
+            yield pending.take()
+
+    def close(self) -> None:
+        """Abandon what has not been written; what was is no whole archive."""
+        self._batch.close()
+
+    def __enter__(self) -> BatchArchive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, target: Writable) -> None:
+        for _ in self._written_to(target):
+            pass
+
+    def _written_to(self, target: Writable) -> Iterator[None]:
+        """Writes one member a step; after the last one the archive is whole."""
+        if self._begun:  # what is left of the batch would be an archive too
+            raise InvalidRequest(
+                "this archive has been written already: a batch is delivered once; fetch the entries again"
+            )
+        self._begun = True
+        writer = _ZipWriter(target) if self._archive == "zip" else _TarWriter(target, self._archive)
+        with self._batch:
+            try:
+                for item in self._batch:
+                    self.delivered += 1
+                    self.failed += not item.ok
+                    writer.add(member_name(item.entry, self._names, failed=not item.ok), item)
+                    yield
+            except BaseException:
+                writer.abandon()
+                raise
+        writer.close()
+        yield
+
+
+class _Pending:
+    """Collects what a writer writes until somebody takes it."""
+
+    def __init__(self) -> None:
+        self._parts: deque[bytes | memoryview] = deque()
+        self.size_bytes = 0
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        self._parts.append(bytes(data))  # a writer may use its buffer again
+        self.size_bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def take(self) -> bytes:
+        taken = b"".join(self._parts)
+        self._parts.clear()
+        self.size_bytes = 0
+        return taken
+
+
+class _TarWriter:
+    """PAX, which is ustar wherever that will do."""
+
+    def __init__(self, target: Writable, archive: ArchiveFormat) -> None:
+        self._out, self._end = _compressed(target, archive)
+        self._written = 0
+
+    def add(self, name: str, item: Item) -> None:
+        member = tarfile.TarInfo(name)
+        member.size = len(item.data)
+        member.mode = 0o644
+        if item.error is not None:
+            member.pax_headers = {"comment": str(item.error)}
+        header = member.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+        padding = -member.size % _BLOCK
+        self._out.write(header)
+        self._out.write(item.data)
+        if padding:
+            self._out.write(bytes(padding))
+        self._written += len(header) + member.size + padding
+
+    def close(self) -> None:
+        end = 2 * _BLOCK
+        self._out.write(bytes(end + -(self._written + end) % tarfile.RECORDSIZE))
+        self._end()
+
+    def abandon(self) -> None:
+        """What was written stays, and is no whole archive."""
+
+
+def _compressed(target: Writable, archive: ArchiveFormat) -> tuple[Writable, Callable[[], object]]:
+    """Where to write, and what to call at the end; `target` stays open. Raises InvalidRequest."""
+    out = cast(IO[bytes], target)
+    if archive == "tar.gz":
+        zipped = gzip.GzipFile("", fileobj=out, mode="wb", compresslevel=6, mtime=0)
+        return zipped, zipped.close
+    if archive == "tar.zst":
+        writer: Any = _library("zstandard").ZstdCompressor().stream_writer(out, closefd=False)
+        return writer, writer.close
+    if archive == "tar.lz4":
+        writer = _library("lz4.frame").open(out, "wb")
+        return writer, writer.close
+    return target, lambda: None
+
+
+def _library(name: str) -> Any:
+    import importlib
+
+    with needs(name.partition(".")[0], "this archive format", InvalidRequest):
+        return importlib.import_module(name)
+
+
+class _ZipWriter:
+    def __init__(self, target: Writable) -> None:
+        self._zip = zipfile.ZipFile(_Unseekable(target), "w", zipfile.ZIP_DEFLATED)
+
+    def add(self, name: str, item: Item) -> None:
+        member = zipfile.ZipInfo(name, _ZIP_TIME)
+        member.compress_type = zipfile.ZIP_DEFLATED
+        member.external_attr = 0o644 << 16
+        member.file_size = len(item.data)
+        if item.error is not None:
+            member.comment = str(item.error).encode()[:_ZIP_COMMENT_BYTES]
+        # An entry that is asked for twice is there twice, of which zipfile would warn.
+        self._zip.NameToInfo.pop(name, None)
+        with self._zip.open(member, "w") as file:
+            file.write(item.data)
+
+    def close(self) -> None:
+        self._zip.close()
+
+    def abandon(self) -> None:
+        # Without a directory it is no archive, which is true.
+        self._zip.fp = None
+
+
+class _Unseekable(io.RawIOBase):
+    """Keeps zipfile from going back in the file, so that a file and a pipe get the same bytes."""
+
+    def __init__(self, target: Writable) -> None:
+        self._target = target
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self._target.write(data)
+        return len(data)

@@ -1,0 +1,743 @@
+"""Bucket as the client sees it: its objects, put, read, listed and deleted by name.
+
+Long because it is what users read: one class with signatures and what they promise; what is done is in `objects/`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Any, Literal, overload
+
+from ais_loader import errors
+from ais_loader.objects.bucket_composing import BucketComposing
+from ais_loader.objects.bucket_transforming import BucketTransforming
+from ais_loader.objects.delete import delete_many, delete_prefix, iter_delete_many
+from ais_loader.objects.download import download
+from ais_loader.objects.folders import put_folder
+from ais_loader.objects.head_many import head_many
+from ais_loader.objects.listed_entries import listed_entries
+from ais_loader.objects.listing import Listing
+from ais_loader.objects.metadata import set_metadata
+from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
+from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, pinned_members
+from ais_loader.objects.put_many import iter_put_many, put_many
+from ais_loader.objects.put_spec import ToPut, check_version, put_spec
+from ais_loader.objects.transformed_file import spooled
+from ais_loader.transport.base import BucketChange, BucketInfo, Transport
+from ais_loader.transport.validation import MAX_COPIES, require_bucket, require_text, whole_number
+from ais_loader.values.batch import Batch
+from ais_loader.values.changes import (
+    DeleteSummary,
+    DownloadSummary,
+    OnError,
+    OnProgress,
+    PromoteSummary,
+    PutSummary,
+    check_on_error,
+)
+from ais_loader.values.content import Content, Source
+from ais_loader.values.entry import Entry, EntryLike, MemberInfo, ObjectInfo, checked_range, to_entry
+from ais_loader.values.pipeline import Etl
+from ais_loader.values.promote import Overwrite, PromoteResult, Shared, promote_all, promote_spec
+from ais_loader.values.requests import (
+    batch_options,
+    checked_timeout_s,
+    request_for_transformed,
+    requests_for_names,
+    require_many,
+)
+from ais_loader.values.snapshots import SnapshotInfo
+from ais_loader.values.summary import BucketSummary
+
+if TYPE_CHECKING:
+    from ais_loader.objects.client import Client
+
+
+class Bucket(BucketComposing, BucketTransforming):
+    """A handle to the objects of one bucket. It is cheap to create and holds no resources."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.client = client
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"{self.client!r}.bucket({self.name!r})"
+
+    def _repr_html_(self) -> str:
+        return self.objects(page_size=21)._repr_html_()
+
+    @property
+    def _transport(self) -> Transport:
+        return self.client._transport
+
+    def info(self) -> BucketInfo:
+        """Return the bucket's properties. Raises BucketNotFound."""
+        return self._transport.bucket(self.name)
+
+    def set(
+        self, *, copies: int | None = None, min_copies: int | None = None, reframe: bool | None = None
+    ) -> BucketInfo:
+        """Change the bucket's properties, which `Client.create_bucket` describes. None leaves a property unchanged.
+
+        `min_copies` and `reframe` apply to objects that are stored from now on. `copies`, which can be changed only in
+        a cluster, applies to every object: the cluster makes or removes copies in the background, and `info().settling`
+        is True until it has finished.
+
+        Raises BucketNotFound, StoreReadOnly; InvalidRequest if the store cannot keep that number of copies;
+        NodeUnavailable if you change `copies` while a snapshot of the bucket is being made.
+        """
+        copies = None if copies is None else whole_number("copies", copies, least=1, most=MAX_COPIES)
+        min_copies = None if min_copies is None else whole_number("min_copies", min_copies, least=1, most=MAX_COPIES)
+        return self._transport.set_bucket(self.name, BucketChange(copies, min_copies, reframe))
+
+    def put(
+        self,
+        name: str,
+        data: Content,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        checksum: int | None = None,
+        if_absent: bool = False,
+        if_version: str | None = None,
+    ) -> ObjectInfo:
+        """Store an object, replacing any object of the same name. Readers see all of it or none of it.
+
+        Args:
+            name: 1 to 1,024 bytes of UTF-8. See README.
+            data: A bytes-like object, a path (to store the file's contents), or a binary file object. Never a str.
+            metadata: String keys and values, at most 4 KiB of UTF-8 in total. Control characters are not allowed,
+                except tabs and line endings in values. Keys that begin with "ais." are set by the store alone.
+            checksum: The CRC-32C that the bytes must have.
+            if_absent: Store the object only if there is none of this name.
+            if_version: Replace only this version (`ObjectInfo.version`). If several writers use the same condition,
+                from any machine, one succeeds and the others get VersionConflict. A writer that loses its connection
+                retries, and recognizes what it stored itself. For the guarantees of a cluster, see docs/cluster.md.
+
+        Raises InvalidName, InvalidRequest, BucketNotFound, ContentMismatch, VersionConflict, DriveFull, StoreReadOnly,
+        NodeUnavailable when it was not stored, OutcomeUnknown and SilenceTimeout when it may have been, TypeError.
+        """
+        source = Source(data)
+        spec = put_spec(
+            self.name, name, source, metadata=metadata, checksum=checksum, if_absent=if_absent, if_version=if_version
+        )
+        return self._transport.put(spec, source)
+
+    def put_many(
+        self,
+        objects: Iterable[ToPut],
+        *,
+        if_absent: bool = False,
+        on_error: OnError = "raise",
+        progress: OnProgress | None = None,
+    ) -> PutSummary:
+        """Store many objects with few requests.
+
+        Args:
+            objects: N >= 0 tuples, either (name, data) or (name, data, metadata), with values as `put` takes them. They
+                are consumed as needed. If a name is repeated, the last object wins.
+            if_absent: As for `put`, applied to each object separately. An object that exists fails with
+                VersionConflict.
+            on_error: "raise" raises the first failure. All objects before it are stored. Of the objects after it, up to
+                a few thousand had already been sent, and any of them may be stored. "return" stores the other objects,
+                and the summary names those that failed.
+            progress: Called with a `Progress` after each object, in the order of `objects`, in this thread.
+
+        Returns:
+            A summary with the number of objects stored. If `objects` has a length, as a list does, the summary also has
+            their ObjectInfos, in order. For an iterator of any length, it keeps only the counts and the first 1,000
+            failures.
+
+        Raises:
+            The errors of `put`. With either `on_error`: TypeError for a value that cannot be stored, NodeUnavailable if
+            no node answers any more, and any exception that `objects` or `progress` raises. Objects consumed before
+            that may have been stored, and a note on the exception says how many certainly were.
+        """
+        return put_many(self._transport, self.name, objects, if_absent=if_absent, on_error=on_error, progress=progress)
+
+    @overload
+    def iter_put_many(
+        self, objects: Iterable[ToPut], *, if_absent: bool = False, on_error: Literal["raise"] = "raise"
+    ) -> Generator[ObjectInfo, None, None]: ...
+
+    @overload
+    def iter_put_many(
+        self, objects: Iterable[ToPut], *, if_absent: bool = False, on_error: Literal["yield"]
+    ) -> Generator[ObjectInfo | errors.LoaderError, None, None]: ...
+
+    def iter_put_many(
+        self, objects: Iterable[ToPut], *, if_absent: bool = False, on_error: Literal["raise", "yield"] = "raise"
+    ) -> Generator[Any, None, None]:
+        """Yield the ObjectInfo of each object as it is stored, in order: `put_many` step by step.
+
+        `objects` may be endless. The generator is lazy: nothing is stored until you iterate. An object that it has
+        yielded is stored. It consumes up to a few thousand objects ahead, and when you close it, those may or may not
+        have been stored. With on_error="yield", the error of an object that failed is yielded in its place. Otherwise
+        like `put_many`.
+        """
+        check_on_error(on_error, "raise", "yield")
+        return iter_put_many(self._transport, self.name, objects, if_absent=if_absent, on_error=on_error)
+
+    def put_folder(
+        self,
+        folder: str | os.PathLike[str],
+        prefix: str = "",
+        *,
+        include: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
+        hidden: bool = False,
+        follow_links: bool = False,
+        skip_equal: bool = True,
+        if_absent: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        on_error: OnError = "raise",
+        progress: OnProgress | None = None,
+    ) -> PutSummary:
+        """Store the files below a local folder with `put_many`: its file `a/b.wav` becomes the object `prefix/a/b.wav`.
+
+        Args:
+            folder: The folder. `~` is the home folder. If an embedded store's own folders are below it, they are left
+                out.
+            prefix: A folder of the bucket. "en" and "en/" mean the same.
+            include, exclude: One shell pattern, or several. A pattern with a slash is matched against the path
+                relative to `folder`, any other pattern against the file name alone.
+            hidden: Include files whose name begins with a dot, or that are in a folder whose name does.
+            follow_links: Follow symbolic links.
+            skip_equal: Skip files that are already stored as objects with the same bytes, so that you can call this
+                again to resume an interrupted upload. The files are read for the comparison.
+            if_absent, metadata, progress: As for `put_many`, applied to every object.
+            on_error: "raise" stores nothing if a file or folder cannot be read, and otherwise works as in `put_many`.
+                "return" stores the other files, and the summary names those that failed.
+
+        Raises InvalidRequest if there is no such folder, SourceUnreadable, OSError for a file that becomes unreadable,
+        and the errors of `put_many`.
+        """
+        return put_folder(
+            self,
+            folder,
+            prefix,
+            include=include,
+            exclude=exclude,
+            hidden=hidden,
+            follow_links=follow_links,
+            skip_equal=skip_equal,
+            if_absent=if_absent,
+            metadata=metadata,
+            on_error=on_error,
+            progress=progress,
+        )
+
+    def download(
+        self,
+        prefix: str,
+        folder: str | os.PathLike[str],
+        *,
+        include: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
+        overwrite: bool = False,
+        timeout_s: float = 30.0,
+        on_error: OnError = "raise",
+        progress: OnProgress | None = None,
+    ) -> DownloadSummary:
+        """Write the objects whose names begin with `prefix` to files below a local folder.
+
+        File names are what follows the last slash of the prefix: for the prefix "en/", the object `en/a/b.wav` becomes
+        `folder/a/b.wav`, and for "e" it becomes `folder/en/a/b.wav`. A file appears only when it is complete and
+        verified. A file that already exists with the same bytes is left alone, so you can call this again to resume an
+        interrupted download.
+
+        Args:
+            folder: The folder, created if it does not exist. `~` is the home folder.
+            include, exclude: One shell pattern, or several. A pattern with a slash is matched against the path
+                relative to `folder`, any other pattern against the file name alone.
+            overwrite: Replace existing files that have other bytes. Without it, they count as failures.
+            timeout_s: The longest time to wait for the next data from the store, in seconds.
+            on_error: "raise" raises the first failure. "return" goes on, and the summary names the first 1,000
+                failures.
+            progress: Called with a `Progress` after each object, in this thread.
+
+        Raises BucketNotFound, OSError, NodeUnavailable, SilenceTimeout; for single objects, InvalidRequest if a file or
+        folder is in the way, ObjectNotFound if the object was replaced or deleted after it was listed, and
+        CorruptObject.
+        """
+        return download(
+            self,
+            prefix,
+            folder,
+            include=include,
+            exclude=exclude,
+            overwrite=overwrite,
+            timeout_s=checked_timeout_s(timeout_s),
+            on_error=on_error,
+            progress=progress,
+        )
+
+    def promote(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        recursive: bool = True,
+        prefix: str = "",
+        move: bool = False,
+        shared: Shared = "auto",
+        overwrite: Overwrite = "changed",
+        include: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
+        node: str | None = None,
+        on_error: OnError = "raise",
+        progress: OnProgress | None = None,
+    ) -> PromoteSummary:
+        """Turn files that the store's machine can read into objects, without sending them through this process.
+
+        A folder's file `a/b.wav` becomes the object `prefix + "a/b.wav"`. Files that are already stored are skipped, so
+        you can call this again to resume an interrupted promotion. A file that fails does not stop the others. Nodes
+        promote only from the folders that they were started with (`promote_roots`); see docs/promote.md.
+
+        Args:
+            path: A file or a folder. For nodes, an absolute path on their machines.
+            move: Delete each source file once its object is stored.
+            shared: For a cluster: whether all nodes see the same files at `path`, so that each of them promotes its
+                share. "auto" shares the work only if the nodes certainly see the same files.
+            overwrite: When to replace an object of the same name: "changed" if its bytes differ (without `move`, a file
+                that still has the size and modification time of its last promotion counts as equal and is not read),
+                "always" or "never".
+            include, exclude: One shell pattern, or several. A pattern with a slash is matched against the path
+                relative to `path`, any other pattern against the file name alone.
+            node: For a cluster: host:port or the uuid of the node whose files to promote.
+            on_error: "raise" raises PromoteIncomplete at the end if any file failed. "return" only reports failures in
+                the summary.
+            progress: Called with a `Progress` after each file, in no particular order, in this thread.
+
+        Returns:
+            A summary with the number of files promoted, and the first 1,000 that failed, each with its path and the
+            reason.
+
+        Raises BucketNotFound, InvalidRequest, SourceRefused, SourceUnreadable, PromoteIncomplete, StoreReadOnly,
+        NodeUnavailable, SilenceTimeout, and any exception that `progress` raises, which ends the promotion.
+        """
+        results = self.iter_promote(
+            path,
+            recursive=recursive,
+            prefix=prefix,
+            move=move,
+            shared=shared,
+            overwrite=overwrite,
+            include=include,
+            exclude=exclude,
+            node=node,
+        )
+        return promote_all(results, on_error=on_error, progress=progress)
+
+    def iter_promote(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        recursive: bool = True,
+        prefix: str = "",
+        move: bool = False,
+        shared: Shared = "auto",
+        overwrite: Overwrite = "changed",
+        include: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
+        node: str | None = None,
+    ) -> Generator[PromoteResult, None, None]:
+        """Yield the result of each file as it becomes known, failures included: `promote` step by step.
+
+        The generator is lazy: nothing is promoted until you iterate, and closing it ends the promotion. Results come in
+        no particular order. Arguments and errors are those of `promote`, except that it never raises PromoteIncomplete.
+        """
+        return self._transport.promote(
+            promote_spec(
+                self.name,
+                path,
+                recursive=recursive,
+                prefix=prefix,
+                move=move,
+                shared=shared,
+                overwrite=overwrite,
+                include=include,
+                exclude=exclude,
+                node=node,
+            )
+        )
+
+    def get(
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        length: int | None = None,
+        member: str | None = None,
+        version: str | None = None,
+        verify: bool = True,
+        timeout_s: float = 30.0,
+        etl: Etl | None = None,
+        args: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """Return an object's bytes, or `length` bytes from `start` (None reads to the end).
+
+        With `etl`, you get the result of that transform instead. What you get is verified against the stored checksums.
+        `verify=False` leaves that out for a range, whose blocks are then not read as a whole.
+
+        Raises ObjectNotFound (also if the object no longer has this `version`), BucketNotFound, RangeError,
+        CorruptObject, InvalidRequest, NodeUnavailable, SilenceTimeout.
+        """
+        timeout_s = checked_timeout_s(timeout_s)
+        if start != 0 or length is not None:
+            start, length = checked_range(start, length, name)
+        if etl is not None or args is not None:
+            whole = start == 0 and length is None and member is None and version is None
+            if etl is not None and whole and "@" not in self.name:
+                request = request_for_transformed(self.name, name, etl, args)
+                if (made := self._transport.get_transformed(request, timeout_s)) is not None:
+                    return bytes(made)
+            entry = Entry(self.name, name, member, start, length, version, etl=etl, args=args)
+            return b"".join(
+                item.data for item in self.client.get_batch([entry], timeout_s=timeout_s, verify_ranges=verify)
+            )
+        if version is not None:
+            entry = Entry(self.name, name, member, start, length, version)
+            return pinned_bytes(self.client, entry, verify=verify, timeout_s=timeout_s)
+        chunks = self._transport.get(
+            self.name, name, start=start, length=length, member=member, verify=verify, timeout_s=timeout_s
+        )
+        return b"".join(chunks)
+
+    @overload
+    def open(
+        self,
+        name: str,
+        *,
+        member: str | None = None,
+        version: str | None = None,
+        timeout_s: float = 30.0,
+        verify: bool = True,
+        etl: Etl,
+        args: Mapping[str, Any] | None = None,
+    ) -> IO[bytes]: ...
+
+    @overload
+    def open(
+        self,
+        name: str,
+        *,
+        member: str | None = None,
+        version: str | None = None,
+        timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        verify: bool = True,
+        etl: None = None,
+    ) -> ObjectFile: ...
+
+    def open(
+        self,
+        name: str,
+        *,
+        member: str | None = None,
+        version: str | None = None,
+        timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        verify: bool = True,
+        etl: Etl | None = None,
+        args: Mapping[str, Any] | None = None,
+    ) -> ObjectFile | IO[bytes]:
+        """Open the current version of an object as a read-only, seekable binary file.
+
+        Args:
+            member: Open this member of the archive `name` instead. For a small member, `get` needs fewer requests.
+            version: The version that the object must have.
+            timeout_s: The longest time to wait for the next bytes from the store, in seconds.
+            read_ahead_bytes: The most that is requested ahead of a sequential reader. It is held in memory.
+            verify: Verify what is read against the stored block checksums, before it is returned. False leaves that
+                out, for small random reads that should not read whole blocks of 256 KiB. They may then return damaged
+                bytes.
+            etl: A transform. The file then has its result, all of which is fetched before this call returns.
+            args: Arguments of a single transform.
+
+        Raises ObjectNotFound, BucketNotFound, MemberNotFound, NotAnArchive, InvalidRequest.
+        """
+        if etl is not None:
+            entry = Entry(self.name, name, member, version=version, etl=etl, args=args)
+            return spooled(self.client.get_batch([entry], timeout_s=timeout_s, verify_ranges=verify))
+        info = pinned_head(self._transport, self.name, name, version)
+        if member is not None:
+            info = pinned_member(self._transport, info, member)
+        return ObjectFile(
+            self.client, info, timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify, member=member
+        )
+
+    def reader(
+        self,
+        name: str,
+        *,
+        version: str | None = None,
+        timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        verify: bool = True,
+    ) -> ObjectReader:
+        """Open an object as a forward-only stream that yields views of the data as it arrives.
+
+        Arguments and errors are those of `open`.
+        """
+        info = pinned_head(self._transport, self.name, name, version)
+        return ObjectReader(self.client, info, timeout_s=timeout_s, read_ahead_bytes=read_ahead_bytes, verify=verify)
+
+    def head(self, name: str) -> ObjectInfo:
+        """Return an object's size, version, checksum and metadata. Raises ObjectNotFound, BucketNotFound."""
+        return self._transport.head(self.name, name)
+
+    def head_many(self, names: Iterable[str]) -> list[ObjectInfo | None]:
+        """Return the ObjectInfo of each of these objects, in order, or None for an object that does not exist.
+
+        One request covers 1,000 names.
+
+        Raises BucketNotFound; DriveFailed, NodeUnavailable, SilenceTimeout if the answer cannot be determined;
+        InvalidRequest for a value that is not a str.
+        """
+        return head_many(self._transport, self.name, names)
+
+    def exists_many(self, names: Iterable[str]) -> list[bool]:
+        """Return whether each of these objects exists, in order. Otherwise like `head_many`."""
+        return [info is not None for info in self.head_many(names)]
+
+    def exists(self, name: str) -> bool:
+        """Return whether an object of this name exists. Otherwise like `head_many`."""
+        return self.exists_many([name])[0]
+
+    def set_metadata(self, name: str, metadata: Mapping[str, str], *, if_version: str | None = None) -> ObjectInfo:
+        """Replace an object's metadata. This makes a new version of the object with the same bytes.
+
+        Keys that begin with "ais." are set by the store alone: those that the object has stay.
+
+        The store copies the bytes, without sending them through this process. If another writer replaces the object
+        meanwhile, that writer's bytes are kept. With `if_version`, the object must have this version.
+
+        Raises ObjectNotFound, BucketNotFound, InvalidRequest, VersionConflict, DriveFull, NodeUnavailable.
+        """
+        if if_version is not None:
+            check_version(if_version)
+        return set_metadata(self._transport, self.name, name, metadata, if_version)
+
+    def delete(self, name: str, *, if_version: str | None = None) -> None:
+        """Delete an object. With `if_version`, delete it only if it has this version.
+
+        If a node of a cluster that may have the object is away, deleting an object that does not exist succeeds too.
+        The node learns of the deletion when it comes back.
+
+        Raises ObjectNotFound, BucketNotFound, StoreReadOnly, VersionConflict, NodeUnavailable, OutcomeUnknown,
+        SilenceTimeout.
+        """
+        if if_version is not None:
+            check_version(if_version)
+        self._transport.delete(self.name, name, if_version=if_version)
+
+    def delete_many(
+        self, names: Iterable[str], *, on_error: OnError = "raise", progress: OnProgress | None = None
+    ) -> DeleteSummary:
+        """Delete many objects, thousands with one request.
+
+        Args:
+            names: N >= 0 names, consumed as needed. A name that is repeated is not found the second time.
+            on_error: "raise" raises the first failure. All objects before it are deleted, and of the up to 4,000 that
+                were sent in the same request, others may be. "return" deletes the other objects, and the summary names
+                those that failed.
+            progress: Called with a `Progress` after each object, in the order of `names`, in this thread.
+
+        Raises the errors of `delete`, and TypeError for a value that is not a name. If `names` or `progress` raises an
+        exception, a note on it says how many objects certainly had been deleted.
+        """
+        return delete_many(self._transport, self.name, names, on_error=on_error, progress=progress)
+
+    @overload
+    def iter_delete_many(
+        self, names: Iterable[str], *, on_error: Literal["raise"] = "raise"
+    ) -> Generator[str, None, None]: ...
+
+    @overload
+    def iter_delete_many(
+        self, names: Iterable[str], *, on_error: Literal["yield"]
+    ) -> Generator[str | errors.LoaderError, None, None]: ...
+
+    def iter_delete_many(
+        self, names: Iterable[str], *, on_error: Literal["raise", "yield"] = "raise"
+    ) -> Generator[Any, None, None]:
+        """Yield each name once its object is deleted, in order: `delete_many` step by step.
+
+        `names` may be endless. The generator is lazy: nothing is deleted until you iterate. Then up to 4,000 objects
+        are deleted with one request before the first of them is yielded. With on_error="yield", the error of a name
+        that failed is yielded in its place. Otherwise like `delete_many`.
+        """
+        check_on_error(on_error, "raise", "yield")
+        return iter_delete_many(self._transport, self.name, names, on_error=on_error)
+
+    def delete_prefix(
+        self, prefix: str, *, everything: bool = False, on_error: OnError = "raise", progress: OnProgress | None = None
+    ) -> DeleteSummary:
+        """Delete the objects whose names begin with `prefix`, holding one page of 1,000 names in memory at a time.
+
+        If it fails half-way, call it again. Objects that are stored meanwhile may be kept.
+
+        Args:
+            everything: Required for an empty prefix, which every name begins with.
+            on_error: An object that cannot be deleted does not stop the others. "raise" raises the error of the first
+                one at the end. "return" only reports failures in the summary.
+            progress: Called with a `Progress` after each object, in the order of names, in this thread.
+
+        Raises InvalidRequest, BucketNotFound, StoreReadOnly, NodeUnavailable, which end it immediately; others, such as
+        DriveFailed, at the end.
+        """
+        require_text(prefix, errors.InvalidRequest, "prefix")
+        if not prefix and not everything:
+            raise errors.InvalidRequest(
+                "an empty prefix selects all objects of the bucket: pass everything=True to delete them"
+            )
+        return delete_prefix(self._transport, self.name, prefix, on_error=on_error, progress=progress)
+
+    def summary(self, prefix: str = "", *, depth: int = 1) -> BucketSummary:
+        """Count the objects whose names begin with `prefix`, and their bytes, on the machines that store them.
+
+        In a cluster, each object counts once, regardless of how many copies it has and where they are. Objects that are
+        stored or deleted while the count is running may or may not be included.
+
+        Args:
+            depth: How many levels of folders below the last "/" of `prefix` to count separately. 0 gives one total.
+
+        Raises BucketNotFound, InvalidRequest for more than 100,000 folders, NodeUnavailable, SilenceTimeout.
+        """
+        require_bucket(self.name)
+        require_text(prefix, errors.InvalidRequest, "prefix")
+        depth = min(whole_number("depth", depth, least=0), 2**32 - 1)
+        return self._transport.summary(self.name, prefix=prefix, depth=depth)
+
+    def objects(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str = "",
+        page_size: int = 1000,
+        on_missing_drive: Literal["raise", "skip"] = "raise",
+    ) -> Listing:
+        """List the objects whose names begin with `prefix`, in the order of their names' UTF-8 bytes.
+
+        Args:
+            start_after: List only names after this one in that order. It need not be the name of an object.
+            on_missing_drive: "skip" lists the objects on the other drives. By default, the listing raises DriveFailed
+                if a drive is missing whose objects have no copies elsewhere, because it would lack names.
+
+        The listing is fetched page by page as you iterate, and errors such as BucketNotFound are raised then.
+        """
+        page_size = whole_number("page_size", page_size, least=1)
+        if on_missing_drive not in ("raise", "skip"):
+            raise errors.InvalidRequest(f"on_missing_drive={on_missing_drive!r}: one of 'raise', 'skip'")
+        listed = functools.partial(
+            self._transport.objects,
+            self.name,
+            prefix=prefix,
+            page_size=page_size,
+            start_after=start_after,
+            skip_missing_drives=on_missing_drive == "skip",
+        )
+        return Listing(f"ais://{self.name}/{prefix}", listed)
+
+    def entries(
+        self,
+        prefix: str = "",
+        *,
+        pattern: str | Sequence[str] | None = None,
+        pinned: bool = False,
+        on_missing_drive: Literal["raise", "skip"] = "raise",
+    ) -> Sequence[Entry]:
+        """Return an Entry for each object whose name begins with `prefix`, in the order of names, as the bucket is now.
+
+        Args:
+            pattern: A shell pattern such as "*.wav", or several patterns, of which at least one must match. A pattern
+                with a slash is matched against the whole name, any other pattern against what follows the last slash.
+            pinned: Fetch the version that each object has now, and no other.
+            on_missing_drive: See `objects`.
+
+        Returns:
+            n >= 0 entries, for MapDataset, ShufflePlan and get_batch. Unless `pinned` is set, this is an `EntryTable`,
+            which takes only a few bytes per entry.
+
+        Raises BucketNotFound, InvalidRequest for a prefix that no name can have, and the errors of `objects`.
+        """
+        if isinstance(prefix, str) and prefix.startswith("/"):
+            raise errors.InvalidRequest(
+                f"entries({prefix!r}): no object's name begins with '/'; did you mean {prefix.lstrip('/')!r}?"
+            )
+        listed = self.objects(prefix, on_missing_drive=on_missing_drive)
+        return listed_entries(listed, self.name, pattern=pattern, pinned=pinned)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of all objects, in order, fetched page by page. Raises BucketNotFound."""
+        return (info.name for info in self.objects())
+
+    def __contains__(self, name: object) -> bool:
+        """Like `exists`. A value that is not a str is not in the bucket."""
+        return isinstance(name, str) and self.exists(name)
+
+    def members(
+        self, name: str, prefix: str = "", *, page_size: int = 1000, version: str | None = None
+    ) -> Iterator[MemberInfo]:
+        """List the members of an archive whose names begin with `prefix`, in the archive's order, lazily, page by page.
+
+        Args:
+            version: The version that the archive must have.
+
+        Raises ObjectNotFound (also if the archive is replaced meanwhile), BucketNotFound, NotAnArchive, ArchiveError.
+        """
+        page_size = whole_number("page_size", page_size, least=1)
+        if version is not None:
+            return pinned_members(self._transport, self.name, name, prefix, page_size, version)
+        return self._transport.list_members(self.name, name, prefix=prefix, page_size=page_size)
+
+    def snapshot(self, name: str) -> SnapshotInfo:
+        """Keep the bucket as it is now, until you delete the snapshot. Read it as `client.bucket(bucket,
+        snapshot=name)`.
+
+        The snapshot has every write and deletion that was acknowledged before the call, and none that begins after it
+        returns. Each write or deletion in between is in it completely or not at all. No data is copied. Data that is
+        replaced or deleted later keeps occupying the drives for as long as a snapshot needs it.
+
+        Raises BucketNotFound, InvalidName, SnapshotExists, Unsupported while nodes or drives are being added or
+        removed, StoreReadOnly, DriveFailed, and NodeUnavailable if a node of a cluster does not answer, in which case
+        the snapshot may have been made.
+        """
+        return self._transport.snapshots("create", self.name, name)[0]
+
+    def snapshots(self) -> list[SnapshotInfo]:
+        """List the bucket's snapshots, oldest first. Raises BucketNotFound."""
+        return self._transport.snapshots("list", self.name)
+
+    def delete_snapshot(self, name: str) -> None:
+        """Delete a snapshot and the data that only it needs. Raises SnapshotNotFound, BucketNotFound, StoreReadOnly."""
+        self._transport.snapshots("delete", self.name, name)
+
+    def get_batch(
+        self,
+        names: Iterable[EntryLike],
+        *,
+        etl: Etl | None = None,
+        args: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Batch:
+        """Fetch whole objects of this bucket by name: a short form of `Client.get_batch` that makes no Entry per item.
+
+        Instead of names, you can pass the results of `objects`, `entries` and `members`, which are fetched as by
+        `Client.get_batch`. With `etl`, you get the results of that transform. `options` are those of
+        `Client.get_batch`: on_error, timeout_s, ordered, streaming, assembly, colocation, verify_ranges.
+        """
+        if etl is not None or args is not None:
+            require_many("names", names)
+            entries = [replace(to_entry(name, self.name), etl=etl, args=args) for name in names]
+            batch: Batch = self.client.get_batch(entries, **options)
+            return batch
+        chosen = batch_options("get_batch", options, parameters=("etl", "args"))
+        require_many("names", names)
+        wanted: Sequence[Any] = names if isinstance(names, Sequence) else list(names)
+        if len(wanted) and isinstance(wanted[0], (Entry, ObjectInfo, MemberInfo)):
+            listed: Batch = self.client.get_batch(wanted, bucket=self.name, **options)
+            return listed
+        return self.client._batch(wanted, requests_for_names(self.name, wanted, chosen), chosen, self.name)

@@ -1,0 +1,351 @@
+"""Client: connects to a store, and names what is wanted from it."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast, overload
+
+from ais_loader import errors
+from ais_loader.errors import InvalidRequest
+from ais_loader.objects.archive import ArchiveFormat, ArchiveNames, BatchArchive, check_names, check_options
+from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.object_file import ObjectFile
+from ais_loader.tracebacks import short_traceback
+from ais_loader.transforms.etl import Transforms
+from ais_loader.transport.base import BucketInfo, Transport
+from ais_loader.transport.fork_safety import GATE
+from ais_loader.transport.validation import MAX_COPIES, whole_number
+from ais_loader.values.batch import Batch
+from ais_loader.values.entry import Entry, EntryLike
+from ais_loader.values.joined_ranges import JoinedRanges, of_one_version
+from ais_loader.values.options import ClusterOptions, EmbeddedOptions
+from ais_loader.values.requests import BatchOptions, batch_options, requests_for_entries, to_entries
+from ais_loader.values.snapshots import pinned_name
+from ais_loader.values.urls import split_url, store_folders
+
+URL_VARIABLE = "AIS_LOADER_URL"
+_GET_BATCH_PARAMETERS = ("bucket", "archive", "archive_names", "opaque")
+
+
+@short_traceback
+def connect(
+    url: str | os.PathLike[str] | None = None,
+    *,
+    mode: Literal["a", "r"] = "a",
+    options: EmbeddedOptions | ClusterOptions | None = None,
+) -> Client:
+    """Return a client for the store at `url`.
+
+    Args:
+        url: For an embedded store, `file:///data/store` or a plain path, in which `~` is the home folder. If there is
+            no store at the path and `mode` is "a", one is created, with a WARNING in the log in case you mistyped the
+            path. Several folders, separated by commas, are the drives of one store. For a storage node,
+            `grpc://host:7480`. Several endpoints, separated by commas, are tried in turn. For a cluster, any one
+            endpoint is enough, because the client learns the others from it. The default is the value of the
+            environment variable AIS_LOADER_URL.
+        mode: "a" opens the store for reading and writing, and locks an embedded store exclusively. "r" opens it for
+            reading only. It takes no lock, creates nothing, and works alongside any writer. Any operation that would
+            change the store raises StoreReadOnly. In mode "r", you see this process's own writes immediately. You see
+            what another process replaced or deleted within one second, or immediately after `Client.refresh()`. New
+            names are visible immediately.
+        options: EmbeddedOptions or ClusterOptions, to match the kind of store in `url`.
+
+    Raises:
+        InvalidRequest: There is no URL, or it is not valid, such as host:7480 without grpc://. Also raised for options
+            that are for the other kind of store, and for an unknown mode.
+        StoreNotFound, StoreLocked, StoreFormatError, DriveFailed: From an embedded store, immediately. A gRPC
+            connection is not opened until the first call.
+    """
+    if url is not None and (isinstance(url, bytes) or not isinstance(url, (str, os.PathLike))):
+        raise TypeError(f"a store's URL is a str or a path, got {type(url).__name__}")
+    text = os.fspath(url) if url is not None else os.environ.get(URL_VARIABLE, "")
+    if "\0" in text:
+        raise errors.InvalidRequest(f"{text!r}: no path and no address has a NUL character")
+    if mode not in ("a", "r"):
+        raise errors.InvalidRequest(f'mode={mode!r}: need "a", to read and write, or "r", to read')
+    if not text.strip():
+        raise errors.InvalidRequest(f"no store named: pass a URL or a path, or set {URL_VARIABLE}")
+    if text.startswith("grpc://"):
+        chosen = _options_for(text, options, ClusterOptions)
+        with GATE.call():  # a child would wait for ever for a module that another thread was importing
+            from ais_loader.transport.cluster.discovery import ClusterTransport
+            from ais_loader.transport.read_only import ReadOnlyTransport
+
+        nodes = ClusterTransport(text, chosen)
+        return Client(cast(Transport, ReadOnlyTransport(nodes)) if mode == "r" else nodes)
+    folders = store_folders(text)
+    embedded = _options_for(text, options, EmbeddedOptions)
+    with GATE.call():
+        from ais_loader.transport.embedded import EmbeddedTransport
+
+    return Client(EmbeddedTransport(folders, mode=mode, options=embedded))
+
+
+_Options = TypeVar("_Options", EmbeddedOptions, ClusterOptions)
+
+
+def _options_for(url: str, options: EmbeddedOptions | ClusterOptions | None, kind: type[_Options]) -> _Options:
+    """Raises InvalidRequest for those of the other kind of store, TypeError for what is none."""
+    if options is None:
+        return kind()
+    if isinstance(options, kind):
+        return options
+    if not isinstance(options, (EmbeddedOptions, ClusterOptions)):
+        raise TypeError(f"options is a {type(options).__name__}: need {kind.__name__}")
+    what = "storage nodes" if kind is ClusterOptions else "an embedded store"
+    raise errors.InvalidRequest(f"{url!r} is {what}: it takes {kind.__name__}, not {type(options).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class WithOpaque:
+    """The entries of one batch for `Client.get_batches`, with a value of your own to attach to that batch."""
+
+    entries: Sequence[EntryLike]
+    """The entries of the batch, as `Client.get_batch` takes them."""
+    opaque: Any
+    """The value that becomes `Batch.opaque`."""
+
+
+class Client:
+    """A client for one store. It is thread-safe, pickles as its address, and reconnects automatically after a fork."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.closed = False
+
+    @property
+    def url(self) -> str:
+        """The URL that was passed to `connect` or taken from the environment."""
+        return self._transport.url
+
+    def __repr__(self) -> str:
+        return f"ais_loader.connect({self.url!r})"
+
+    @property
+    def etl(self) -> Transforms:
+        """The transforms that run where the data is stored."""
+        return Transforms(self._transport)
+
+    # -- buckets
+
+    def create_bucket(
+        self, name: str, *, exist_ok: bool = False, copies: int = 1, min_copies: int = 1, reframe: bool = False
+    ) -> Bucket:
+        """Create a bucket. An existing bucket keeps its properties.
+
+        Args:
+            copies: The number of copies of each object, on different hosts of a cluster. You can change it later with
+                `Bucket.set`.
+            min_copies: The smallest number of copies that a write must store. If fewer can be written, the write is
+                refused and can be retried. If at least this many but fewer than `copies` are written, the store makes
+                the missing copies later.
+            reframe: Whether to recompress a .tar.zst or .tar.lz4 on upload into many frames, if reading one of its
+                members would otherwise require decompressing everything before it. See docs/settings.md.
+
+        Raises BucketExists (unless `exist_ok`), InvalidName, InvalidRequest, StoreReadOnly.
+        """
+        copies = whole_number("copies", copies, least=1, most=MAX_COPIES)
+        min_copies = whole_number("min_copies", min_copies, least=1, most=MAX_COPIES)
+        self._transport.create_bucket(name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe)
+        return Bucket(self, name)
+
+    def bucket(self, name: str, *, snapshot: str | None = None) -> Bucket:
+        """Return the bucket of this name, or one of its snapshots.
+
+        With `snapshot`, you get the bucket as it was when that snapshot was made, and its name is `name@snapshot`. The
+        call does not contact the store. If the bucket does not exist, its first use raises the error.
+        """
+        return Bucket(self, name if snapshot is None else pinned_name(name, snapshot))
+
+    def buckets(self) -> list[BucketInfo]:
+        """List all buckets, sorted by name."""
+        return self._transport.buckets()
+
+    def delete_bucket(self, name: str, *, force: bool = False) -> int:
+        """Delete an empty bucket, or with `force` a bucket and its objects. Returns the number of objects deleted.
+
+        Raises BucketNotFound, BucketNotEmpty, StoreReadOnly.
+        """
+        return self._transport.delete_bucket(name, force=force)
+
+    # -- batches
+
+    @overload
+    def get_batch(
+        self,
+        entries: Iterable[EntryLike],
+        *,
+        bucket: str | None = None,
+        archive: ArchiveFormat,
+        archive_names: ArchiveNames = "bucket",
+        **options: Any,
+    ) -> BatchArchive: ...
+
+    @overload
+    def get_batch(
+        self, entries: Iterable[EntryLike], *, bucket: str | None = None, archive: None = None, **options: Any
+    ) -> Batch: ...
+
+    def get_batch(
+        self,
+        entries: Iterable[EntryLike],
+        *,
+        bucket: str | None = None,
+        archive: ArchiveFormat | None = None,
+        archive_names: ArchiveNames = "bucket",
+        opaque: Any = None,
+        **options: Any,
+    ) -> Batch | BatchArchive:
+        """Fetch many entries with one request.
+
+        Args:
+            entries: N >= 0 Entry values, ais:// URLs, or results of `objects` and `members`, from any buckets. A
+                repeated entry is delivered each time. More than 10,000 entries are sent as several requests, but you
+                still get one Batch.
+            bucket: The bucket of those entries that are plain names.
+            on_error: "raise" (the default) stops at the first entry that fails. "placeholder" delivers every entry in
+                its place, with its status.
+            timeout_s: The longest time to wait for the next data, 30 seconds by default. The batch as a whole has no
+                time limit.
+            ordered: False delivers items as they arrive, each with its index.
+            streaming: False makes the node collect the whole response before it sends any of it.
+            assembly: For a cluster: "direct" asks each node for its own entries, "target" asks one node for all of
+                them, and "auto" chooses between the two.
+            colocation: How to choose the node for "target": "none", "owner" or "shard".
+            verify_ranges: Verify byte ranges against the stored checksums, which reads whole blocks. True by default.
+            options: Only the seven arguments above, `on_error` to `verify_ranges`: the fields of `BatchOptions`.
+            archive: "tar", "tar.gz", "tar.lz4", "tar.zst" or "zip", to get the batch as one archive instead.
+            archive_names: How to name the members of that archive: "bucket" for bucket/object, "object" to leave out
+                the bucket.
+            opaque: Any value of your own. It stays in this process, as the Batch's `opaque`.
+
+        Returns:
+            A Batch that yields N Items, in exactly this order unless ordered=False. It is lazy: a slow consumer slows
+            the store down instead of filling memory. With `archive`, a BatchArchive that you can write to a file.
+
+        Raises:
+            InvalidRequest, TypeError: from this call, as are InvalidName for an entry whose archive member would have
+            an unsafe path, and NodeUnavailable and DriveFailed if entries have several ranges. Errors of entries and of
+            the connection are raised as you iterate. With on_error="raise", a failed entry raises ObjectNotFound,
+            BucketNotFound, RangeError, CorruptObject, NodeUnavailable or EntryFailed. With either setting, a batch that
+            cannot continue raises NodeUnavailable, SilenceTimeout or Overloaded.
+        """
+        chosen = batch_options("get_batch", options, parameters=_GET_BATCH_PARAMETERS)
+        if archive is not None:
+            check_options(archive, archive_names)
+        if bucket is not None and not isinstance(bucket, str):
+            hint = "; pass its name" if isinstance(bucket, Bucket) else ""
+            raise TypeError(f"bucket is a {type(bucket).__name__}; need a str{hint}")
+        parsed = to_entries(entries, bucket)
+        if any(entry.etl is not None and entry.ranges is not None for entry in parsed):
+            raise InvalidRequest(
+                "an entry with several ranges cannot pass through a transform: make one entry for each range"
+            )
+        joined: JoinedRanges | None = None
+        if any(entry.ranges is not None for entry in parsed):
+            parsed = of_one_version(parsed, lambda bucket, names: self.bucket(bucket).head_many(names))
+            joined = JoinedRanges(parsed)
+        _, requests = requests_for_entries(parsed if joined is None else joined.asked, chosen)
+        if archive is not None:
+            check_names(parsed, archive_names)
+        batch = self._batch(parsed, requests, chosen, joined=joined, opaque=opaque)
+        return batch if archive is None else BatchArchive(batch, archive, archive_names)
+
+    def _batch(
+        self,
+        entries: Sequence[Entry | str],
+        requests: list[Any],
+        options: BatchOptions,
+        bucket: str | None = None,
+        joined: JoinedRanges | None = None,
+        opaque: Any = None,
+    ) -> Batch:
+        transport, timeout_s = self._transport, options.timeout_s
+        return Batch(
+            entries,
+            requests,
+            lambda request: transport.open_batch(
+                request, timeout_s=timeout_s, assembly=options.assembly, colocation=options.colocation
+            ),
+            options.on_error,
+            bucket,
+            joined,
+            opaque,
+        )
+
+    def _long_batch(
+        self, entries: Sequence[Entry], *, timeout_s: float, verify_ranges: bool, window_bytes: int
+    ) -> Batch | None:
+        """See `Transport.open_long_batch`; for at most as many entries as one request carries."""
+        parsed, requests = requests_for_entries(entries, BatchOptions(timeout_s=timeout_s, verify_ranges=verify_ranges))
+        stream = self._transport.open_long_batch(requests[0], timeout_s=timeout_s, window_bytes=window_bytes)
+        return None if stream is None else Batch(parsed, requests, lambda _: stream, "raise")
+
+    def get_batches(
+        self,
+        batches: Iterable[Sequence[EntryLike] | WithOpaque],
+        *,
+        in_flight: int = 3,
+        **options: Any,
+    ) -> Generator[Batch, None, None]:
+        """Yield one Batch after another, while the next ones are already in flight on the same session.
+
+        To attach a value to a batch as `batch.opaque`, pass `WithOpaque(entries, value)` instead of the entries.
+
+        The generator is lazy: it sends no request until you take the first batch. `batches` may be infinite, because at
+        most `in_flight` are requested at a time. A batch that fails, or that you abandon half-read, does not affect the
+        others. Arguments and errors are those of `get_batch`.
+        """
+        return self._pipelined(batches, whole_number("in_flight", in_flight, least=1), options)
+
+    def _pipelined(
+        self, batches: Iterable[Sequence[EntryLike] | WithOpaque], in_flight: int, options: dict[str, Any]
+    ) -> Generator[Batch, None, None]:
+        under_way: deque[Batch] = deque()
+        try:
+            for entries in batches:
+                if isinstance(entries, WithOpaque):
+                    under_way.append(self.get_batch(entries.entries, opaque=entries.opaque, **options))
+                else:
+                    under_way.append(self.get_batch(entries, **options))
+                if len(under_way) >= in_flight:
+                    yield under_way.popleft()
+            while under_way:
+                yield under_way.popleft()
+        finally:
+            for batch in under_way:
+                batch.close()
+
+    def open(self, url: str, **options: Any) -> ObjectFile:
+        """Open `ais://bucket/name` as a read-only, seekable binary file. The options are those of `Bucket.open`."""
+        bucket, name = split_url(url)
+        file: ObjectFile = self.bucket(bucket).open(name, **options)
+        return file
+
+    # -- life
+
+    def refresh(self) -> None:
+        """Make everything that other processes have committed visible now, without the delay described in `connect`.
+
+        This matters only for an embedded store that this process opened with mode "r". Storage nodes always answer from
+        the latest committed state. Raises Closed.
+        """
+        self._transport.refresh()
+
+    def describe(self) -> dict[str, object]:
+        """Describe the store: its drives, their state and the batch reader in use. For people; JSON-serializable."""
+        return self._transport.describe()
+
+    def close(self) -> None:
+        """Close the store or the connection. Batches in flight end with an error. You can call it more than once."""
+        self.closed = True
+        self._transport.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

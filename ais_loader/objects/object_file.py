@@ -1,0 +1,268 @@
+"""Object file: one object, or one member of an archive, as a read-only, seekable binary file, or as a plain stream.
+
+Both read ranges, as batches, of the version that was opened. After a broken connection, a node restart or the move of
+the object to another node, they retry from the last byte received, for the client's `retry_s`. If the object is
+replaced or deleted in the meantime, reading ends with ObjectNotFound, never with a mix of two versions.
+
+Bytes are kept as views of what was received. `read` copies each byte once. `readinto` copies it once, directly into the
+caller's buffer.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.objects.read_ahead import CHUNK_BYTES, ReadAhead
+from ais_loader.values.entry import ObjectInfo
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from ais_loader.objects.client import Client
+
+READ_AHEAD_BYTES = 16 << 20
+KEPT_BYTES = 2 << 20
+"""The amount of read data to keep, for readers that go back a little, such as to a header or to a table at the end."""
+_PEEKED_BYTES = 8 << 10
+
+
+class _ObjectStream(io.BufferedIOBase):
+    """The common base, which reads forward.
+
+    `name` is the URL of what is read. `info` describes the version being read. For a member, it describes the archive,
+    but with the member's size.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        info: ObjectInfo,
+        timeout_s: float,
+        read_ahead_bytes: int,
+        verify: bool,
+        member: str | None = None,
+    ) -> None:
+        if read_ahead_bytes < 0:
+            raise InvalidRequest(f"read_ahead_bytes={read_ahead_bytes}: need 0 (no read-ahead) or more")
+        self.info = info
+        self.name = f"ais://{info.bucket}/{info.name}" + ("" if member is None else f"/{member}")
+        self.mode = "rb"
+        self._ahead = ReadAhead(
+            client, info, timeout_s=timeout_s, limit_bytes=read_ahead_bytes, verify=verify, member=member
+        )
+        self._lock = threading.RLock()
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        self._require_open()
+        return self._position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read up to `size` bytes, and fewer only at the end of the object. Raises the errors of a batch."""
+        with self._lock:
+            self._require_open()
+            left = max(0, self.info.size_bytes - self._position)
+            if size is not None and size >= 0:
+                left = min(left, size)
+            return b"".join(self._parts(left))
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Read up to `size` bytes, from at most one chunk."""
+        with self._lock:
+            self._require_open()
+            left = max(0, self.info.size_bytes - self._position)
+            left = min(left, CHUNK_BYTES if size < 0 else size)
+            return bytes(self._take(left)) if left else b""
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill the buffer, and return the number of bytes read, which is smaller only at the end of the object."""
+        with self._lock, memoryview(buffer) as whole, whole.cast("B") as view:
+            self._require_open()
+            length = max(0, min(len(view), self.info.size_bytes - self._position))
+            filled = 0
+            for part in self._parts(length):
+                view[filled : filled + len(part)] = part
+                filled += len(part)
+            return filled
+
+    def readinto1(self, buffer: Buffer, /) -> int:
+        """The same as `readinto`."""
+        return self.readinto(buffer)
+
+    def _parts(self, length: int) -> Iterator[memoryview]:
+        """Yield this many bytes from the position on. If not all of them arrive, the position is restored."""
+        began, stop = self._position, self._position + length
+        try:
+            while self._position < stop:
+                yield self._take(stop - self._position)
+        except BaseException:
+            self._went_back(began)
+            raise
+
+    def _went_back(self, position: int) -> None:
+        self._position = position
+
+    def _take(self, most: int) -> memoryview:
+        """Return one to `most` bytes from the position on, and move the position behind them."""
+        part = self._chunk(most)[:most]
+        self._position += len(part)
+        return part
+
+    def _chunk(self, wanted_bytes: int) -> memoryview:
+        """Return at least one byte, beginning at the position, which is not the end."""
+        raise io.UnsupportedOperation("read")
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+
+    def close(self) -> None:
+        if not self.closed:
+            if (ahead := getattr(self, "_ahead", None)) is not None:  # else it was never opened
+                ahead.close()
+            super().close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} at {self._position:,} of {self.info.size_bytes:,} bytes>"
+
+
+class ObjectFile(_ObjectStream):
+    """A read-only, buffered, seekable file, for tarfile, zipfile, soundfile, PIL, pyarrow, torch.load and anything else
+    that takes a binary file. It is thread-safe to the same extent as Python's own files: each call by itself.
+
+    Reading raises the errors of a batch: ObjectNotFound if the version that was opened is gone, NodeUnavailable,
+    SilenceTimeout, and CorruptObject. After an error the position is unchanged, and you can read again.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        info: ObjectInfo,
+        *,
+        timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        verify: bool = True,
+        member: str | None = None,
+    ) -> None:
+        super().__init__(client, info, timeout_s, read_ahead_bytes, verify, member)
+        self._kept: deque[tuple[int, memoryview]] = deque()
+        self._kept_bytes = 0
+        self._start, self._current = 0, memoryview(b"")
+        """The chunk that was read last, and where it begins."""
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        with self._lock:
+            self._require_open()
+            base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.info.size_bytes}.get(whence)
+            if base is None:
+                raise ValueError(f"whence={whence}: need io.SEEK_SET, io.SEEK_CUR or io.SEEK_END")
+            if base + offset < 0:
+                raise ValueError(f"seek to {base + offset}, before the beginning")
+            self._position = base + offset
+            return self._position
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+        return self.info.size_bytes
+
+    def peek(self, size: int = 0, /) -> bytes:
+        """Return bytes from the position on without moving it: at least one, unless at the end."""
+        with self._lock:
+            self._require_open()
+            if self._position >= self.info.size_bytes:
+                return b""
+            return bytes(self._chunk(max(size, 1))[:_PEEKED_BYTES])
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        with self._lock:
+            at = self._position - self._start
+            if at >= 0 and size is not None and 0 < size <= len(self._current) - at:  # as most reads are
+                self._position += size
+                return bytes(self._current[at : at + size])
+            return super().read(size)
+
+    def _chunk(self, wanted_bytes: int) -> memoryview:
+        self._start, self._current = self._found(wanted_bytes)
+        return self._current[self._position - self._start :]
+
+    def _found(self, wanted_bytes: int) -> tuple[int, memoryview]:
+        """Return the chunk that contains the position, and where it begins."""
+        position = self._position
+        for start, chunk in reversed(self._kept):
+            if start <= position < start + len(chunk):
+                return start, chunk
+        if not self._ahead.position <= position <= self._ahead.planned:
+            self._ahead.jump(position)
+        while True:
+            start, chunk = self._ahead.position, self._ahead.next(wanted_bytes)
+            self._keep(start, chunk)
+            if position < start + len(chunk):
+                return start, chunk
+
+    def _keep(self, start: int, chunk: memoryview) -> None:
+        self._kept.append((start, chunk))
+        self._kept_bytes += len(chunk)
+        while len(self._kept) > 1 and self._kept_bytes > KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popleft()[1])
+
+    def close(self) -> None:
+        super().close()
+        self._kept = deque()
+        self._current = memoryview(b"")
+
+
+class ObjectReader(_ObjectStream):
+    """A plain, forward-only stream of an object. `chunks()` yields views, without any copy."""
+
+    def __init__(
+        self,
+        client: Client,
+        info: ObjectInfo,
+        *,
+        timeout_s: float = 30.0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        verify: bool = True,
+    ) -> None:
+        super().__init__(client, info, timeout_s, read_ahead_bytes, verify)
+        self._rest = memoryview(b"")
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the rest of the object as views of at most 4 MiB. Raises the errors of a batch."""
+        while True:
+            with self._lock:
+                self._require_open()
+                left = self.info.size_bytes - self._position
+                if left <= 0:
+                    return
+                part = self._take(left)
+            yield part
+
+    def _take(self, most: int) -> memoryview:
+        part = super()._take(most)
+        self._rest = self._rest[len(part) :]
+        return part
+
+    def _went_back(self, position: int) -> None:
+        super()._went_back(position)
+        self._rest = memoryview(b"")
+        self._ahead.jump(position)
+
+    def _chunk(self, wanted_bytes: int) -> memoryview:
+        if not len(self._rest):
+            self._rest = self._ahead.next(self.info.size_bytes - self._position)  # what goes forward only wants it all
+        return self._rest
+
+    def close(self) -> None:
+        super().close()
+        self._rest = memoryview(b"")

@@ -1,0 +1,608 @@
+"""PyTorch datasets over a store, where a batch is one storage request.
+
+`MapDataset` serves any sampler that runs in the DataLoader's own process. `BatchIterableDataset` reads whole batches
+from a plan, several ahead of the trainer. It can save its exact position and resume there. `BatchLoader` does this for
+a DataLoader with workers. Both datasets cross into worker processes by fork or by pickling. Only the store's address
+crosses: each process opens its own connection at its first read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack
+from typing import Any, TypeAlias, cast
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.extras import needs
+from ais_loader.hints import is_pattern
+from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.client import Client, connect
+from ais_loader.training.plan import (
+    Plan,
+    Position,
+    Tail,
+    WorkerShare,
+    parse_state,
+    position_state,
+    split_steps,
+    worker_state,
+)
+from ais_loader.training.refused_loaders import refuse_accelerate, refuse_batches_of_batches
+from ais_loader.training.worker_exit import exit_with_trainer
+from ais_loader.values.batch import Batch
+from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo, to_entry
+from ais_loader.values.entry_table import EntryTable
+from ais_loader.values.options import ClusterOptions
+from ais_loader.values.requests import OnError, batch_options
+from ais_loader.values.timing import BatchTiming
+from ais_loader.values.urls import SCHEME, store_folders
+
+with needs("torch", "datasets"):
+    import torch
+    from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+ClientOrUrl: TypeAlias = Client | str | os.PathLike[str]
+Decode: TypeAlias = Callable[[Item], Any]
+Collate: TypeAlias = Callable[[list[Any]], Any]
+OnBatch: TypeAlias = Callable[[BatchTiming], object]
+
+_ELSEWHERE = dict.fromkeys(
+    ("num_workers", "prefetch_factor", "sampler", "batch_sampler", "pin_memory", "worker_init_fn"),
+    "the DataLoader takes it",
+) | dict.fromkeys(
+    ("batch_size", "shuffle", "drop_last"), "with MapDataset the DataLoader takes it, otherwise the plan, ShufflePlan"
+)
+
+
+class ProcessClient:
+    """The client that datasets use in this process: the caller's own, or one opened from a URL at the first read.
+
+    A client opened here is read-only, so that any number of workers can open an embedded store alongside its writer.
+    """
+
+    def __init__(self, client_or_url: ClientOrUrl, retry_s: float | None = None) -> None:
+        if not isinstance(client_or_url, (Client, str, os.PathLike)):
+            raise TypeError(
+                f"need a Client, or a store's URL or path, before what is read, got {type(client_or_url).__name__}"
+            )
+        if not isinstance(client_or_url, Client) and not os.fspath(client_or_url).startswith("grpc://"):
+            store_folders(os.fspath(client_or_url))  # an address that is none is told here, not in a worker
+        self._given = client_or_url if isinstance(client_or_url, Client) else os.fspath(client_or_url)
+        self.options: ClusterOptions | None = None
+        if retry_s is not None:
+            if isinstance(self._given, Client):
+                raise InvalidRequest(
+                    f"retry_s={retry_s!r}: a Client has its own: connect(url, options=ClusterOptions(retry_s=...))"
+                )
+            if not self._given.startswith("grpc://"):
+                raise InvalidRequest(
+                    f"retry_s={retry_s!r}: an embedded store has no nodes to reach; it goes with grpc://host:port"
+                )
+            self.options = ClusterOptions(retry_s=retry_s)
+        self._opened: Client | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": None}
+
+    def __repr__(self) -> str:
+        return repr(self._given.url if isinstance(self._given, Client) else self._given)
+
+    @property
+    def address(self) -> str:
+        """The store's URL, the same for every way to write a path."""
+        if isinstance(self._given, Client):
+            return self._given.url
+        if self._given.startswith("grpc://"):
+            return self._given
+        return ",".join("file://" + os.path.abspath(folder) for folder in store_folders(self._given))
+
+    def listed(self, url: str, *, pinned: bool) -> Sequence[Entry]:
+        """Return entries of the objects under `ais://bucket/prefix`. Raises InvalidRequest if there are none."""
+        bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
+        if not url.startswith(SCHEME) or not bucket:
+            hint = f"; did you mean 'ais://{url}/'?" if "/" not in url else ""
+            raise InvalidRequest(f"{url!r}: need a list of entries, or the URL of a prefix, ais://bucket/prefix{hint}")
+        with ExitStack() as opened:  # closed again, lest what is forked afterwards inherit it
+            given = self._given
+            client = (
+                given
+                if isinstance(given, Client)
+                else opened.enter_context(connect(given, mode="r", options=self.options))
+            )
+            found = client.bucket(bucket).entries(prefix, pinned=pinned)
+        if not found:
+            hint = ""
+            if is_pattern(prefix):
+                top = prefix[: prefix.rfind("/") + 1]
+                hint = (
+                    f"; a prefix is not a pattern: pass client.bucket({bucket!r}).entries({top!r}, "
+                    f"pattern={prefix[len(top) :]!r})"
+                )
+            raise InvalidRequest(
+                f"{url!r}: no object of bucket {bucket!r} has a name that begins with {prefix!r}{hint}"
+            )
+        return found
+
+    def get(self) -> Client:
+        info = get_worker_info()
+        if info is not None and getattr(info, "worker_method", "multiprocessing") == "multiprocessing":  # not a thread
+            exit_with_trainer()
+        if isinstance(self._given, Client):
+            return self._given
+        if self._opened is None:
+            self._opened = connect(self._given, mode="r", options=self.options)
+        return self._opened
+
+
+def take_samples(batch: Batch, decode: Decode | None, on_batch: OnBatch | None = None) -> list[Any]:
+    """Return the samples of one fetched batch, in order: what a dataset returns, and a worker sends to the trainer.
+
+    They do not refer to the batch's buffers unless `decode` kept a view. This is the one place to change how a batch's
+    bytes reach another process.
+    """
+    with batch:
+        batch.between_frames = "decode"
+        samples = batch.tobytes() if decode is None else list(_decoded(batch, decode))
+    if on_batch is not None:
+        on_batch(batch.timing)
+    return samples
+
+
+def _decoded(batch: Batch, decode: Decode) -> Iterator[Any]:
+    for item in batch:
+        try:
+            yield decode(item)
+        except Exception as error:
+            entry = to_entry(item.entry)
+            where = f"ais://{entry.bucket}/{entry.name}" + (f"/{entry.member}" if entry.member else "")
+            error.add_note(f"raised by decode() for entry {item.index} of its batch, {where}")
+            raise
+
+
+class _Transformed:
+    """A decoder followed by a transform. Samples of failed entries are returned as the decoder leaves them."""
+
+    def __init__(self, decode: Decode | None, transform: Callable[[Any], Any]) -> None:
+        self._decode, self._transform = decode, transform
+
+    def __call__(self, item: Item) -> Any:
+        if not item.ok:
+            return None if self._decode is None else self._decode(item)
+        return self._transform(item.tobytes() if self._decode is None else self._decode(item))
+
+
+def _decoder(decode: Decode | None, transform: Callable[[Any], Any] | None) -> Decode | None:
+    """Raises TypeError."""
+    for name, given in (("decode", decode), ("transform", transform)):
+        if given is not None and not callable(given):
+            raise TypeError(f"{name} is a {type(given).__name__}: need a function")
+    return decode if transform is None else _Transformed(decode, transform)
+
+
+class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
+    """A map-style dataset of n entries, for a DataLoader with any sampler.
+
+    `__getitems__` fetches a whole batch with one request.
+
+    Indices work like those of a list: -n to n - 1, of any integer type. Others raise IndexError, or TypeError if they
+    are not integers.
+    """
+
+    def __init__(
+        self,
+        client_or_url: ClientOrUrl,
+        entries: Iterable[EntryLike] | Bucket,
+        decode: Decode | None = None,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        bucket: str | None = None,
+        pinned: bool = False,
+        on_error: OnError = "raise",
+        timeout_s: float = 30.0,
+        retry_s: float | None = None,
+        on_batch: OnBatch | None = None,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            client_or_url: A Client, or the address that each process connects to at its first read.
+            entries: Entry values, ais:// URLs, or results of `Bucket.objects`. A list or tuple of whole objects of one
+                bucket is stored as an `EntryTable`. Any other sequence is kept as it is, and indexed only for what is
+                read. You can also pass a bucket, or the single str "ais://bucket/prefix": the objects whose names begin
+                with the prefix are then listed immediately, in the order of names.
+            decode: A function from an Item to a sample, such as those of `ais_loader.decoders`. It runs in the process
+                that fetched the batch. `item.data` is a view, so copy what you want to keep. The function must be
+                picklable if workers are spawned. Without `decode`, a sample is bytes.
+            transform: A function from a sample to a sample. It runs after `decode`, in the same process. Samples of
+                failed entries do not pass through it.
+            bucket: The bucket of those entries that are plain names.
+            pinned: Whether to pin the listed objects to their current versions. If such an object is replaced later,
+                reading it raises ObjectNotFound.
+            on_error: With "raise", the first failed entry raises its error out of the DataLoader, with its own type.
+                With "placeholder", its sample is None, or what `decode` returns for an item that is not `ok`.
+            timeout_s: The longest time to wait for the next data, in seconds.
+            retry_s: With the URL of storage nodes: how long to keep trying to reach a node that does not answer, in
+                seconds. The default is that of ClusterOptions. A Client has its own.
+            on_batch: A function that is called with the `BatchTiming` of every fetched batch, in the process that
+                fetched it: the worker. It must be picklable if workers are spawned.
+            options: Further fields of BatchOptions.
+
+        Raises InvalidRequest, TypeError, and the errors of listing. Reading raises the errors of `Client.get_batch`,
+        and those of `decode` and `transform`.
+        """
+        self._client = ProcessClient(client_or_url, retry_s)
+        self._decode = _decoder(decode, transform)
+        self._on_batch = on_batch
+        self._bucket = bucket
+        self._entries = _sequence(self._client, entries, bucket, pinned)
+        self._options = _checked_options(MapDataset, options, on_error, timeout_s)
+
+    def __repr__(self) -> str:
+        return f"<MapDataset of {len(self._entries):,} entries, {self._client!r}>"
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return the sample at an index, or the list of samples in a slice, with one request."""
+        if isinstance(index, slice):
+            return self.__getitems__(range(*index.indices(len(self._entries))))
+        return self.__getitems__((index,))[0]
+
+    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
+        """Return the samples at these indices, in order, with one request. The DataLoader calls this per batch."""
+        count = len(self._entries)
+        wanted = [checked_index(index, count) for index in as_integers(indices)]
+        entries = self._entries
+        if self._decode is None and isinstance(entries, EntryTable):
+            batch = self._client.get().bucket(entries.bucket).get_batch(entries.names(wanted), **self._options)
+        else:
+            batch = self._request([entries[at] for at in wanted])
+        return take_samples(batch, self._decode, self._on_batch)
+
+    def __add__(self, other: Any) -> Dataset[Any]:
+        """Return `ais_loader.concat([self, other])`."""
+        from ais_loader.training.concat import concat
+
+        return concat([self, other])
+
+    # -- for `concat`
+
+    @property
+    def _request_key(self) -> Hashable:
+        # Datasets with equal keys can fetch their entries with one request.
+        return self._client.address, self._client.options, tuple(sorted(self._options.items()))
+
+    def _entry(self, at: int) -> Entry:
+        return to_entry(self._entries[at], self._bucket)
+
+    def _request(self, entries: Sequence[EntryLike]) -> Batch:
+        batch: Batch = self._client.get().get_batch(entries, bucket=self._bucket, **self._options)
+        return batch
+
+
+class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
+    """An iterable-style dataset of whole batches, in a plan's order.
+
+    Use it with `BatchLoader`, or with `DataLoader(batch_size=None, num_workers=k)`.
+
+    Shapes: A batch of B entries is a list of B samples in the plan's order, or what `collate` makes of that list. A
+    sample is what `decode` returns for an item, or bytes without it.
+
+    Iterating yields one epoch: the batches of this rank or, in a DataLoader's worker, those of this worker. The loader
+    therefore delivers the plan's order for any `num_workers`. While you use a batch, the next `in_flight` batches are
+    in flight.
+
+    An iteration starts at the position that `set_epoch` or `load_state_dict` set last. The position does not advance by
+    itself: without `set_epoch`, every iteration is the same. (`BatchLoader` does advance it.)
+    """
+
+    def __init__(
+        self,
+        client_or_url: ClientOrUrl,
+        plan: Plan,
+        decode: Decode | None = None,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        in_flight: int = 3,
+        tail: Tail = "repeat",
+        collate: Collate | None = None,
+        on_error: OnError = "raise",
+        timeout_s: float = 30.0,
+        retry_s: float | None = None,
+        on_batch: OnBatch | None = None,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            client_or_url, decode, transform, on_error, timeout_s, retry_s, on_batch, options: See MapDataset.
+            plan: An object with the pure functions `batch(epoch, step)` and `steps(epoch)`. See `Plan`.
+            rank, world_size: The part of the plan to read here. By default, they come from torch.distributed when the
+                iteration starts, or else from the environment (RANK, WORLD_SIZE). If neither is set, everything is
+                read.
+            in_flight: The number of batches to request ahead, per worker.
+            tail: What to do at the end of an epoch if there is not one batch left for every rank. With "repeat", the
+                ranks without one repeat the first batches of the epoch, as torch's DistributedSampler repeats samples.
+                With "drop", no rank reads the last batches. In both cases, all ranks have equally many batches. With
+                "uneven", every batch is read exactly once, and some ranks have one batch more. This suits evaluation.
+                Training that waits for all ranks at every step, such as DistributedDataParallel, would hang.
+            collate: A function from a list of samples to a batch. It runs in the process that fetched the batch.
+                Without it, a batch is that list.
+
+        Raises InvalidRequest, TypeError.
+        """
+        if not callable(getattr(plan, "batch", None)) or not callable(getattr(plan, "steps", None)):
+            raise TypeError(
+                f"a plan has batch(epoch, step) and steps(epoch), got {type(plan).__name__}; "
+                "a sampler goes with MapDataset and a DataLoader, entries with MapDataset or in a ShufflePlan"
+            )
+        if (rank is None) != (world_size is None):
+            raise InvalidRequest(f"rank={rank}, world_size={world_size}: give both or neither")
+        split_steps(0, rank=rank or 0, world_size=1 if world_size is None else world_size, tail=tail)
+        if in_flight < 1:
+            raise InvalidRequest(f"in_flight={in_flight}: need at least 1")
+        self.plan = plan
+        self._client = ProcessClient(client_or_url, retry_s)
+        self._decode = _decoder(decode, transform)
+        self._collate = collate
+        self._on_batch = on_batch
+        self._place = None if rank is None or world_size is None else (rank, world_size)
+        self._in_flight = in_flight
+        self._tail = tail
+        self._options = _checked_options(BatchIterableDataset, options, on_error, timeout_s)
+        self._start = Position()
+        self._share: WorkerShare | None = None
+        self._run: Run | None = None
+        self._look_for_start = False
+        # The start position where workers that outlive an iteration can see it: (epoch, step) in shared memory.
+        self._shared_start = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._owner_pid = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        refuse_accelerate(sys._getframe(1), self.place)  # a spawned worker does not know who asks
+        state = self.__dict__ | {"_run": None}
+        if self._place is None and _distributed():
+            state["_place"] = self.place()  # a spawned worker could not ask: its process group is not set up
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._shared_start.share_memory_()  # no change when it arrived as shared memory, as it does in a worker
+
+    def __repr__(self) -> str:
+        return f"<BatchIterableDataset of {self.plan!r}, {self._client!r}>"
+
+    def own_position(self) -> None:
+        """For BatchLoader: A rank that got this dataset from its launcher shares no position with the others."""
+        if self._owner_pid != os.getpid():
+            self._shared_start = self._shared_start.clone().share_memory_()
+            self._owner_pid = os.getpid()
+
+    def place(self) -> tuple[int, int]:
+        """Return (rank, world_size) of this process.
+
+        Raises InvalidRequest if the environment sets only one of them, or if they are not numbers.
+        """
+        if self._place is not None:
+            return self._place
+        if _distributed():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+        if not rank and not world_size:
+            return 0, 1
+        try:
+            return int(rank), int(world_size)
+        except ValueError:
+            raise InvalidRequest(f"environment: RANK={rank!r}, WORLD_SIZE={world_size!r}: need two numbers") from None
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in the whole epoch, wherever the iteration starts.
+
+        Raises TypeError if the epoch has no end.
+        """
+        steps = self.plan.steps(self.epoch)
+        if steps is None:
+            raise TypeError("the plan's epoch has no end, and so no length")
+        rank, world_size = self.place()
+        return len(split_steps(steps, rank=rank, world_size=world_size, tail=self._tail))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that an iteration started now would read."""
+        return self._begin(self._start).epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that the next iteration reads.
+
+        The iteration starts at the beginning of the epoch or, if it is the epoch that `load_state_dict` set, at the
+        restored position. A running iteration is not affected.
+        """
+        if epoch != self.epoch:
+            self._move(Position(operator.index(epoch), 0), None)
+
+    def _begin(self, position: Position) -> Position:
+        """Return the position, or the beginning of the next epoch if no rank has a batch left in this one."""
+        if position.step and (steps := self.plan.steps(position.epoch)) is not None:
+            # Rank 0 has a batch whenever another rank has one.
+            left = split_steps(steps, start=position.step, world_size=self.place()[1], tail=self._tail)
+            return position if left else Position(position.epoch + 1)
+        return position
+
+    def _move(self, start: Position, share: WorkerShare | None) -> None:
+        self._start, self._share, self._run = start, share, None
+        self._look_for_start = False
+        if get_worker_info() is None:
+            self._shared_start[0], self._shared_start[1] = start.epoch, start.step
+
+    def begin_run(self) -> Run:
+        """For BatchLoader: Restart the count at the position set last. `state_dict` reads the latest run's count."""
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        if info is not None:
+            # A worker begins with the position that it was made with or given; used again, it looks where that is now.
+            if self._look_for_start:
+                self._start, self._share = Position(*self._shared_start.tolist()), None
+            self._look_for_start = True
+        rank, world_size = self.place()
+        start = self._begin(self._start) if self._share is None else self._start
+        mine = split_steps(
+            self.plan.steps(start.epoch),
+            start=start.step,
+            rank=rank,
+            world_size=world_size,
+            worker=worker,
+            num_workers=num_workers,
+            tail=self._tail,
+        )
+        self._run = Run(start, self._share, rank, world_size, worker, num_workers, mine)
+        return self._run
+
+    def end_run(self) -> None:
+        """For BatchLoader: If the latest run has delivered all its batches, the next one reads the next epoch."""
+        if self._run is not None and not self._run.left:
+            self._move(Position(self._run.start.epoch + 1), None)
+
+    def __iter__(self) -> Iterator[Any]:
+        refuse_batches_of_batches(sys._getframe(1))
+        refuse_accelerate(sys._getframe(1), self.place)
+        return self._deliver(self.begin_run())
+
+    def _deliver(self, run: Run) -> Iterator[Any]:
+        plan, epoch = self.plan, run.start.epoch
+        steps = plan.steps(epoch) or sys.maxsize
+        wanted = (plan.batch(epoch, step % steps) for step in run.left)  # past the end, ranks repeat: `split_steps`
+        for batch in self._client.get().get_batches(wanted, in_flight=self._in_flight, **self._options):
+            samples = take_samples(batch, self._decode, self._on_batch)
+            result = samples if self._collate is None else self._collate(samples)
+            run.delivered += 1
+            yield result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the batches that the latest iteration has yielded, as numbers and strings only.
+
+        After the last batch of an epoch, this is the beginning of the next one.
+
+        The state is the same on all ranks that have had the same number of batches, and it is valid for all of them:
+        you can resume with any number of ranks and workers if you load the same state in each. The state that a
+        *worker* returns, as torchdata's StatefulDataLoader requests it, applies only to that worker. It can be resumed
+        only with the same number of workers and ranks.
+        """
+        fingerprint = getattr(self.plan, "fingerprint", None)
+        run = self._run
+        if run is None:
+            if self._share is not None:
+                return worker_state(self._start, self._share, fingerprint)
+            return position_state(self._begin(self._start), self.place()[1], fingerprint)
+        if run.is_workers:
+            return worker_state(run.start, run.share(), fingerprint)
+        return position_state(self._begin(run.position()), run.world_size, fingerprint)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration continue from this state.
+
+        Raises InvalidRequest if it is not a state, or belongs to another plan.
+        """
+        position, share = parse_state(state, getattr(self.plan, "fingerprint", None))
+        self._move(position, share)
+
+
+class Run:
+    """One iteration's share of the plan, and how much of it has been delivered."""
+
+    def __init__(
+        self,
+        start: Position,
+        resumed: WorkerShare | None,
+        rank: int,
+        world_size: int,
+        worker: int,
+        num_workers: int,
+        mine: range,
+    ) -> None:
+        self.start = start
+        self.mine = mine
+        self.rank, self.world_size = rank, world_size
+        self.worker, self.num_workers = worker, num_workers
+        self.is_workers = resumed is not None or get_worker_info() is not None
+        self.delivered = 0
+        if resumed is not None:
+            here = WorkerShare(worker, num_workers, world_size, resumed.batches)
+            if here != resumed:
+                raise InvalidRequest(
+                    f"the state of worker {resumed.worker} of {resumed.num_workers} under {resumed.world_size} ranks "
+                    f"cannot resume worker {worker} of {num_workers} under {world_size}; a state of BatchLoader could"
+                )
+            self.delivered = resumed.batches
+
+    @property
+    def left(self) -> range:
+        """The steps that are left to deliver here."""
+        return self.mine[self.delivered :]
+
+    def position(self) -> Position:
+        """Return the position. Ranks take turns, so each batch delivered here stands for a whole round."""
+        return Position(self.start.epoch, self.start.step + self.delivered * self.world_size)
+
+    def share(self) -> WorkerShare:
+        return WorkerShare(self.worker, self.num_workers, self.world_size, self.delivered)
+
+
+def _distributed() -> bool:
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def _checked_options(kind: type[Any], options: dict[str, Any], on_error: OnError, timeout_s: float) -> dict[str, Any]:
+    chosen = {"on_error": on_error, "timeout_s": timeout_s, **options}
+    if not batch_options(
+        kind.__name__,
+        chosen,
+        _ELSEWHERE,
+        parameters=sorted(set(inspect.signature(kind).parameters) - {"self", "options"}),
+    ).ordered:
+        raise InvalidRequest("ordered=False: a dataset's samples come in the order of their indices")
+    return chosen
+
+
+def _sequence(
+    client: ProcessClient, entries: Iterable[EntryLike] | Bucket, bucket: str | None, pinned: bool
+) -> Sequence[EntryLike]:
+    """Return the entries, listed if necessary. Raises InvalidRequest, TypeError, and the errors of listing."""
+    if isinstance(entries, str):
+        entries = client.listed(entries, pinned=pinned)
+    elif isinstance(entries, Bucket):
+        entries = entries.entries(pinned=pinned)
+    indexable = hasattr(entries, "__getitem__") and hasattr(entries, "__len__")
+    if isinstance(entries, (bytes, Mapping, Set)) or not (indexable or isinstance(entries, Iterable)):
+        raise TypeError(
+            "entries must be a sequence of Entry values or ais:// URLs, a bucket, or the URL of a prefix, got "
+            f"{type(entries).__name__}"
+        )
+    if not indexable:
+        entries = list(entries)
+    if not isinstance(entries, (list, tuple)):
+        return cast(Sequence[EntryLike], entries)
+    if pinned:
+        entries = [entry.entry(pinned=True) if isinstance(entry, ObjectInfo) else entry for entry in entries]
+    return EntryTable.of(entries, bucket) or entries
+
+
+def as_integers(indices: Iterable[int]) -> Iterable[int]:
+    # A numpy array or a tensor gives Python integers all at once; a list may hold any kind of integer.
+    tolist = getattr(indices, "tolist", None)
+    return indices if tolist is None else tolist()
+
+
+def checked_index(index: Any, count: int) -> int:
+    try:
+        at = operator.index(index)
+    except TypeError:
+        raise TypeError(f"a dataset's index is an int or a slice, not {index!r}; get_batch fetches by name") from None
+    if not -count <= at < count:
+        raise IndexError(f"index {at} of a dataset of {count:,} entries")
+    return at + count if at < 0 else at

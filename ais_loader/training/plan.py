@@ -1,0 +1,293 @@
+"""Sampling plan: the order of an epoch, its division among ranks and workers, and the position to resume at.
+
+All functions here are pure: no I/O, no clock, no torch. A *step* is the number of a batch within its epoch, and is the
+same in every process. Ranks and workers own steps, never samples. Therefore, any process that knows the plan and a
+position knows what is left to read, without communication.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.values.entry import EntryLike, to_entry
+from ais_loader.values.entry_table import EntryTable
+from ais_loader.values.pipeline import args_text, to_pipeline
+
+STATE_VERSION = 1
+Tail: TypeAlias = Literal["repeat", "drop", "uneven"]
+"""What ranks do at the end of an epoch whose steps they cannot divide equally: see `split_steps`."""
+_CHECKED_ENTRIES = 64
+
+
+class Plan(Protocol):
+    """Batches as a pure function of (epoch, step). Implement it to batch by duration, by language, or without an end.
+
+    Every worker process has its own copy and asks it for different steps, in any order and perhaps twice. Both methods
+    must therefore depend only on their arguments, not on earlier calls. A plan may have a `fingerprint: str`. A
+    position that was saved under one fingerprint is then refused under another.
+    """
+
+    def steps(self, epoch: int) -> int | None:
+        """Return the number of batches in the epoch, or None if it never ends."""
+
+    def batch(self, epoch: int, step: int) -> Sequence[EntryLike]:
+        """Return the entries of one batch, in delivery order, for 0 <= step < steps(epoch)."""
+
+
+class ShufflePlan:
+    """A plan with `batch_size` entries per batch, in an order that depends on (seed, epoch).
+
+    The order is the stable argsort of n draws of `numpy.random.Philox(key=[seed, epoch])`: the raw 64-bit words of a
+    counter-based generator, whose stream numpy promises never to change. It is the same on every platform and with
+    every version of numpy, which `Generator.shuffle` does not guarantee. The first batch of an epoch computes the order
+    (about 1.5 s and 250 MB for 10 million entries). It then keeps 4 bytes per entry until another epoch is requested.
+
+    Source: https://numpy.org/doc/stable/reference/random/bit_generators/philox.html ("Compatibility Guarantee").
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[EntryLike],
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        *,
+        bucket: str | None = None,
+    ) -> None:
+        """
+        Args:
+            entries: n >= 0 entries, kept as they are. For many entries, the compact form is an `EntryTable`, as
+                `Bucket.entries` returns it.
+            batch_size: The number of entries per batch. The last batch of an epoch may have fewer, unless `drop_last`.
+            seed: A number from 0 to 2**64 - 1.
+            bucket: The bucket of those entries that are plain names.
+
+        Raises InvalidRequest, TypeError. The constructor checks up to 64 of the entries, evenly spaced.
+        """
+        if isinstance(entries, str) or not (hasattr(entries, "__getitem__") and hasattr(entries, "__len__")):
+            raise TypeError(
+                f"ShufflePlan: entries is a {type(entries).__name__}; need a list of Entry values or ais:// URLs, or "
+                "what Bucket.entries(prefix) returns"
+            )
+        if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__"):
+            raise TypeError(f"ShufflePlan: batch_size is a {type(batch_size).__name__}; need an int")
+        if batch_size < 1:
+            raise InvalidRequest(f"ShufflePlan: batch_size={batch_size}: need at least 1")
+        if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+            raise TypeError(f"ShufflePlan: seed is a {type(seed).__name__}; need an int")
+        if not 0 <= seed < 2**64:
+            raise InvalidRequest(f"ShufflePlan: seed={seed}: need 0 to 2**64 - 1")
+        self.entries = entries
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self._bucket = bucket
+        self._order: tuple[int, npt.NDArray[np.unsignedinteger[Any]]] | None = None
+        self._digest: str | None = None
+        for entry in self._some():
+            if isinstance(entry, (bytes, os.PathLike)):
+                raise TypeError(f"ShufflePlan: an entry is a {type(entry).__name__}; need an Entry, a URL or a name")
+            if isinstance(entry, str):  # a plan of other things may be asked by what knows them
+                try:
+                    to_entry(entry, bucket)
+                except InvalidRequest as error:
+                    raise InvalidRequest(f"ShufflePlan: {error}") from None
+
+    def __repr__(self) -> str:
+        return (
+            f"ShufflePlan({len(self.entries):,} entries, batch_size={self.batch_size}, seed={self.seed}, "
+            f"shuffle={self.shuffle}, drop_last={self.drop_last})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_order": None}  # cheaper computed than sent
+
+    def steps(self, epoch: int) -> int:
+        """Return the number of batches in every epoch. A last one that is not full counts, unless `drop_last`."""
+        whole, rest = divmod(len(self.entries), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def batch(self, epoch: int, step: int) -> list[EntryLike]:
+        """Return the entries of a step: `batch_size` of them or, in the last step, possibly fewer.
+
+        Raises IndexError for a step that the epoch does not have.
+        """
+        steps = self.steps(epoch)
+        if not 0 <= step < steps:
+            raise IndexError(f"step {step} of an epoch with {steps:,} steps")
+        first = step * self.batch_size
+        stop = min(first + self.batch_size, len(self.entries))
+        if not self.shuffle:
+            return [self._entry(at) for at in range(first, stop)]
+        return [self._entry(at) for at in self._permutation(epoch)[first:stop].tolist()]
+
+    def _entry(self, at: int) -> EntryLike:
+        entry = self.entries[at]
+        return entry if self._bucket is None else to_entry(entry, self._bucket)
+
+    def _some(self) -> list[EntryLike]:
+        count = len(self.entries)
+        some = min(count, _CHECKED_ENTRIES)
+        return [self.entries[at * count // some] for at in range(some)]
+
+    def _permutation(self, epoch: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+        order = self._order
+        if order is None or order[0] != epoch:
+            count = len(self.entries)
+            draws = np.random.Philox(key=np.array([self.seed, epoch], np.uint64)).random_raw(count)
+            small = np.uint32 if count <= 2**32 else np.uint64
+            # One assignment of one tuple: a thread that asks for another epoch can cost time, never mix two orders.
+            self._order = order = (epoch, np.argsort(draws, kind="stable").astype(small))
+        return order[1]
+
+    @property
+    def fingerprint(self) -> str:
+        """Every argument, and a digest of all entries in their order.
+
+        The first call computes the digest, in about a second for an `EntryTable` of 10 million names, and more slowly
+        for other sequences. The plan, and its copies in workers that start later, then keep it.
+        """
+        if self._digest is None:
+            self._digest = _digest(self.entries, self._bucket)
+        return (
+            f"ShufflePlan entries={len(self.entries)} batch_size={self.batch_size} seed={self.seed} "
+            f"shuffle={bool(self.shuffle)} drop_last={bool(self.drop_last)} digest={self._digest}"
+        )
+
+
+def _digest(entries: Sequence[EntryLike], bucket: str | None) -> str:
+    """Return a digest of what the entries fetch, in their order. It is the same for equal entries in any form."""
+    table = entries if isinstance(entries, EntryTable) else EntryTable.of(entries, bucket)
+    if table is not None:
+        return table.digest()
+    digest = hashlib.blake2b(digest_size=16)
+    for at in range(len(entries)):
+        entry = to_entry(entries[at], bucket)
+        # `opaque` is left out: it is not fetched, and may have no stable representation.
+        parts = (entry.bucket, entry.name, entry.member, entry.start, entry.length, entry.version, entry.ranges)
+        stages = () if entry.etl is None else to_pipeline(entry.etl, entry.args).stages
+        transforms = [(stage.name, args_text(stage.args)) for stage in stages]
+        digest.update(repr((*parts, transforms)).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def split_steps(
+    steps: int | None,
+    *,
+    start: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    worker: int = 0,
+    num_workers: int = 1,
+    tail: Tail = "repeat",
+) -> range:
+    """Return the steps that one worker of one rank delivers, in its order.
+
+    Ranks take turns from `start` on: step s belongs to rank `(s - start) % world_size`. Within a rank, workers take
+    turns too. A DataLoader collects from them in the same way, so that it restores the rank's order exactly, for any
+    `num_workers`.
+
+    Every step belongs to exactly one worker of one rank. If the ranks cannot have equally many, `tail` decides about
+    the last round.
+
+    Args:
+        steps: The number of steps in the epoch. None if it has no end. The range then extends to 2**63.
+        start: The first step that no rank has delivered. It may be past the end.
+        tail: With "repeat", ranks that have no step left repeat the first ones of the epoch, as torch's
+            DistributedSampler does: a number n >= steps in the range stands for step `n % steps`. With "drop", the last
+            `(steps - start) % world_size` steps belong to no rank. With "uneven", some ranks have one step more than
+            the others.
+
+    Raises InvalidRequest.
+    """
+    if tail not in get_args(Tail):
+        raise InvalidRequest(f"tail={tail!r}: need 'repeat', 'drop' or 'uneven'")
+    if not 0 <= rank < world_size:
+        raise InvalidRequest(f"rank={rank} of world_size={world_size}: need 0 <= rank < world_size")
+    if not 0 <= worker < num_workers:
+        raise InvalidRequest(f"worker={worker} of num_workers={num_workers}: need 0 <= worker < num_workers")
+    if start < 0 or (steps is not None and steps < 0):
+        raise InvalidRequest(f"start={start}, steps={steps}: need 0 or more")
+    stop = sys.maxsize if steps is None else max(steps, start)
+    if tail == "drop":
+        stop -= (stop - start) % world_size
+    elif tail == "repeat" and steps is not None:
+        stop += (start - stop) % world_size
+    return range(start + rank, stop, world_size)[worker::num_workers]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The position to continue from: every step of the epoch before `step` has been delivered, by some rank."""
+
+    epoch: int = 0
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epoch < 2**63 or not 0 <= self.step < 2**63:
+            raise InvalidRequest(f"epoch={self.epoch}, step={self.step}: need 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerShare:
+    """How far one worker has come with its share of the steps that a `Position` leaves."""
+
+    worker: int
+    num_workers: int
+    world_size: int
+    batches: int
+
+
+def position_state(position: Position, world_size: int, fingerprint: str | None) -> dict[str, Any]:
+    """Return a position as numbers and strings, for a checkpoint."""
+    return {
+        "version": STATE_VERSION,
+        "epoch": position.epoch,
+        "step": position.step,
+        "world_size": world_size,
+        "plan": fingerprint,
+    }
+
+
+def worker_state(position: Position, share: WorkerShare, fingerprint: str | None) -> dict[str, Any]:
+    """Return the position of one worker. Only the same worker of an equal division can resume it."""
+    return position_state(position, share.world_size, fingerprint) | {
+        "worker": share.worker,
+        "num_workers": share.num_workers,
+        "batches": share.batches,
+    }
+
+
+def parse_state(state: Mapping[str, Any], fingerprint: str | None) -> tuple[Position, WorkerShare | None]:
+    """Parse what `position_state` or `worker_state` returned.
+
+    Raises InvalidRequest if it is not a state, or belongs to another plan.
+    """
+    try:
+        version = state["version"]
+        if version != STATE_VERSION:
+            raise InvalidRequest(f"state of version {version!r}; this ais_loader reads version {STATE_VERSION}")
+        position = Position(operator.index(state["epoch"]), operator.index(state["step"]))
+        world_size = operator.index(state["world_size"])
+        saved = state["plan"]
+        share = None
+        if "worker" in state:
+            worker, num_workers, batches = (operator.index(state[key]) for key in ("worker", "num_workers", "batches"))
+            share = WorkerShare(worker, num_workers, world_size, batches)
+    except (KeyError, TypeError) as error:
+        raise InvalidRequest(f"not a state of a BatchIterableDataset or BatchLoader: {state!r}") from error
+    if saved is not None and fingerprint is not None and saved != fingerprint:
+        raise InvalidRequest(f"the state belongs to another plan: saved under {saved!r}, loaded under {fingerprint!r}")
+    return position, share

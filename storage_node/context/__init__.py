@@ -1,0 +1,1 @@
+"""Context of a node, shared by its components: store, settings, identity, channels, clocks, place in the map."""

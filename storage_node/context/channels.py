@@ -1,0 +1,68 @@
+"""Channel pool: a gRPC channel to each other node, and which of them failed lately. Belongs to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.channel_options import CHANNEL_OPTIONS
+from ais_loader.wire.suspects import Suspects
+from storage_node.context.caller import MAP_VERSION_KEY, Caller
+
+log = logging.getLogger(__name__)
+
+AVOID = Backoff(0.5, 0.5, jitter=0)
+"""A node that could not be reached is not the first choice for this time."""
+AVOID_SILENT = Backoff(5.0, 5.0, jitter=0)
+"""The same for one that was waited for in vain: every attempt costs the whole time-out."""
+
+
+class Channels:
+    """`caller`: as whom the nodes are called."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.heard_of_map: Callable[[str, int], None] = lambda endpoint, version: None
+        """Called with the version of the map by which the node at an endpoint has refused this one as a stranger."""
+        self._channels: dict[str, Any] = {}
+        self._suspects: Suspects[str] = Suspects()
+        self._unproved: dict[str, str | None] = {}
+        """Reasons, already logged, for which nodes did not believe this one."""
+
+    def to(self, endpoint: str) -> Any:
+        """Connects when it is used; stays open until `close`."""
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            made = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+            channel = self._channels[endpoint] = self.caller.through(made, endpoint)
+        return channel
+
+    def failed(self, endpoint: str, *, silent: bool = False) -> None:
+        """It could not be reached, or did not answer in time."""
+        self._suspects.failed(endpoint, AVOID_SILENT if silent else AVOID)
+
+    def answered(self, endpoint: str) -> None:
+        self._suspects.answered(endpoint)
+
+    def refused(self, endpoint: str, error: grpc.aio.AioRpcError) -> None:
+        """A call has ended with this error."""
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED and self._unproved.get(endpoint) != error.details():
+            self._unproved[endpoint] = error.details()
+            log.warning("%s does not answer this node: %s", endpoint, error.details())
+        for key, value in error.trailing_metadata() or ():
+            if key == MAP_VERSION_KEY and str(value).isdecimal():
+                self.heard_of_map(endpoint, int(value))
+
+    def avoided(self, endpoint: str) -> bool:
+        """Whether it failed a moment ago."""
+        return endpoint in self._suspects
+
+    async def close(self) -> None:
+        channels, self._channels = list(self._channels.values()), {}
+        await asyncio.gather(*(channel.close() for channel in channels))

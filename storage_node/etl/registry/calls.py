@@ -1,0 +1,90 @@
+"""Calls about transforms: made, listed, shown, stopped and deleted, on a node for its whole cluster, or on a store."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from ais_loader.errors import TransformNotFound
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.etl.local_etl import LocalEtl
+from storage_node.etl.registry.registry import check_transform, deleted, in_new_version, initialized, set_stopped
+
+
+class TransformCalls:
+    """What clients ask about transforms, of a node or of an embedded store.
+
+    Args:
+        elsewhere: what the other nodes say of these, by their uuids; None of those that do not answer.
+    """
+
+    def __init__(
+        self,
+        etl: LocalEtl,
+        node_uuid: bytes,
+        elsewhere: Callable[[pb.TransformStateRequest], Awaitable[dict[bytes, pb.TransformStateResponse | None]]]
+        | None = None,
+    ) -> None:
+        self._etl, self._node_uuid, self._elsewhere = etl, node_uuid, elsewhere
+
+    async def init(self, request: pb.InitTransformRequest) -> pb.TransformInfo:
+        """Raises InvalidRequest, TransformRefused, TransformFailed, TransformExists."""
+        check_transform(request.transform)
+        made = in_new_version(request.transform)
+        async with self._etl.transforms.tried(made):
+            await self._etl.registry.change(initialized(made, replace=request.replace))
+            self._etl.transforms.follow()
+        return await self._info(request.transform.name)
+
+    async def list(self) -> pb.ListTransformsResponse:
+        return pb.ListTransformsResponse(transform=await self._infos(list(self._etl.registry.all()), with_log=False))
+
+    async def get(self, name: str, *, with_code: bool = False) -> pb.TransformInfo:
+        """Raises TransformNotFound."""
+        return await self._info(name, with_log=True, with_code=with_code)
+
+    async def set(self, request: pb.SetTransformRequest) -> pb.TransformInfo:
+        """Raises TransformNotFound."""
+        await self._etl.registry.change(set_stopped(request.name, stopped=request.stopped))
+        self._etl.transforms.follow()
+        return await self._info(request.name)
+
+    async def delete(self, name: str) -> None:
+        """Raises TransformNotFound."""
+        await self._etl.registry.change(deleted(name))
+        self._etl.transforms.follow()
+
+    def state(self, request: pb.TransformStateRequest) -> pb.TransformStateResponse:
+        """Of this process."""
+        wanted = set(request.name)
+        found = [one for one in self._etl.registry.all() if not wanted or one.name in wanted]
+        states = {one.name: self._etl.transforms.state(one, with_log=request.with_log) for one in found}
+        for state in states.values():
+            state.node_uuid = self._node_uuid
+        return pb.TransformStateResponse(transform=states)
+
+    async def _info(self, name: str, *, with_log: bool = False, with_code: bool = False) -> pb.TransformInfo:
+        found = self._etl.registry.find(name)
+        if found is None:
+            there = ", ".join(sorted(one.name for one in self._etl.registry.all())) or "none"
+            raise TransformNotFound(f"there is no transform {name!r}; there are: {there}")
+        return (await self._infos([found], with_log=with_log, with_code=with_code))[0]
+
+    async def _infos(
+        self, transforms: Sequence[pb.Transform], *, with_log: bool, with_code: bool = False
+    ) -> Sequence[pb.TransformInfo]:
+        request = pb.TransformStateRequest(name=[one.name for one in transforms], with_log=with_log)
+        answers: dict[bytes, pb.TransformStateResponse | None] = {self._node_uuid: self.state(request)}
+        if self._elsewhere is not None and transforms:
+            answers |= await self._elsewhere(request)
+        infos = []
+        for one in transforms:
+            info = pb.TransformInfo(transform=one)
+            for node_uuid, answer in answers.items():
+                state = pb.NodeTransform(node_uuid=node_uuid, state=pb.NodeTransform.UNKNOWN)
+                if answer is not None and one.name in answer.transform:
+                    state = answer.transform[one.name]
+                info.node.append(state)
+            if not with_code and info.transform.HasField("python"):
+                info.transform.python.ClearField("pickle")
+            infos.append(info)
+        return infos

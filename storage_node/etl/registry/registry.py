@@ -1,0 +1,251 @@
+"""Registry: which transforms there are. In a cluster its map has them, elsewhere the record of the store.
+
+What becomes of the list is said by pure edits; where it is kept, by two classes with the same face. Whoever returns, or
+joins, has all transforms with the map or the record.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from ais_loader.errors import (
+    InvalidName,
+    InvalidRequest,
+    NodeUnavailable,
+    TransformExists,
+    TransformNotFound,
+    TransformRefused,
+)
+from ais_loader.extras import needs
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.context.membership import Membership
+from storage_node.context.node import Node
+from storage_node.etl.jobs import edits as job_edits
+from storage_node.etl.registry.cluster_change import change_cluster_map
+from storage_node.store.store import Store
+
+MAX_TRANSFORMS = 256
+MAX_CODE_BYTES = 1 << 20
+MAX_ALL_BYTES = 16 << 20
+"""Of all transforms: every node has them, with every version of the map."""
+MAX_WORDS, MAX_TEXT = 256, 4096
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+Edit: TypeAlias = Callable[[Sequence[pb.Transform]], list[pb.Transform]]
+
+
+# -- edits
+
+
+def check_transform(transform: pb.Transform) -> None:
+    """What came from a client. Raises InvalidName, InvalidRequest, TransformRefused."""
+    if not _NAME.fullmatch(transform.name):
+        raise InvalidName(
+            f"transform {transform.name!r}: a name is 1 to 63 of A-Z a-z 0-9 . _ - and begins with one of the first 62"
+        )
+    source = transform.WhichOneof("source")
+    if source is None:
+        raise InvalidRequest(f"transform {transform.name!r}: need code, a command or a server")
+    if len(transform.python.pickle) > MAX_CODE_BYTES:
+        raise InvalidRequest(
+            f"transform {transform.name!r}: {len(transform.python.pickle):,} bytes of code, of {MAX_CODE_BYTES:,} at "
+            "most: load what is large, as a model, when it is set up"
+        )
+    command = transform.command
+    words = [*command.argument, command.template, command.args, *transform.python.requirement, transform.server.address]
+    if len(words) > MAX_WORDS or any(len(word) > MAX_TEXT for word in words):
+        raise InvalidRequest(f"transform {transform.name!r}: more than {MAX_WORDS} words, or one too long")
+    for text in transform.python.requirement:
+        _check_requirement(transform.name, text)
+    limits = transform.limits
+    if not 0 <= limits.timeout_s < 1e9 or not 0 <= limits.inflation < 1e9:  # nor what is no number
+        raise InvalidRequest(f"transform {transform.name!r}: limits that there cannot be: {limits}")
+
+
+def _check_requirement(name: str, text: str) -> None:
+    """Of a package, as pip has them, and no option of pip's. Raises InvalidRequest, TransformRefused."""
+    with needs("packaging", "a transform with requirements", TransformRefused):
+        from packaging.requirements import InvalidRequirement, Requirement
+    try:
+        Requirement(text)
+    except InvalidRequirement as error:
+        raise InvalidRequest(f"transform {name!r}: {text!r} is no requirement like 'numpy>=1.26': {error}") from error
+
+
+def in_new_version(transform: pb.Transform) -> pb.Transform:
+    """A copy, of a version that there never was."""
+    made = pb.Transform()
+    made.CopyFrom(transform)
+    made.uuid, made.stopped, made.created_ns = uuid.uuid4().bytes, False, time.time_ns()
+    return made
+
+
+def initialized(made: pb.Transform, *, replace: bool) -> Edit:
+    """With this version of a transform. The edit raises TransformExists, InvalidRequest."""
+
+    def edit(transforms: Sequence[pb.Transform]) -> list[pb.Transform]:
+        if any(one.uuid == made.uuid for one in transforms):
+            return list(transforms)
+        if not replace and any(one.name == made.name for one in transforms):
+            raise TransformExists(f"there is a transform {made.name!r}; pass replace=True to put this in its place")
+        left = [one for one in transforms if one.name != made.name]
+        if len(left) >= MAX_TRANSFORMS:
+            raise InvalidRequest(f"there are {len(left)} transforms, as many as may be: delete one")
+        if sum(one.ByteSize() for one in left) + made.ByteSize() > MAX_ALL_BYTES:
+            raise InvalidRequest(
+                f"transforms of more than {MAX_ALL_BYTES:,} bytes in all: delete one, or make it smaller"
+            )
+        return [*left, made]
+
+    return edit
+
+
+def set_stopped(name: str, *, stopped: bool) -> Edit:
+    """The edit raises TransformNotFound."""
+
+    def edit(transforms: Sequence[pb.Transform]) -> list[pb.Transform]:
+        changed = []
+        for one in transforms:
+            copy = pb.Transform()
+            copy.CopyFrom(one)
+            if one.name == name:
+                copy.stopped = stopped
+            changed.append(copy)
+        _require(changed, name)
+        return changed
+
+    return edit
+
+
+def deleted(name: str) -> Edit:
+    """The edit raises TransformNotFound."""
+
+    def edit(transforms: Sequence[pb.Transform]) -> list[pb.Transform]:
+        _require(transforms, name)
+        return [one for one in transforms if one.name != name]
+
+    return edit
+
+
+def _require(transforms: Sequence[pb.Transform], name: str) -> None:
+    if all(one.name != name for one in transforms):
+        there = ", ".join(sorted(one.name for one in transforms)) or "none"
+        raise TransformNotFound(f"there is no transform {name!r}; there are: {there}")
+
+
+# -- where they are kept
+
+
+class Registry(Protocol):
+    """Belongs to the event loop that stages run on."""
+
+    def all(self) -> Sequence[pb.Transform]: ...
+    def find(self, name: str) -> pb.Transform | None: ...
+    async def change(self, edit: Edit) -> None:
+        """Returns when it is lasting. Raises what the edit raises, LoaderError."""
+
+
+class RecordRegistry:
+    """In the record of a store, jobs as well (`JobRecords`).
+
+    Args:
+        on_thread: runs a function that waits for drives.
+    """
+
+    def __init__(self, store: Store, on_thread: Callable[..., Awaitable[Any]]) -> None:
+        self._store, self._on_thread = store, on_thread
+        self._parsed: tuple[str, pb.EtlRecord, dict[str, pb.Transform]] = ("", pb.EtlRecord(), {})
+
+    @property
+    def view(self) -> None:
+        """Of no cluster."""
+        return None
+
+    def _record(self) -> pb.EtlRecord:
+        text = self._store.record.current.etl
+        if self._parsed[0] != text:
+            record = pb.EtlRecord.FromString(base64.b64decode(text))
+            self._parsed = text, record, {one.name: one for one in record.transform}
+        return self._parsed[1]
+
+    def all(self) -> Sequence[pb.Transform]:
+        return self._record().transform
+
+    def find(self, name: str) -> pb.Transform | None:
+        self._record()
+        return self._parsed[2].get(name)
+
+    async def change(self, edit: Edit) -> None:
+        def of(record: pb.EtlRecord) -> pb.EtlRecord:
+            return pb.EtlRecord(transform=edit(record.transform), job=record.job)
+
+        await self._on_thread(self._commit, of)
+
+    def _commit(self, change: Callable[[pb.EtlRecord], pb.EtlRecord]) -> None:
+        def changed(record: Any) -> Any:
+            known = pb.EtlRecord.FromString(base64.b64decode(record.etl))
+            return record.with_etl(base64.b64encode(change(known).SerializeToString()).decode())
+
+        self._store.record.change(changed)
+
+    # -- jobs
+
+    def jobs(self) -> Sequence[pb.TransformJob]:
+        return self._record().job
+
+    async def start(self, job: pb.TransformJob) -> None:
+        await self._change_jobs(lambda jobs: job_edits.started(jobs, job))
+
+    async def end(self, job_uuid: bytes, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts) -> None:
+        await self._change_jobs(lambda jobs: job_edits.ended(jobs, job_uuid, state, problem, counts))
+
+    async def delete(self, name: str) -> None:
+        await self._change_jobs(lambda jobs: job_edits.deleted(jobs, name))
+
+    async def _change_jobs(self, edit: Callable[[Sequence[pb.TransformJob]], list[pb.TransformJob]]) -> None:
+        def of(record: pb.EtlRecord) -> pb.EtlRecord:
+            return pb.EtlRecord(transform=record.transform, job=edit(record.job))
+
+        await self._on_thread(self._commit, of)
+
+
+class NodeRegistry:
+    """Of a node: in the map of its cluster, or else in its store's record."""
+
+    def __init__(self, node: Node, membership: Membership) -> None:
+        self._node, self._membership = node, membership
+        self._own = RecordRegistry(node.store, node.read)
+        self._parsed: tuple[int, dict[str, pb.Transform]] = (0, {})
+
+    def all(self) -> Sequence[pb.Transform]:
+        view = self._membership.view
+        return self._own.all() if view is None else view.map.transform
+
+    def find(self, name: str) -> pb.Transform | None:
+        view = self._membership.view
+        if view is None:
+            return self._own.find(name)
+        if self._parsed[0] != view.version:
+            self._parsed = view.version, {one.name: one for one in view.map.transform}
+        return self._parsed[1].get(name)
+
+    async def change(self, edit: Edit) -> None:
+        view = self._membership.view
+        if view is None:
+            await self._own.change(edit)
+            return
+
+        def of_map(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
+            if map_ is None:
+                raise NodeUnavailable("there is no cluster any more")
+            made = [pb.Transform.FromString(one.SerializeToString()) for one in edit(map_.transform)]
+            del map_.transform[:]
+            map_.transform.extend(made)
+            return map_
+
+        await change_cluster_map(self._node, view, of_map)

@@ -1,0 +1,1 @@
+"""Runs of transforms: entries of batches on their way through the stages of a pipeline."""

@@ -1,0 +1,468 @@
+"""Transforms of one node: by name, each in its version, started when it is first asked for and replaced without a gap.
+
+What was begun with one version ends with it: a version that was replaced is closed when its last run has ended. Workers
+are shared by tenants in turns, and what a tenant has had of them is counted in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+from ais_loader.errors import LoaderError, TransformFailed, TransformGone, TransformNotFound, TransformRefused
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.etl.http_side import Destination, PutResult
+from storage_node.etl.run.bursts import Bursts
+from storage_node.etl.values import Content, Origin, Stage
+from storage_node.etl.worker.program import INLINE_BYTES
+from storage_node.etl.worker.stage import CommandStage, PythonStage, WorkerStage, workers_of
+from storage_node.etl.worker.stage_context import StageContext, StageCounts, StageLog, told
+from storage_node.limits.tasks import retrieve
+from storage_node.limits.turns import ASKING, TimedTurns
+
+
+def open_stage(transform: pb.Transform, context: StageContext) -> Stage:
+    """Raises TransformRefused, MissingExtra."""
+    match transform.WhichOneof("source"):
+        case "python":
+            return PythonStage(transform, context)
+        case "command":
+            return CommandStage(transform, context)
+        case "server":
+            from storage_node.etl.servers.stage import ServerStage
+
+            return ServerStage(transform, context)
+        case _:
+            raise TransformRefused(f"{transform.name}: of a kind that this node does not know")
+
+
+class _Opened:
+    """A version, and who uses it."""
+
+    def __init__(self, transform: pb.Transform, stage: Stage) -> None:
+        self.transform, self.stage = transform, stage
+        self.users = 0
+        self.retired = False
+
+
+class Admitted:
+    """Stages of a call, as they were when it was taken on: they stay until it is released, whatever replaces them."""
+
+    def __init__(self, opened: Sequence[_Opened], release: Callable[[_Opened], None]) -> None:
+        self._opened, self._release = opened, release
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        return [one.stage for one in self._opened]
+
+    def release(self) -> None:
+        """May be called again."""
+        opened, self._opened = self._opened, ()
+        for one in opened:
+            self._release(one)
+
+
+class NodeTransforms:
+    """A `Transforms`. Belongs to the event loop that stages run on.
+
+    Args:
+        known: the transform of a name, as the cluster's map or the store's record has it now; None for none.
+        context: what every stage has; logs and counts are each transform's own.
+    """
+
+    def __init__(self, known: Callable[[str], pb.Transform | None], context: StageContext) -> None:
+        self._known, self._context = known, context
+        self._opened: dict[str, _Opened] = {}
+        self._of_name: dict[str, tuple[StageLog, StageCounts]] = {}
+        self._turns = TimedTurns(workers_of(context.config), context.config.tenant_weights)
+        self._bursts: dict[tuple[Stage, str, str], Bursts] = {}
+        """By stage, arguments and tenant."""
+        self._closing: set[asyncio.Task[None]] = set()
+        self._problems: dict[str, str] = {}
+        self._closed = False
+
+    # -- a `Transforms`
+
+    def versions(self, call: batch_pb.TransformCall) -> tuple[bytes, ...]:
+        return tuple([self._transform(stage.name).uuid for stage in call.stage])  # of one, mostly: no generator
+
+    async def run(
+        self, call: batch_pb.TransformCall, origin: Origin, content: Content, versions: Sequence[bytes] = ()
+    ) -> Content:
+        try:
+            admitted = self.admit(call, versions)
+        except BaseException:
+            content.close()
+            raise
+        try:
+            return await self.run_admitted(admitted, call, origin, content)
+        finally:
+            admitted.release()
+
+    def admit(self, call: batch_pb.TransformCall, versions: Sequence[bytes] = ()) -> Admitted:
+        """Take a call on, to be run by the versions that there are now. To be released. Raises as `run`."""
+        taken: list[_Opened] = []
+        try:
+            for at, stage in enumerate(call.stage):
+                opened = self._open(stage.name, versions[at] if versions else b"")
+                opened.users += 1
+                taken.append(opened)
+        except BaseException:
+            for one in taken:
+                self._let_go(one)
+            raise
+        return Admitted(taken, self._let_go)
+
+    async def run_admitted(
+        self, admitted: Admitted, call: batch_pb.TransformCall, origin: Origin, content: Content
+    ) -> Content:
+        """As `run`; whoever has admitted it releases it."""
+        try:
+            for opened, stage in zip(admitted.stages, call.stage, strict=True):
+                made = await self._counted(opened, stage, origin, content)
+                content.close()
+                content = made
+            made, content = content, Content(0, 0)
+            return made
+        finally:
+            content.close()
+
+    def puts(self, call: batch_pb.TransformCall) -> bool:
+        last = self._known(call.stage[-1].name)
+        return last is not None and last.server.direct_put and self._context.http_side.is_shared
+
+    async def run_to(
+        self,
+        call: batch_pb.TransformCall,
+        origin: Origin,
+        content: Content,
+        destination: Destination,
+        versions: Sequence[bytes] = (),
+    ) -> PutResult:
+        from storage_node.etl.servers.stage import ServerStage
+
+        try:
+            admitted = self.admit(call, versions)
+        except BaseException:
+            content.close()
+            raise
+        try:
+            *before, last = admitted.stages
+            assert isinstance(last, ServerStage)  # or `puts` says no
+            target = last.target(destination)
+        except ValueError:
+            admitted.release()
+            raise
+        try:
+            for opened, stage in zip(before, call.stage, strict=False):
+                made = await self._counted(opened, stage, origin, content)
+                content.close()
+                content = made
+            stage = call.stage[-1]
+            # Without a turn: no worker is busy, and most of the time another node is. Connections bound it.
+            async with self._counting(stage, origin, contextlib.nullcontext()) as counts:
+                put = await last.run_to(origin, content, stage.args, target)
+            counts.objects += 1
+            counts.input_bytes += content.size_bytes
+            counts.output_bytes += put.size_bytes
+            return put
+        finally:
+            content.close()
+            admitted.release()
+
+    def burst(self, call: batch_pb.TransformCall) -> int:
+        """Of the slowest of its stages; 1 where one of them has not begun, or is no worker's."""
+        found = []
+        for stage in call.stage:
+            opened = self._opened.get(stage.name)
+            found.append(opened.stage.burst if opened and isinstance(opened.stage, WorkerStage) else 1)
+        return min(found, default=1)
+
+    async def run_many(
+        self,
+        call: batch_pb.TransformCall,
+        inputs: Sequence[tuple[Origin, Content]],
+        versions: Sequence[bytes] = (),
+    ) -> list[Content | LoaderError]:
+        origins = [origin for origin, _ in inputs]
+        made: list[Content | LoaderError] = [content for _, content in inputs]
+        admitted = Admitted((), self._let_go)
+        try:
+            admitted = self.admit(call, versions)
+            for opened, stage in zip(admitted.stages, call.stage, strict=True):
+                whole = {at: one for at, one in enumerate(made) if isinstance(one, Content)}
+                outcomes = await self._counted_many(opened, stage, [(origins[at], one) for at, one in whole.items()])
+                for (at, before), outcome in zip(whole.items(), outcomes, strict=True):
+                    before.close()
+                    made[at] = outcome
+            done, made = made, []
+            return done
+        except LoaderError as error:  # none is begun
+            return [error] * len(inputs)
+        finally:
+            admitted.release()
+            for one in made:
+                if isinstance(one, Content):
+                    one.close()
+
+    def kept_result(self, call: batch_pb.TransformCall, size_bytes: int, results: int = 1) -> None:
+        """Somebody was given what had been made before."""
+        counts = self.counts(call.stage[-1].name)
+        counts.cache_hits += results
+        counts.cache_hit_bytes += size_bytes
+
+    def missing_result(self, call: batch_pb.TransformCall) -> None:
+        self.counts(call.stage[-1].name).cache_misses += 1
+
+    async def _counted(
+        self, opened: Stage, stage: batch_pb.TransformStage, origin: Origin, content: Content
+    ) -> Content:
+        if isinstance(opened, WorkerStage) and content.data is not None and content.size_bytes <= INLINE_BYTES:
+            return await self._with_others(opened, stage, origin, content)
+        async with self._counting(stage, origin) as counts:
+            made = await opened.run(origin, content, stage.args)
+        counts.objects += 1
+        counts.input_bytes += content.size_bytes
+        counts.output_bytes += made.size_bytes
+        return made
+
+    async def _with_others(
+        self, opened: WorkerStage, stage: batch_pb.TransformStage, origin: Origin, content: Content
+    ) -> Content:
+        key = opened, stage.args, (tenant := ASKING.get())
+        bursts = self._bursts.get(key)
+        if bursts is None:
+            bursts = self._bursts[key] = Bursts(
+                workers_of(self._context.config),
+                lambda: opened.burst,
+                lambda: self._turns.turn(tenant),
+                lambda inputs: self._counted_burst(opened, stage, inputs),
+                lambda: self._bursts.__delitem__(key),
+            )
+        return await bursts.run(origin, content)
+
+    @contextlib.asynccontextmanager
+    async def _counting(
+        self,
+        stage: batch_pb.TransformStage,
+        origin: Origin,
+        turn: contextlib.AbstractAsyncContextManager[None] | None = None,
+    ) -> AsyncIterator[StageCounts]:
+        """Around one object's run, in its turn. Raises what that raises, a defect of ours as TransformFailed."""
+        counts = self.counts(stage.name)
+        async with turn or self._turns.turn(ASKING.get()):
+            began_s = time.monotonic()
+            counts.running += 1
+            try:
+                yield counts
+            except LoaderError as error:
+                counts.failure(error)
+                raise
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # of this object, not of its neighbours
+                counts.failure(error)
+                raise TransformFailed(f"{stage.name}: {origin}: {type(error).__name__}: {error}") from error
+            finally:
+                counts.running -= 1
+                counts.busy_s += time.monotonic() - began_s
+
+    def _let_go(self, opened: _Opened) -> None:
+        opened.users -= 1
+        if opened.retired and not opened.users:
+            self._close(opened)
+
+    async def _counted_many(
+        self, opened: Stage, stage: batch_pb.TransformStage, inputs: Sequence[tuple[Origin, Content]]
+    ) -> Sequence[Content | LoaderError]:
+        if not isinstance(opened, WorkerStage) or len(inputs) == 1:
+            return await asyncio.gather(*(self._outcome(opened, stage, *one) for one in inputs))
+        async with self._turns.turn(ASKING.get()):
+            return await self._counted_burst(opened, stage, inputs)
+
+    async def _counted_burst(
+        self, opened: WorkerStage, stage: batch_pb.TransformStage, inputs: Sequence[tuple[Origin, Content]]
+    ) -> Sequence[Content | LoaderError]:
+        """In a turn."""
+        counts = self.counts(stage.name)
+        began_s = time.monotonic()
+        counts.running += 1
+        outcomes: Sequence[Content | LoaderError]
+        try:
+            outcomes = await opened.run_many(inputs, stage.args)
+        except LoaderError as error:
+            outcomes = [error] * len(inputs)
+        except Exception as error:  # a defect of ours: of these objects, not of their neighbours
+            for _ in inputs:
+                counts.failure(error)
+            raise TransformFailed(f"{stage.name}: {type(error).__name__}: {error}") from error
+        finally:
+            counts.running -= 1
+            counts.busy_s += time.monotonic() - began_s
+        for (_, content), outcome in zip(inputs, outcomes, strict=True):
+            if isinstance(outcome, LoaderError):
+                counts.failure(outcome)
+                continue
+            counts.objects += 1
+            counts.input_bytes += content.size_bytes
+            counts.output_bytes += outcome.size_bytes
+        return outcomes
+
+    async def _outcome(
+        self, opened: Stage, stage: batch_pb.TransformStage, origin: Origin, content: Content
+    ) -> Content | LoaderError:
+        try:
+            return await self._counted(opened, stage, origin, content)
+        except LoaderError as error:
+            return error
+
+    # -- versions
+
+    def _transform(self, name: str) -> pb.Transform:
+        transform = self._known(name)
+        if transform is None:
+            raise TransformNotFound(f"there is no transform {name!r}; client.etl.init makes one")
+        if transform.stopped:
+            raise TransformGone(f"transform {name!r} is stopped; client.etl.start starts it again")
+        return transform
+
+    def _open(self, name: str, version: bytes) -> _Opened:
+        if self._closed:
+            raise TransformGone(f"transform {name!r}: this node is stopping")
+        transform = self._transform(name)
+        if version and transform.uuid != version:
+            raise TransformGone(f"transform {name!r} has been replaced meanwhile")
+        opened = self._opened.get(name)
+        if opened is not None and opened.transform.uuid == transform.uuid:
+            return opened
+        if opened is not None:
+            self._retire(name)
+        log, counts = self._own(name)
+        try:
+            stage = open_stage(transform, replace(self._context, log=log, counts=counts))
+        except LoaderError as error:
+            self._problems[name] = told(error)
+            raise
+        except ImportError as error:  # an extra that is missing
+            self._problems[name] = told(error)
+            raise TransformRefused(f"{name}: {error}") from error
+        self._problems.pop(name, None)
+        self._opened[name] = opened = _Opened(transform, stage)
+        return opened
+
+    def _retire(self, name: str) -> None:
+        opened = self._opened.pop(name)
+        opened.retired = True
+        if not opened.users:
+            self._close(opened)
+
+    def _close(self, opened: _Opened) -> None:
+        task = asyncio.ensure_future(opened.stage.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        task.add_done_callback(retrieve)
+
+    def follow(self) -> None:
+        """Close what has been stopped, deleted or replaced since; to be called when the map or the record changes."""
+        for name, opened in list(self._opened.items()):
+            transform = self._known(name)
+            if transform is None or transform.stopped or transform.uuid != opened.transform.uuid:
+                self._retire(name)
+        for name in [name for name in self._of_name if self._known(name) is None]:
+            del self._of_name[name]
+
+    def prepare(self, transforms: Sequence[pb.Transform]) -> None:
+        """Have what takes long made for transforms that other nodes have begun with, before somebody waits for it."""
+        if self._context.environments is None or not self._context.config.etl_install or self._closed:
+            return
+        for transform in transforms:
+            if transform.python.requirement and not transform.stopped and transform.name not in self._problems:
+                with contextlib.suppress(LoaderError):
+                    stage = self._open(transform.name, transform.uuid).stage
+                    assert isinstance(stage, PythonStage)
+                    stage.prepare()
+
+    @contextlib.asynccontextmanager
+    async def tried(self, transform: pb.Transform) -> AsyncIterator[None]:
+        """Whether it can be started here; around making it known, after which it is served by what was started.
+
+        Raises what is wrong with it.
+        """
+        log, counts = StageLog(), StageCounts()
+        try:
+            stage = open_stage(transform, replace(self._context, log=log, counts=counts))
+        except ImportError as error:
+            raise TransformRefused(f"{transform.name}: {error}") from error
+        try:
+            if isinstance(stage, PythonStage | CommandStage):
+                await stage.try_out()
+            yield
+        except BaseException:
+            await stage.close()
+            raise
+        known = self._known(transform.name)
+        if known is None or known.uuid != transform.uuid or transform.name in self._opened:
+            await stage.close()  # somebody was faster
+            return
+        self._of_name[transform.name] = log, counts
+        self._problems.pop(transform.name, None)
+        self._opened[transform.name] = _Opened(known, stage)
+
+    async def close(self) -> None:
+        self._closed = True
+        for name in list(self._opened):
+            opened = self._opened.pop(name)
+            opened.retired = True
+            self._close(opened)
+        while self._closing:
+            await asyncio.wait(self._closing)
+        await self._context.http_side.stop()
+
+    # -- what is told
+
+    def _own(self, name: str) -> tuple[StageLog, StageCounts]:
+        found = self._of_name.get(name)
+        return self._of_name.setdefault(name, (StageLog(), StageCounts())) if found is None else found
+
+    def counts(self, name: str) -> StageCounts:
+        return self._own(name)[1]
+
+    def all_counts(self) -> dict[str, StageCounts]:
+        """By the names of transforms that there are and that have been used. May be called from any thread."""
+        return {name: counts for name, (_, counts) in list(self._of_name.items())}
+
+    def state(self, transform: pb.Transform, *, with_log: bool) -> pb.NodeTransform:
+        """Of this node; without its uuid."""
+        name = transform.name
+        found = self._of_name.get(name)
+        problem = self._problems.get(name, "")
+        opened = self._opened.get(name)
+        if not problem and opened is not None and isinstance(opened.stage, WorkerStage):
+            problem = opened.stage.problem
+        state = pb.NodeTransform.RUNNING if name in self._opened else pb.NodeTransform.IDLE
+        if transform.stopped:
+            state = pb.NodeTransform.STOPPED
+        elif problem:
+            state = pb.NodeTransform.FAILED
+        told_ = pb.NodeTransform(state=state, problem=problem)
+        if found is not None:
+            log, counts = found
+            for one in (
+                "workers",
+                "objects",
+                "failed",
+                "input_bytes",
+                "output_bytes",
+                "busy_s",
+                "cache_hits",
+                "restarts",
+            ):
+                setattr(told_, one, getattr(counts, one))
+            told_.error.extend(counts.errors)
+            if with_log:
+                told_.log = log.text()
+        return told_

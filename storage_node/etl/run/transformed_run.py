@@ -1,0 +1,512 @@
+"""Transformed run: the entries of a batch passed through their transforms, and framed in request order.
+
+What the catalog says of each entry is looked up for all of them at the start, as for any batch; then inputs are read
+one after another, a few ahead of what is due, as far as there is memory for them, and pass through their transforms
+side by side. A result is framed when it is whole: its size is known then, and what goes out is what any batch has.
+Entries without a transform are among them as they are stored.
+
+No credit, no tenants and no network here: whoever takes the frames sees to that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ais_loader.errors import LoaderError
+from ais_loader.wire.answer_check import digest
+from ais_loader.wire.batch_columns import entry_values
+from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, WIRE_U32, EntryFault, Frame, Piece
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.etl.run.result_cache import Shared, args_of, result_key
+from storage_node.etl.run.transform_request import inputs_of
+from storage_node.etl.run.under_way import Due, Failed, MadeBy, Room, RunSettings, Work, failed_by, known
+from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Origin
+from storage_node.limits.tasks import retrieve
+from storage_node.store.checksum import crc32c
+from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.batch_table import MAX_ITEM_BYTES
+from storage_node.store.read.frame_plan import MAX_WHOLE_BYTES, FrameSpan
+
+_TOGETHER_BYTES = 256 << 10
+"""Inputs that are read at once, but for one that is larger: each that is kept keeps them all."""
+
+
+class _Begun(NamedTuple):
+    """An entry that is to pass through its transforms, when its input is there."""
+
+    call: pb.TransformCall
+    versions: tuple[bytes, ...]
+    work: Work
+
+
+class TransformedRun:
+    """One batch. Belongs to the event loop; close it.
+
+    Args:
+        batch: of `inputs_of(request)`, looked up.
+    """
+
+    def __init__(self, settings: RunSettings, request: pb.BatchRequest, batch: StoreBatch) -> None:
+        self._settings, self._request, self._batch = settings, request, batch
+        self._n = batch.n
+        self._due: deque[Due] = deque()
+        self._next = 0
+        self._delivering: Due | None = None
+        """Under way no more; it holds its memory until its bytes have been given."""
+        self._pieces: tuple[int, Shared, int] | None = None
+        """The entry that is being delivered in pieces, its result, and how far it has come."""
+        self._piece_checksum = 0
+        """Of what lies before that."""
+        self._status = np.zeros(self._n, np.uint8)
+        self._checksum = np.zeros(self._n, np.uint32)
+        self._sizes = np.zeros(self._n, np.int64)
+        self._payload_bytes = 0
+        self._delivered = 0
+        self._entries = entry_values(inputs_of(request))
+        self._made_by: dict[int, MadeBy] = {}
+        """By the numbers of calls in the request, while nothing is waited for."""
+
+    # -- what is taken
+
+    async def next(self) -> Frame | None:
+        """The next frame, in request order; None when there is none."""
+        if self._pieces is not None:
+            return await self._piece()
+        parts: list[tuple[int, int, memoryview, int, int, EntryFault | None]] = []
+        payload_bytes = 0
+        while payload_bytes < TARGET_PAYLOAD_BYTES:
+            if not self._due and (kept := self._kept_whole(self._next)) is not None:
+                position, self._next = self._next, self._next + 1
+                data = kept.content.data
+                assert data is not None
+                self._checksum[position] = kept.content.checksum
+                parts.append((position, pb.OK, data, kept.content.checksum, pb.TRANSFORMED, None))
+                payload_bytes += len(data)
+                kept.release()
+                continue
+            self._count_kept()
+            await self._look_ahead()
+            if not self._due:
+                break
+            due = self._due[0]
+            if parts and not due.task.done():
+                break  # what is there need not wait for it
+            result = await due.task
+            self._delivering = self._due.popleft()
+            at = due.position
+            begins_at = 0
+            if isinstance(result, Shared):
+                try:
+                    found = await self._begins_at(at, result.content)
+                except BaseException:
+                    result.release()
+                    raise
+                if isinstance(found, Failed):
+                    result.release()
+                    result = found
+                else:
+                    begins_at = found
+            if isinstance(result, Failed):
+                self._delivered_one()
+                parts.append((at, result.status, memoryview(b""), 0, pb.NONE, result.fault))
+                self._status[at] = result.status
+                if self._request.fail_fast:
+                    break
+                continue
+            content = result.content
+            if content.size_bytes > MAX_WHOLE_BYTES or (at == 0 and self._request.resume_offset):
+                self._pieces = at, result, begins_at
+                if parts:
+                    break
+                return await self._piece()
+            data = await self._bytes(content, 0, content.size_bytes)
+            result.release()
+            self._delivered_one()
+            self._checksum[at] = content.checksum
+            parts.append((at, pb.OK, data, content.checksum, due.kind, None))
+            payload_bytes += len(data)
+        self._count_kept()
+        return self._frame(parts) if parts else None
+
+    @property
+    def exhausted(self) -> bool:
+        """All of it has been taken."""
+        return self._next >= self._n and not self._due and self._pieces is None
+
+    @property
+    def status(self) -> U8:
+        """Of each entry, as far as delivered."""
+        return self._status
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """In bytes, of what was delivered of each entry; 0 of one that failed."""
+        return self._sizes
+
+    def end(self) -> pb.End:
+        """Of what has been delivered."""
+        n = self._delivered
+        status, checksum = self._status[:n], self._checksum[:n]
+        return pb.End(
+            outcome=pb.End.COMPLETE if n == self._n else pb.End.STOPPED,
+            first_index=self._request.first_index,
+            entries=n,
+            failed_entries=int(np.count_nonzero(status)),
+            payload_bytes=self._payload_bytes,
+            digest=digest(status, checksum),
+        )
+
+    async def close(self) -> None:
+        """What only this run wants is ended. May be called again."""
+        due, self._due = list(self._due), deque()
+        for one in due:
+            one.task.cancel()
+        if due:
+            await asyncio.wait([one.task for one in due])
+        for one in due:
+            one.release()
+            if not one.task.cancelled() and one.task.exception() is None and isinstance(one.task.result(), Shared):
+                one.task.result().release()  # type: ignore[union-attr]
+            retrieve(one.task)
+        if self._pieces is not None:
+            self._pieces[1].release()
+            self._pieces = None
+        self._delivered_one()
+        self._batch.close()
+
+    def _delivered_one(self) -> None:
+        due, self._delivering = self._delivering, None
+        if due is not None:
+            due.release()
+
+    # -- frames
+
+    def _frame(self, parts: list[tuple[int, int, memoryview, int, int, EntryFault | None]]) -> Frame:
+        first = self._request.first_index
+        self._delivered = parts[-1][0] + 1
+        for part in parts:
+            self._sizes[part[0]] = len(part[2])
+        self._payload_bytes += sum(len(part[2]) for part in parts)
+        payload = parts[0][2] if len(parts) == 1 else memoryview(b"".join(part[2] for part in parts))
+        return Frame(
+            index=np.array([first + part[0] for part in parts], WIRE_U32),
+            size=np.array([len(part[2]) for part in parts], WIRE_U32),
+            checksum=np.array([part[3] for part in parts], WIRE_U32),
+            status=np.array([part[1] for part in parts], np.uint8),
+            checksum_kind=np.array([part[4] for part in parts], np.uint8),
+            content=payload,
+            errors={first + part[0]: part[5] for part in parts if part[5] is not None},
+        )
+
+    async def _piece(self) -> Frame:
+        assert self._pieces is not None
+        at, result, offset = self._pieces
+        content = result.content
+        data = await self._bytes(content, offset, TARGET_PAYLOAD_BYTES)
+        self._piece_checksum = crc32c(data, self._piece_checksum)
+        stop = offset + len(data)
+        self._pieces = at, result, stop
+        index = self._request.first_index + at
+        frame = Frame(
+            index=np.array([index], WIRE_U32),
+            size=np.array([len(data)], WIRE_U32),
+            checksum=np.array([self._piece_checksum], WIRE_U32),
+            status=np.zeros(1, np.uint8),
+            checksum_kind=np.array([self._kind(at)], np.uint8),
+            content=data,
+            piece=Piece(offset, content.size_bytes, self._piece_version(at, content)),
+        )
+        self._payload_bytes += len(data)
+        self._sizes[at] += len(data)
+        if stop >= content.size_bytes:
+            self._checksum[at] = content.checksum
+            self._delivered = at + 1
+            self._pieces = None
+            result.release()
+            self._delivered_one()
+        return frame
+
+    async def _bytes(self, content: Content, offset: int, length: int) -> memoryview:
+        if content.data is not None:
+            return content.data[offset : offset + length]
+        found: memoryview = await self._settings.on_thread(content.read, offset, length)
+        return found
+
+    async def _begins_at(self, at: int, content: Content) -> int | Failed:
+        """The first byte that the client has not; what has been made anew, of other bytes, begins again."""
+        self._piece_checksum = 0
+        if content.size_bytes > MAX_ITEM_BYTES:
+            text = (
+                f"{self._name(at)!r}: its transform made {content.size_bytes:,} bytes, a batch carries at most "
+                f"{MAX_ITEM_BYTES:,} per entry"
+            )
+            return Failed(pb.FAILED, EntryFault(text, "item-too-large"))
+        offset, transformed = self._request.resume_offset if at == 0 else 0, self._kind(at) == pb.TRANSFORMED
+        if not offset or (transformed and self._request.resume_version != self._piece_version(at, content)):
+            return 0
+        checksum, done = 0, 0
+        while done < min(offset, content.size_bytes):
+            part = await self._bytes(content, done, min(TARGET_PAYLOAD_BYTES, offset - done))
+            checksum, done = crc32c(part, checksum), done + len(part)
+        if done == offset and checksum == self._request.resume_checksum:
+            self._piece_checksum = checksum
+            return offset
+        if transformed:
+            return 0
+        return Failed(pb.NOT_FOUND, EntryFault(f"{self._name(at)!r}: no such version is there any more"))
+
+    # -- what is under way
+
+    def _kept_whole(self, position: int) -> Shared | None:
+        """A result that is kept, and delivered in one go: the short way, without anything under way."""
+        if position >= self._n or self._batch.status[position] or (position == 0 and self._request.resume_offset):
+            return None
+        which = self._call_of(position)
+        if not which:
+            return None
+        made_by = self._made_by.get(which)
+        if made_by is None:
+            call = self._request.transform[which - 1]
+            try:
+                made_by = self._made_by[which] = MadeBy(self._settings.transforms.versions(call), args_of(call))
+            except LoaderError:
+                return None  # the ordinary way says why
+        kept = self._settings.cache.find(self._key(position, made_by.versions, made_by.args))
+        if kept is None:
+            return None
+        if kept.content.data is None or kept.content.size_bytes > MAX_WHOLE_BYTES:
+            kept.release()
+            return None
+        made_by.kept += 1
+        made_by.kept_bytes += kept.content.size_bytes
+        return kept
+
+    def _count_kept(self) -> None:
+        """Before anything is waited for: transforms may be other ones afterwards."""
+        for which, made_by in self._made_by.items():
+            if made_by.kept:
+                self._settings.transforms.kept_result(
+                    self._request.transform[which - 1], made_by.kept_bytes, made_by.kept
+                )
+        self._made_by.clear()
+
+    def _key(self, position: int, versions: tuple[bytes, ...], args: tuple[str, ...]) -> Hashable:
+        request, entries = self._request, self._entries
+        return result_key(
+            request.bucket[entries["bucket_index"][position] if "bucket_index" in entries else 0],
+            entries["name"][position],
+            self._batch.version(position),
+            entries["member"][position] if "member" in entries else "",
+            (entries["start"][position], entries["length"][position]) if "start" in entries else None,
+            versions,
+            args,
+        )
+
+    async def _look_ahead(self) -> None:
+        """Begin as many entries as there is room for; the one that is due in any case."""
+        burst = self._burst()
+        ahead = burst * self._settings.ahead
+        if burst > 1 and len(self._due) > ahead // 2:
+            return  # there will be more to be read together
+        while group := self._group(ahead):
+            await self._begin(group)
+
+    def _burst(self) -> int:
+        """How many of the next entries are worth to be passed through together."""
+        if self._next >= self._n or not (which := self._call_of(self._next)):
+            return 1
+        return self._settings.transforms.burst(self._request.transform[which - 1])
+
+    def _group(self, ahead: int) -> list[tuple[int, Room]]:
+        """The next entries, whose inputs are read together, each with its room."""
+        group: list[tuple[int, Room]] = []
+        size_bytes = 0
+        while self._next < self._n and len(self._due) + len(group) < ahead:
+            entry_bytes = int(self._batch.sizes[self._next])
+            size_bytes += entry_bytes
+            if group and size_bytes > _TOGETHER_BYTES:
+                break
+            room = Room(self._settings)
+            if not room.take(entry_bytes, anyway=not self._due and not group):
+                break
+            group.append((self._next, room))
+            self._next += 1
+        return group
+
+    async def _begin(self, group: Sequence[tuple[int, Room]]) -> None:
+        begun: list[_Begun | Shared | Failed | None] = []
+        try:
+            for position, _ in group:
+                begun.append(self._begun(position))
+            wanted = [
+                position
+                for (position, _), one in zip(group, begun, strict=True)
+                if one is None or isinstance(one, _Begun)
+            ]
+            inputs = await self._inputs(wanted)
+        except BaseException:
+            for one in begun:
+                if isinstance(one, _Begun):
+                    one.work.close()
+                elif isinstance(one, Shared):
+                    one.release()
+            for _, room in group:
+                room.release()
+            raise
+        for (position, room), one in zip(group, begun, strict=True):
+            if isinstance(one, _Begun):
+                result = self._going(position, one, inputs[position])
+            else:
+                result = known(one if one is not None else _as_stored(inputs[position]))
+            self._due.append(Due(position, room, result, self._kind(position)))
+
+    def _begun(self, position: int) -> _Begun | Shared | Failed | None:
+        """What is known already, or wants an input; None for an entry that is delivered as it is stored."""
+        if self._batch.status[position]:
+            return self._failed(position)
+        which = self._call_of(position)
+        if not which:
+            return None
+        call = self._request.transform[which - 1]
+        try:
+            versions = self._settings.transforms.versions(call)
+            if (kept := self._settings.cache.find(self._key(position, versions, args_of(call)))) is not None:
+                self._settings.transforms.kept_result(call, kept.content.size_bytes)
+                return kept
+            # In the same moment: replaced from now on, it is still these that make it.
+            return _Begun(call, versions, Work(self._settings.transforms.admit(call)))
+        except LoaderError as error:
+            return failed_by(error)
+
+    def _going(self, position: int, begun: _Begun, source: Content | Failed) -> asyncio.Future[Shared | Failed]:
+        call, versions, work = begun
+        if isinstance(source, Failed):
+            work.close()
+            return known(source)
+        work.source = source
+        # Of what was read, which is newer than what was looked up where the object has been replaced in between.
+        key = self._key(position, versions, args_of(call))
+        made = asyncio.ensure_future(self._transformed(key, call, position, work))
+        made.add_done_callback(work.close_unless_asked)
+        return made
+
+    async def _transformed(self, key: Hashable, call: pb.TransformCall, position: int, work: Work) -> Shared | Failed:
+        settings, made_here = self._settings, False
+
+        async def make() -> Content:
+            nonlocal made_here
+            made_here = True
+            settings.transforms.missing_result(call)
+            return await settings.transforms.run_admitted(work.admitted, call, self._origin(position), work.source)
+
+        work.asked = True
+        try:
+            made = await settings.cache.get(key, make, work.close)
+        except LoaderError as error:
+            return failed_by(error)
+        if not made_here:
+            settings.transforms.kept_result(call, made.content.size_bytes)
+        return made
+
+    async def _inputs(self, positions: Sequence[int]) -> dict[int, Content | Failed]:
+        """Whole and verified."""
+        if not positions:
+            return {}
+        found: dict[int, Content | Failed] = await self._settings.on_thread(self._read, positions)
+        return found
+
+    def _read(self, positions: Sequence[int]) -> dict[int, Content | Failed]:
+        """On a thread."""
+        found: dict[int, Content | Failed] = {}
+        for first, stop in _runs(positions):
+            size_bytes = int(self._batch.sizes[first:stop].sum())
+            if size_bytes > MAX_IN_MEMORY_BYTES:  # it is alone
+                found[first] = self._spooled(first, size_bytes)
+                continue
+            frame = self._batch.read(FrameSpan(first, stop, size_bytes))
+            start = 0
+            for at, (entry_bytes, checksum, status) in enumerate(
+                zip(frame.size.tolist(), frame.checksum.tolist(), frame.status.tolist(), strict=True), first
+            ):
+                data = frame.payload[start : start + entry_bytes]
+                start += entry_bytes
+                found[at] = self._failed(at) if status else Content(entry_bytes, checksum, data)
+        return found
+
+    def _spooled(self, position: int, size_bytes: int) -> Content | Failed:
+        """On a thread."""
+        content = Content(size_bytes, 0, fd=self._settings.spool.new_file())
+        try:
+            for offset in range(0, size_bytes, TARGET_PAYLOAD_BYTES):
+                piece_bytes = min(TARGET_PAYLOAD_BYTES, size_bytes - offset)
+                frame = self._batch.read(FrameSpan(position, position + 1, piece_bytes, offset, piece_bytes))
+                if frame.status[0]:
+                    content.close()
+                    return self._failed(position)
+                content.append(frame.payload)
+                content.checksum = crc32c(frame.payload, content.checksum)
+        except BaseException:
+            content.close()
+            raise
+        return content
+
+    def _failed(self, position: int) -> Failed:
+        fault = self._batch.fault(position)
+        return Failed(int(self._batch.status[position]), fault or EntryFault(""))
+
+    # -- entries
+
+    def _call_of(self, position: int) -> int:
+        """Its call's number in the request, from 1 on; 0 for an entry without one."""
+        return self._request.transform_index[position] if self._request.transform_index else 0
+
+    def _value(self, column: str, position: int, default: Any) -> Any:
+        values = self._entries.get(column)
+        return values[position] if values else default
+
+    def _name(self, position: int) -> str:
+        return str(self._value("name", position, ""))
+
+    def _version(self, position: int) -> str:
+        return self._batch.version(position)
+
+    def _piece_version(self, position: int, content: Content) -> str:
+        """Of a result it says what it is of and which bytes it has: whoever makes them once more may go on in it."""
+        version = self._version(position)
+        if self._kind(position) != pb.TRANSFORMED:
+            return version
+        return f"{version}/{content.size_bytes}/{content.checksum:08x}"
+
+    def _kind(self, position: int) -> int:
+        return int(pb.TRANSFORMED) if self._call_of(position) else int(self._batch.kind(position))
+
+    def _origin(self, position: int) -> Origin:
+        return Origin(
+            self._request.bucket[self._value("bucket_index", position, 0)],
+            self._name(position),
+            self._version(position),
+            self._value("member", position, ""),
+            self._value("start", position, 0),
+            self._value("length", position, -1),
+        )
+
+
+def _as_stored(source: Content | Failed) -> Shared | Failed:
+    return source if isinstance(source, Failed) else Shared(source)
+
+
+def _runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Of ascending positions: first and stop of each that follow each other."""
+    first = stop = positions[0]
+    for position in positions:
+        if position != stop:
+            yield first, stop
+            first = position
+        stop = position + 1
+    yield first, stop

@@ -1,0 +1,548 @@
+"""Worker process, as the node has it: started, asked, watched, and ended.
+
+Small objects are sent several at once, and worked on one after another: each has an answer and a time limit of its own.
+Whatever a worker does - raise, hang, grow, lie, close its socket, die - ends in an error of the object that it was at,
+typed, and at worst in the end of the worker; those that it has not answered go to another one. The node reads heads of
+fixed size and bounded JSON from it, and counts and sums the output itself, of a copy that no worker has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ais_loader.errors import TransformError, TransformFailed, TransformRefused, TransformTimeout
+from storage_node.etl.spool import Spool, taken
+from storage_node.etl.values import Content
+from storage_node.etl.worker.fences import Fences, folder_bytes, ids_of, kill_group, resident_bytes, start
+from storage_node.etl.worker.legible import legible
+from storage_node.etl.worker.program import (
+    AREA_BYTES,
+    AT_WORK,
+    BURST,
+    FILE,
+    INLINE,
+    INLINE_BYTES,
+    INPUTS_AT,
+    IS_FILE,
+    IS_IN_AREA,
+    IS_INLINE,
+    MAX_JSON_BYTES,
+    OUTPUTS_AT,
+    RAISED,
+    READY,
+    REPLY,
+    REQUEST,
+    SET_UP_NUMBER,
+    SHARED,
+    TAKEN,
+    room_for,
+)
+from storage_node.limits.tasks import settled
+
+START_TIMEOUT_S = 60.0
+"""To load what a transform needs, which may be a model."""
+_LOOK_S = 0.25
+"""How often a worker that is at work is looked at."""
+_LEFT_S = 1.0
+"""How often one is that is soon done with each object."""
+_SURE_S = 0.5
+"""It has answered no longer ago, and so is alive."""
+_READ_BYTES = 256 << 10
+_BUFFER_BYTES = 208 << 10
+"""Of the socket, in each direction, if the system allows it: so much is sent without waiting."""
+_TOLD = 500
+"""Characters of what it wrote last, in an error."""
+_END_S = 0.5
+"""For the end of a process to be seen, whose socket has been closed."""
+
+
+class WorkerDied(TransformFailed):
+    """It ended in the middle of an object, by itself or by something outside: another one may do better."""
+
+
+class WorkerInput(NamedTuple):
+    """One object for a worker."""
+
+    origin: str
+    content: Content
+    max_bytes: int
+    """Of what is made of it."""
+
+
+class _Asked:
+    """A request, and what has come of it."""
+
+    __slots__ = ("max_bytes", "number", "outcome", "set_up", "written_bytes")
+
+    def __init__(self, number: int, max_bytes: int, *, set_up: bool = False) -> None:
+        self.number, self.max_bytes, self.set_up = number, max_bytes, set_up
+        self.outcome: Content | TransformError | TransformRefused | None = None
+        self.written_bytes: int | None = None
+        """In the output file, where they wait to be taken."""
+
+
+class WorkerProcess:
+    """Belongs to one event loop; one call at a time.
+
+    Args:
+        memory_bytes: of it in memory, beyond which it is ended.
+        folder_bytes: of files in its folder, likewise.
+        on_thread: runs a function that may wait for a drive.
+        log: takes what it writes to stdout and stderr.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        memory_bytes: int,
+        folder_bytes: int,
+        on_thread: Callable[..., Awaitable[Any]],
+        log: Callable[[bytes], None],
+    ) -> None:
+        self._spool, self._on_thread, self._log = spool, on_thread, log
+        self._memory_bytes, self._folder_bytes = memory_bytes, folder_bytes
+        self._loop = asyncio.get_running_loop()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._stderr = -1
+        self._heard_last = b""
+        self._shared = self._output = self._area_fd = -1
+        self._area: mmap.mmap | None = None
+        """See worker.py."""
+        self._output_at = 0
+        """In the area, of the next answer; 0 where none may be there."""
+        self._folder: str | None = None
+        self._killed_for: TransformFailed | TransformTimeout | None = None
+        self._ending = False
+        self._deadline_s = float("inf")
+        self._look: asyncio.TimerHandle | None = None
+        self._looked_at_s = 0.0
+        self._received = bytearray()
+        self._number = SET_UP_NUMBER - 1
+        self._asked: deque[_Asked] = deque()
+        """Not answered yet; the worker is at the first one."""
+        self._timeout_s = 0.0
+        self._wake: asyncio.Future[None] | None = None
+        self._silent = False
+        """Nothing comes from it any more."""
+        self.idle_since_s = 0.0
+
+    @property
+    def alive(self) -> bool:
+        process = self._process
+        if process is None or self._ending or self._silent or process.returncode is not None:
+            return False
+        # To ask the system costs as much as a small object. One that dies in this moment is found out when it is asked.
+        return time.monotonic() - self.idle_since_s < _SURE_S or process.poll() is None
+
+    async def start(self, setup: dict[str, Any], code: bytes, fences: Fences, *, python: str, user: str) -> None:
+        """Returns when it is ready. Raises TransformFailed with what went wrong, TransformRefused, OSError."""
+        try:
+            self._folder = str(self._spool.new_folder(ids_of(user) if user else None))
+        except PermissionError as error:
+            if not user:
+                raise
+            raise TransformRefused(f"etl_user={user}: the node may not become it ({error})") from error
+        here, there = socket.socketpair()
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._stderr = reading
+        try:
+            os.set_blocking(writing, True)
+            argv = [python or sys.executable, "-m", "storage_node.etl.worker.program", str(there.fileno())]
+            argv.append(json.dumps(fences.as_json()))
+            self._process = start(argv, Path(self._folder), there.fileno(), writing, user)
+        except BaseException:
+            here.close()
+            await self.close()
+            raise
+        finally:
+            there.close()
+            os.close(writing)
+        here.setblocking(False)
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        self._socket = here
+        self._loop.add_reader(reading, self._heard)
+        self._loop.add_reader(here, self._readable)
+        self._shared, self._output = os.memfd_create("inputs"), self._spool.new_file()
+        try:
+            self._area_fd, self._area = _new_area()
+            asked = _Asked(self._number + 1, 0, set_up=True)
+            fds = {"shared": self._shared, "output": self._output, "area": self._area_fd}
+            request = _request(asked, {"setup": setup, "fds": list(fds)}, INLINE, len(code), code)
+            await self._exchange([asked], request, [*fds.values()], START_TIMEOUT_S)
+            if isinstance(asked.outcome, Exception):
+                raise asked.outcome
+        except WorkerDied as error:
+            self._heard()
+            said = self._heard_last.decode(errors="replace").strip().rpartition("\n")[2][:_TOLD]
+            await self.close()
+            raise TransformFailed(f"{argv[0]}: {error}: {said or 'it wrote nothing'}") from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def run(
+        self, inputs: Sequence[WorkerInput], args: str, timeout_s: float
+    ) -> list[Content | TransformError | None]:
+        """What it makes of each, one after another; None for those that it has not answered, because of another one.
+        For all of several, where it cannot be told which of them has ended it. Cancelled, it is ended.
+
+        Args:
+            inputs: one, or several that are in memory and have room in a burst, of INLINE_BYTES at most each.
+            timeout_s: for each of them.
+        """
+        asked = [_Asked(self._number + at, each.max_bytes) for at, each in enumerate(inputs, 1)]
+        fds: list[int] = []
+        data = self._single(asked[0], inputs[0], args, fds) if len(inputs) == 1 else self._burst(asked, inputs, args)
+        try:
+            await self._exchange(asked, data, fds, timeout_s)
+        except asyncio.CancelledError:
+            self.kill()
+            raise
+        return [one.outcome for one in asked]  # type: ignore[misc]
+
+    def _single(self, asked: _Asked, each: WorkerInput, args: str, fds: list[int]) -> bytes:
+        content = each.content
+        said: dict[str, Any] = {"args": args, "origin": each.origin}
+        self._output_at = 0
+        if content.data is None:
+            fds.append(content.fd)
+            said |= {"fds": ["input"], "offset": content.offset}
+            return _request(asked, said, FILE, content.size_bytes)
+        if content.size_bytes > INLINE_BYTES:
+            os.ftruncate(self._shared, content.size_bytes)
+            os.pwrite(self._shared, content.data, 0)
+            return _request(asked, said, SHARED, content.size_bytes)
+        return _request(asked, said, INLINE, content.size_bytes, content.data)
+
+    def _burst(self, asked: Sequence[_Asked], inputs: Sequence[WorkerInput], args: str) -> bytes:
+        assert self._area is not None
+        at, self._output_at = INPUTS_AT, OUTPUTS_AT
+        sizes = []
+        for _, content, _ in inputs:
+            size_bytes = content.size_bytes
+            self._area[at : at + size_bytes] = content.data  # type: ignore[assignment]
+            at += room_for(size_bytes)
+            sizes.append(size_bytes)
+        said = {"args": args, "origins": [each.origin for each in inputs], "sizes": sizes}
+        return _request(asked[0], said, BURST, len(inputs))
+
+    # -- the wire
+
+    async def _exchange(self, asked: list[_Asked], data: bytes, fds: list[int], timeout_s: float) -> None:
+        """Until each has its outcome, or the worker has ended. Raises OSError of this node's."""
+        self._number += len(asked)
+        self._asked.extend(asked)
+        self._timeout_s = timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        self._watch()
+        try:
+            try:
+                await self._send(data, fds)
+            except OSError:  # it may have said why, before it went
+                while self._receive():
+                    pass
+                self._hear_no_more()
+            while self._asked:
+                first = self._asked[0]
+                if first.written_bytes is not None:
+                    await self._take_written(first)
+                elif self._silent:
+                    self._give_up(await self._ended())
+                else:
+                    self._wake = self._loop.create_future()
+                    await self._wake
+        finally:
+            self._wake = None
+            self._asked.clear()
+            self._deadline_s = float("inf")
+            if self._look is not None:
+                self._look.cancel()
+                self._look = None
+            self.idle_since_s = time.monotonic()
+            # What is soon done is never looked at while it is: what it leaves behind is.
+            if self.idle_since_s - self._looked_at_s > _LEFT_S and (found := self._outgrown()) is not None:
+                self._log(f"{found}\n".encode())
+                self.kill()
+
+    async def _send(self, data: bytes, fds: list[int]) -> None:
+        assert self._socket is not None
+        while fds:
+            try:
+                sent = socket.send_fds(self._socket, [data[: REQUEST.size]], fds)
+                data, fds = data[sent:], []
+            except BlockingIOError:  # until it has read what was sent before
+                await self._writable()
+        if data:
+            await self._loop.sock_sendall(self._socket, data)
+
+    async def _writable(self) -> None:
+        assert self._socket is not None
+        room = asyncio.Event()
+        self._loop.add_writer(self._socket, room.set)
+        try:
+            await room.wait()
+        finally:
+            self._loop.remove_writer(self._socket)
+
+    async def _take_written(self, first: _Asked) -> None:
+        """What lies in the output file; the worker waits for it to be taken."""
+        size_bytes, first.written_bytes = first.written_bytes or 0, None
+        if size_bytes > first.max_bytes:
+            first.outcome = _too_much(size_bytes, first.max_bytes)
+        elif (there := os.fstat(self._output).st_size) != size_bytes:
+            self.kill()
+            self._give_up(TransformFailed(f"it said {size_bytes:,} bytes, and wrote {there:,}"))
+            return
+        else:
+            first.outcome, with_file = await self._on_thread(taken, self._output, size_bytes)
+            if with_file:
+                self._output = -1
+        self._answered()
+        fds: list[int] = []
+        try:
+            if self._output < 0:
+                self._output = await self._on_thread(self._spool.new_file)
+                fds = [self._output]
+            text = json.dumps({"fds": ["output"] if fds else []}).encode()
+            await self._send(REQUEST.pack(0, len(text), 0, TAKEN) + text, fds)
+        except OSError:  # of the drive or of the socket: what it has made is good all the same
+            self.kill()
+        self._parse()
+
+    def _readable(self) -> None:
+        self._receive()
+        if self._silent or not self._asked or self._asked[0].written_bytes is not None:
+            wake, self._wake = self._wake, None
+            if wake is not None and not wake.done():
+                wake.set_result(None)
+
+    def _receive(self) -> bool:
+        """Whether anything came."""
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data = b""
+        if data:
+            self._received += data
+            self._parse()
+        else:
+            self._hear_no_more()
+        return bool(data)
+
+    def _hear_no_more(self) -> None:
+        assert self._socket is not None
+        self._loop.remove_reader(self._socket)
+        self._silent = True
+
+    def _parse(self) -> None:
+        """What has come, as far as it is whole."""
+        received, at = self._received, 0
+        while len(received) - at >= REPLY.size and not (self._asked and self._asked[0].written_bytes is not None):
+            number, kind, of_data, of_json = REPLY.unpack_from(received, at)
+            first = self._asked[0] if self._asked else None
+            if first is None or not self._makes_sense(first, number, kind, of_data, of_json):
+                twice = SET_UP_NUMBER <= number < (self._number + 1 if first is None else first.number)
+                received.clear()
+                self._end_confused(
+                    WorkerDied("its worker answered an earlier object twice, and was ended") if twice else _nonsense()
+                )
+                return
+            json_at = at + REPLY.size
+            data_at = json_at + of_json
+            stop = data_at + (of_data if kind == IS_INLINE else 0)
+            if len(received) < stop:
+                break
+            try:
+                if kind == RAISED:
+                    told = json.loads(received[json_at:data_at])
+                    error = TransformRefused if told.get("refused") else TransformFailed
+                    first.outcome = error(legible(str(told.get("error"))))
+                elif kind == IS_FILE:
+                    first.written_bytes = of_data
+                elif kind in (IS_INLINE, IS_IN_AREA):
+                    if of_data > first.max_bytes:
+                        first.outcome = _too_much(of_data, first.max_bytes)
+                    elif kind == IS_INLINE:
+                        first.outcome = Content.of(bytes(received[data_at:stop]))
+                    else:
+                        assert self._area is not None
+                        first.outcome = Content.of(self._area[self._output_at : self._output_at + of_data])
+                    if kind == IS_IN_AREA:
+                        self._output_at += room_for(of_data)
+            except (ValueError, AttributeError):  # JSON that is none, or another thing than it should be
+                received.clear()
+                self._end_confused(_nonsense())
+                return
+            at = stop
+            if first.written_bytes is None:
+                self._answered()
+        del received[:at]
+
+    def _answered(self) -> None:
+        """By the first; the time of the next one begins."""
+        self._asked.popleft()
+        self._deadline_s = time.monotonic() + self._timeout_s
+
+    def _makes_sense(self, asked: _Asked, number: int, kind: int, of_data: int, of_json: int) -> bool:
+        wanted = (READY, RAISED) if asked.set_up else (IS_INLINE, IS_FILE, RAISED, IS_IN_AREA)
+        return (
+            number == asked.number
+            and kind in wanted
+            and of_json <= MAX_JSON_BYTES
+            and (kind != IS_INLINE or of_data <= INLINE_BYTES)
+            and (kind != IS_IN_AREA or (self._output_at > 0 and self._output_at + of_data <= AREA_BYTES))
+        )
+
+    def _give_up(self, error: TransformError) -> None:
+        """The one that it was at has failed with its worker. Others before it may be done, and are not answered."""
+        if not self._asked:
+            return
+        assert self._area is not None
+        (at_work,) = AT_WORK.unpack_from(self._area, 0)
+        at = at_work - self._asked[0].number
+        self._asked[at if 0 <= at < len(self._asked) else 0].outcome = error
+        self._asked.clear()
+
+    def _end_confused(self, error: TransformError) -> None:
+        """Which of several has written what makes no sense cannot be told: answers wait for each other."""
+        self.kill()
+        if len(self._asked) == 1:
+            self._asked[0].outcome = error
+        self._asked.clear()
+
+    async def _ended(self) -> TransformFailed | TransformTimeout:
+        """Why nothing comes from it any more."""
+        assert self._process is not None
+        deadline_s = time.monotonic() + _END_S
+        while (code := self._process.poll()) is None and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.01)
+        if self._killed_for is not None:
+            return self._killed_for
+        self.kill()
+        how = "closed its socket" if code is None else f"ended by signal {-code}" if code < 0 else f"ended with {code}"
+        return WorkerDied(f"its worker {how} in the middle of it")
+
+    # -- watching
+
+    def _watch(self) -> None:
+        wait_s = min(_LOOK_S, max(0.0, self._deadline_s - time.monotonic()))
+        self._look = self._loop.call_later(wait_s, self._looked)
+
+    def _looked(self) -> None:
+        assert self._process is not None
+        if time.monotonic() >= self._deadline_s:
+            self._killed_for = TransformTimeout("it took too long, and was ended (timeout_s)")
+        elif self._process.poll() is not None:
+            pass  # something that it has started holds its socket open
+        elif (found := self._outgrown()) is not None:
+            self._killed_for = found
+        else:
+            self._watch()
+            return
+        self.kill()
+
+    def _outgrown(self) -> TransformFailed | None:
+        """Of what it has more than it may; None for nothing. Files may be of the objects before."""
+        if self._process is None or self._folder is None:
+            return None
+        self._looked_at_s = time.monotonic()
+        if (resident := resident_bytes(self._process.pid)) > self._memory_bytes:
+            return TransformFailed(
+                f"its worker had {resident:,} bytes in memory, at most {self._memory_bytes:,} may be (memory_bytes)"
+            )
+        if (written := folder_bytes(Path(self._folder), self._folder_bytes)) > self._folder_bytes:
+            return WorkerDied(
+                f"its worker had {written:,} bytes in the files of its folder, at most {self._folder_bytes:,} may be "
+                "(twice output_bytes)"
+            )
+        return None
+
+    def _heard(self) -> None:
+        try:
+            data = os.read(self._stderr, 64 << 10)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._heard_last = data
+            self._log(data)
+        else:
+            self._loop.remove_reader(self._stderr)
+
+    # -- the end
+
+    def kill(self) -> None:
+        """Whoever waits for an answer is told, also where a process of another session holds the socket open."""
+        self._ending = True
+        if self._process is not None:
+            kill_group(self._process.pid)
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    async def close(self) -> None:
+        """End it, and wait until it has. May be called again, and for one that has not started."""
+        if self._look is not None:
+            self._look.cancel()
+        self.kill()
+        # First what needs no waiting: who waits may be cancelled.
+        if self._socket is not None and self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+        if self._stderr >= 0:
+            self._loop.remove_reader(self._stderr)
+        for fd in (self._stderr, self._shared, self._output, self._area_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._stderr = self._shared = self._output = self._area_fd = -1
+        if self._area is not None:
+            self._area.close()
+        process, folder, self._folder = self._process, self._folder, None
+        if process is not None:
+            await settled(asyncio.ensure_future(self._on_thread(process.wait)))
+        if folder is not None:
+            await self._on_thread(shutil.rmtree, folder, True)
+
+
+def _request(asked: _Asked, said: dict[str, Any], place: int, size_bytes: int, data: bytes | memoryview = b"") -> bytes:
+    text = json.dumps(said).encode()
+    return b"".join((REQUEST.pack(asked.number, len(text), size_bytes, place), text, data))
+
+
+def _new_area() -> tuple[int, mmap.mmap]:
+    """Its descriptor, and where it is. It keeps its size, whatever a worker does to it. Raises OSError."""
+    fd = os.memfd_create("area", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, AREA_BYTES)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return fd, mmap.mmap(fd, AREA_BYTES)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _too_much(size_bytes: int, max_bytes: int) -> TransformFailed:
+    return TransformFailed(f"it made {size_bytes:,} bytes, at most {max_bytes:,} are allowed")
+
+
+def _nonsense() -> TransformFailed:
+    return TransformFailed("its worker said what makes no sense: it wrote to the socket of the node itself")

@@ -1,0 +1,559 @@
+"""Worker: the process in which a transform runs, one object at a time, and what it and the node say to each other.
+
+Run by a node as `python -m storage_node.etl.worker.program FD`, behind the fences of `fences.py`. It imports as little as
+it can: a worker is started when there is work, and again when one has died.
+
+What an author writes is a function, or a class that is made once in each worker, for heavy state:
+
+    def shout(data: memoryview, suffix: str = "!") -> bytes: ...        # args by name
+    class Embed:
+        def __init__(self): self.model = ...
+        def __call__(self, data: memoryview) -> bytes: ...              # or a method `transform`
+    def stream(chunks: Iterator[memoryview]) -> Iterator[bytes]: ...    # streaming=True: in constant memory
+    def by_path(path: str) -> bytes: ...                                # path=True: a file to open and read
+
+One that has a parameter `origin` is given "bucket/name" there. What is returned, or yielded, is bytes-like.
+
+On the wire, over a socket pair: heads of fixed size, JSON behind them, then bytes. Small inputs and outputs travel
+there; larger inputs lie in a memory file that both have mapped, or are a file whose descriptor comes along; larger
+outputs go into a file of the spool that the node has sent, which the worker waits for the node to have taken. The node
+takes nothing of what a worker says on trust: it counts and sums what is there, and never unpickles anything. An answer
+bears the number of its request, so that one that comes twice, or from a process that the transform has forked, is never
+taken for another object's.
+
+Small objects come in bursts: one request of many, whose inputs lie one after another in an area that both have mapped,
+and so do their outputs. They are answered one after another as well, several answers at a time; the area says which
+object is being worked on. It cannot be made smaller: whoever reads what is no more there is ended by the kernel.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import mmap
+import os
+import shlex
+import shutil
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from storage_node.etl.worker.fences import Fences, die_with_parent, enter
+from storage_node.etl.worker.sandbox import TRUNCATE_ABI, Offered, Sandbox, adopt_orphans, end_children
+from storage_node.settings.command_template import FILES, WrongArgument, parse
+
+REQUEST = struct.Struct("<QIQB")
+"""Its number, bytes of JSON, bytes of data, where the data is. As many descriptors come along as the JSON says."""
+REPLY = struct.Struct("<QBQI")
+"""Number of the request, what it is, bytes of data, bytes of JSON; JSON and then data, if it is inline, follow."""
+INLINE, SHARED, FILE, TAKEN, BURST = 0, 1, 2, 3, 4
+"""Where an input is: behind the request, in the memory file, in a file of its own. TAKEN is no request: the node has
+what lay in the output file. BURST: the inputs of so many requests are in the area, the JSON has their sizes."""
+READY, IS_INLINE, IS_FILE, RAISED, IS_IN_AREA = 0, 1, 2, 3, 4
+AT_WORK = struct.Struct("<Q")
+"""At the beginning of the area: number of the request that is being worked on."""
+_ALIGNED = 64
+INPUTS_AT, BURST_BYTES = 64 << 10, 1 << 20
+"""Of the area: where the inputs of a burst begin, and how many bytes they may have, and the outputs that follow."""
+OUTPUTS_AT = INPUTS_AT + BURST_BYTES
+AREA_BYTES = OUTPUTS_AT + BURST_BYTES
+SET_UP_NUMBER = 1
+"""Of the first request; the others count on from it."""
+INLINE_BYTES = 64 << 10
+CHUNK_BYTES = 1 << 20
+MAX_JSON_BYTES = 1 << 20
+_MAX_FDS = 4
+_ANSWER_S = 0.005
+"""For so long answers of a burst wait for those of others."""
+_READ_BYTES = 256 << 10
+_TOLD = 2000
+"""Characters of what an error says."""
+_STDERR_BYTES = 16 << 10
+"""Of the end of what a command writes to stderr: they go to the log of its transform."""
+_LAST_LINES, _LAST_CHARACTERS = 5, 400
+"""Of these, in the error of its object."""
+
+
+def room_for(size_bytes: int) -> int:
+    """Bytes of the area that an object takes, so that the next one begins where numbers may be read from."""
+    return -(-size_bytes // _ALIGNED) * _ALIGNED
+
+
+class Failed(Exception):
+    """What the object's entry is to say."""
+
+
+class Input:
+    """Of one call."""
+
+    def __init__(self, data: memoryview | None, fd: int, offset: int, size_bytes: int) -> None:
+        self.data, self.fd, self.offset, self.size_bytes = data, fd, offset, size_bytes
+
+    def view(self) -> memoryview:
+        """All of it; a file is mapped."""
+        if self.data is not None:
+            return self.data
+        if not self.size_bytes:
+            return memoryview(b"")
+        skip = self.offset % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(self.fd, self.size_bytes + skip, prot=mmap.PROT_READ, offset=self.offset - skip)
+        return memoryview(mapped)[skip:]
+
+    def chunks(self) -> Iterator[memoryview]:
+        if self.data is not None:
+            for at in range(0, len(self.data), CHUNK_BYTES):
+                yield self.data[at : at + CHUNK_BYTES]
+            return
+        for at in range(0, self.size_bytes, CHUNK_BYTES):
+            part = os.pread(self.fd, min(CHUNK_BYTES, self.size_bytes - at), self.offset + at)
+            if not part:
+                raise Failed(f"its input ended after {at:,} of {self.size_bytes:,} bytes")
+            yield memoryview(part)
+
+    def file(self, *, own: bool = False) -> str:
+        """A path that opens it, from this process and from its children, until the call is over.
+
+        Args:
+            own: whether it must be a copy of this process's, so that nobody can change the object by it.
+        """
+        whole = self.data is None and self.offset == 0 and os.fstat(self.fd).st_size == self.size_bytes and not own
+        if not whole:
+            fd = os.memfd_create("input")
+            for part in self.chunks():
+                _write(fd, part)
+            self.close()
+            self.data, self.fd, self.offset = None, fd, 0
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class _Message(NamedTuple):
+    number: int
+    place: int
+    size_bytes: int
+    said: dict[str, Any]
+    data: bytes
+    fds: dict[str, int]
+
+
+class Worker:
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._received, self._at = b"", 0
+        """What has come, and how much of it has been read."""
+        self._fds: list[int] = []
+        """Descriptors that have come, in order, for messages that have not been read."""
+        self._ahead: deque[_Message] = deque()
+        self._shared, self._output, self._number = -1, -1, 0
+        self._area = -1
+        self._inputs: memoryview | None = None
+        """Of the area, once there has been a burst."""
+        self._written: mmap.mmap | None = None
+        """The area, to write to."""
+        self._output_at = 0
+        """Where the next output of a burst goes; 0 for one that is no burst's."""
+        self._answers = bytearray()
+        """Not sent yet."""
+        self._run: Callable[[Input, dict[str, Any]], Any] = _nothing
+
+    def serve(self) -> None:
+        while (message := self._ahead.popleft() if self._ahead else self._read()) is not None:
+            self._number = message.number
+            if message.place == BURST:
+                self._serve_burst(message.said)
+            else:
+                self._serve_one(message.said, self._source(message))
+                self._flush()
+
+    def _serve_one(self, said: dict[str, Any], source: Input) -> None:
+        try:
+            if "setup" in said:
+                self._set_up(said["setup"], source)
+                self._reply(READY)
+            else:
+                self._deliver(self._run(source, said))
+        except Failed as failed:
+            self._reply(RAISED, error=str(failed))
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit | BrokenPipeError):
+                raise
+            self._reply(RAISED, error=_told(error))
+            traceback.print_exc()
+        finally:
+            source.close()
+
+    def _serve_burst(self, said: dict[str, Any]) -> None:
+        if self._inputs is None or self._written is None:
+            self._inputs = memoryview(mmap.mmap(self._area, OUTPUTS_AT, prot=mmap.PROT_READ))
+            self._written = mmap.mmap(self._area, AREA_BYTES)
+        at, self._output_at = INPUTS_AT, OUTPUTS_AT
+        sent_s = time.monotonic()
+        for origin, size_bytes in zip(said["origins"], said["sizes"], strict=True):
+            AT_WORK.pack_into(self._written, 0, self._number)
+            source = Input(self._inputs[at : at + size_bytes], -1, 0, size_bytes)
+            self._serve_one({"args": said["args"], "origin": origin}, source)
+            at += room_for(size_bytes)
+            self._number += 1
+            if (now_s := time.monotonic()) - sent_s > _ANSWER_S:
+                self._flush()
+                sent_s = now_s
+        self._flush()
+        self._output_at = 0
+
+    def _leave(self) -> None:
+        """In a process that the transform has forked: it has no part in the burst that it was forked in, either."""
+        for fd in (self._socket.detach(), self._shared, self._output, self._area):
+            if fd >= 0:
+                os.close(fd)
+        self._shared = self._output = self._area = -1
+        if self._written is not None:
+            self._written.close()
+
+    # -- the wire
+
+    def _source(self, message: _Message) -> Input:
+        _, place, size_bytes, said, data, came = message
+        self._shared, self._area = came.get("shared", self._shared), came.get("area", self._area)
+        self._use_output(came)
+        if place == FILE:
+            return Input(None, came["input"], said["offset"], size_bytes)
+        if place == SHARED:
+            return Input(memoryview(mmap.mmap(self._shared, size_bytes, prot=mmap.PROT_READ)), -1, 0, size_bytes)
+        return Input(memoryview(data), -1, 0, size_bytes)
+
+    def _use_output(self, came: dict[str, int]) -> None:
+        if "output" in came:
+            if self._output >= 0:
+                os.close(self._output)
+            self._output = came["output"]
+
+    def _read(self) -> _Message | None:
+        """The next thing that the node says; None when it has gone."""
+        if self._at == len(self._received) and not self._more():
+            return None
+        number, json_bytes, size_bytes, place = REQUEST.unpack(self._exactly(REQUEST.size))
+        said = json.loads(self._exactly(json_bytes))
+        names = said.pop("fds", ())
+        fds, self._fds = self._fds[: len(names)], self._fds[len(names) :]
+        data = self._exactly(size_bytes) if place == INLINE else b""
+        return _Message(number, place, size_bytes, said, data, dict(zip(names, fds, strict=True)))
+
+    def _exactly(self, size_bytes: int) -> bytes:
+        while len(self._received) - self._at < size_bytes:
+            if not self._more():
+                sys.exit(0)
+        at, self._at = self._at, self._at + size_bytes
+        return self._received[at : self._at]
+
+    def _more(self) -> bool:
+        """Descriptors come with the first byte of their message, and end what is received with it."""
+        left = self._received[self._at :]
+        data, fds, _, _ = socket.recv_fds(self._socket, _READ_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        self._fds += fds
+        self._received, self._at = left + data if left else data, 0
+        return bool(data)
+
+    def _wait_until_taken(self) -> None:
+        """The output file is the next object's then. Requests that had been sent before are kept."""
+        while (message := self._read()) is not None:
+            if message.place == TAKEN:
+                self._use_output(message.fds)
+                return
+            self._ahead.append(message)
+        sys.exit(0)
+
+    def _reply(self, kind: int, data: bytes | memoryview = b"", size_bytes: int = 0, **said: object) -> None:
+        text = json.dumps(said).encode() if said else b""
+        self._answers += REPLY.pack(self._number, kind, len(data) or size_bytes, len(text))
+        self._answers += text
+        self._answers += data
+        if len(self._answers) > _READ_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._answers:
+            self._socket.sendall(self._answers)
+            self._answers.clear()
+
+    def _deliver(self, made: Any) -> None:
+        if made is None or isinstance(made, str):
+            raise Failed(f"it returned {type(made).__name__}: need bytes, or with streaming=True an iterator of bytes")
+        if isinstance(made, _Written):
+            self._deliver_file(made.size_bytes)
+            return
+        try:
+            view = memoryview(made).cast("B")
+        except TypeError:
+            raise Failed(f"it returned {type(made).__name__}: need bytes, or something with a buffer") from None
+        if self._output_at and self._written is not None and self._output_at + len(view) <= AREA_BYTES:
+            self._written[self._output_at : self._output_at + len(view)] = view
+            self._output_at += room_for(len(view))
+            self._reply(IS_IN_AREA, size_bytes=len(view))
+        elif len(view) <= INLINE_BYTES:
+            self._reply(IS_INLINE, view)
+        else:
+            self._deliver_file(self._write([view]))
+
+    def _deliver_file(self, size_bytes: int) -> None:
+        self._reply(IS_FILE, size_bytes=size_bytes)
+        self._flush()
+        self._wait_until_taken()
+
+    def _write(self, parts: Iterable[Any]) -> int:
+        """Over what the file has of the object before: pages that it has need not be given back and found anew."""
+        os.lseek(self._output, 0, os.SEEK_SET)
+        size_bytes = sum(_write(self._output, part) for part in parts)
+        os.ftruncate(self._output, size_bytes)
+        return size_bytes
+
+    # -- what runs
+
+    def _set_up(self, setup: dict[str, Any], source: Input) -> None:
+        if setup["kind"] == "command":
+            self._run = _Command(setup, self).run
+            return
+        if (running := f"{sys.version_info[0]}.{sys.version_info[1]}") != setup["python"]:
+            raise Failed(f"it was pickled by Python {setup['python']}, and Python {running} runs it: init it from that")
+        # A process that the transform forks has no part in this: it would answer, too, and keep the socket open.
+        os.register_at_fork(after_in_child=self._leave)
+        _require(setup["requirements"])
+        try:
+            import cloudpickle
+        except ImportError as error:
+            raise Failed(f"no cloudpickle: run `{sys.executable} -m pip install cloudpickle` ({error})") from error
+        made = cloudpickle.loads(bytes(source.view()))
+        if isinstance(made, type):
+            made = made()
+        function = made.transform if hasattr(made, "transform") else made
+        if not callable(function):
+            raise Failed(f"{setup['name']} is no function, and has no method transform")
+        self._run = _Function(function, setup, self).run
+
+    def write_all(self, parts: Iterable[Any]) -> _Written:
+        return _Written(self._write(parts))
+
+    @property
+    def output(self) -> int:
+        return self._output
+
+
+class _Written:
+    """An output that is in the output file already."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+
+class _Function:
+    def __init__(self, function: Callable[..., Any], setup: dict[str, Any], worker: Worker) -> None:
+        self._function, self._worker = function, worker
+        self._streaming, self._path = setup["streaming"], setup["path"]
+        try:
+            self._wants_origin = "origin" in inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            self._wants_origin = False
+
+    def run(self, source: Input, said: dict[str, Any]) -> Any:
+        arguments = json.loads(said["args"]) if said["args"] else {}
+        if not isinstance(arguments, dict):
+            raise Failed(f"args: need an object of names and values, got {type(arguments).__name__}")
+        if self._wants_origin:
+            arguments.setdefault("origin", said["origin"])
+        given = source.file() if self._path else source.chunks() if self._streaming else source.view()
+        made = self._function(given, **arguments)
+        if self._streaming and not isinstance(made, bytes | bytearray | memoryview):
+            return self._worker.write_all(made)
+        return made
+
+
+class _Command:
+    def __init__(self, setup: dict[str, Any], worker: Worker) -> None:
+        self._line = parse(setup["argument"])
+        self._fixed: dict[str, Any] = setup["args"]
+        self._usage: str = setup["usage"]
+        self._bases: dict[str, str] = {kind: kind + setup[f"{kind}_suffix"] for kind in FILES}
+        self._offered = None if setup["sandbox"] is None else Offered(**setup["sandbox"])
+        self._readable: list[str] = setup["readable"]
+        self._worker = worker
+        self._runs = 0
+        adopt_orphans()
+
+    def run(self, source: Input, said: dict[str, Any]) -> Any:
+        given = json.loads(said["args"]) if said["args"] else {}
+        if not isinstance(given, dict):
+            raise Failed(f"args: need an object of names and values, got {type(given).__name__}")
+        self._runs += 1
+        folder = os.path.abspath(f"run-{self._runs}")  # what one object leaves behind is not there for the next one
+        try:
+            words = self._line.fill(self._fixed | given, {kind: f"{folder}/{self._bases[kind]}" for kind in FILES})
+        except WrongArgument as error:
+            raise Failed(f"args: {error}{self._usage}") from None
+        os.mkdir(folder, 0o700)
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._run_words(words, source, folder)
+            if self._line.uses("output"):
+                self._take_output(place, words[0])
+            return _Written(os.fstat(self._worker.output).st_size)
+        finally:
+            os.close(place)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _run_words(self, words: list[str], source: Input, folder: str) -> None:
+        """Returns when the command and all that it has started have ended. Raises Failed."""
+        by_file, to_file = self._line.uses("input"), self._line.uses("output")
+        offered, sandbox = self._offered, None
+        # Older versions of Landlock let a command truncate what it may only read.
+        path = source.file(own=offered is not None and 0 < offered.landlock_abi < TRUNCATE_ABI)
+        os.ftruncate(self._worker.output, 0)
+        os.lseek(self._worker.output, 0, os.SEEK_SET)
+
+        def in_child() -> None:
+            if by_file:  # whatever the command starts may open descriptors of this process, which it becomes
+                os.symlink(f"/proc/{os.getpid()}/fd/{source.fd}", f"{folder}/{self._file_name('input')}")
+            if sandbox is not None:
+                sandbox.enter()
+            die_with_parent()
+
+        try:
+            with open(path if not by_file else os.devnull, "rb") as stdin, open("stderr", "w+b") as stderr:
+                if offered is not None:
+                    outputs = (self._worker.output, stderr.fileno())
+                    sandbox = Sandbox(offered, folder, self._readable, source.fd, outputs)
+                try:
+                    done = subprocess.run(
+                        words,
+                        cwd=folder,
+                        env=os.environ | {"HOME": folder, "TMPDIR": folder},
+                        stdin=stdin,
+                        stdout=stderr if to_file else self._worker.output,
+                        stderr=stderr,
+                        pass_fds=(source.fd,) if by_file else (),
+                        check=False,
+                        preexec_fn=in_child,
+                    )
+                except PermissionError as error:
+                    held = " in the sandbox of commands (etl_command_paths: what they may read)" if sandbox else ""
+                    raise Failed(f"{words[0]} cannot be run{held}: {error.strerror}") from error
+                except FileNotFoundError as error:
+                    raise Failed(f"{words[0]}: {error.strerror}") from error
+                finally:
+                    end_children()
+                stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _STDERR_BYTES))
+                said = stderr.read().decode(errors="replace").strip()
+        finally:
+            if sandbox is not None:
+                sandbox.close()
+        if done.returncode:
+            said += f"\n{shlex.join(words)} ended with {done.returncode}"
+        if said:
+            print(said, file=sys.stderr, flush=True)
+        if done.returncode:
+            lines = last_lines(said.rpartition("\n")[0]) or "it wrote nothing to stderr"
+            raise Failed(f"{os.path.basename(words[0])} ended with {done.returncode}: {lines}")
+
+    def _take_output(self, place: int, program: str) -> None:
+        """Copy {output} into the output file. A link or a device is no output, because this process may open what the
+        command may not. Raises Failed."""
+        try:
+            fd = os.open(
+                self._file_name("output"),
+                os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
+                dir_fd=place,
+            )
+        except FileNotFoundError:
+            raise Failed(f"{os.path.basename(program)} wrote no {{output}}") from None
+        except OSError as error:
+            raise Failed(f"{os.path.basename(program)}: its {{output}} is no regular file: {error.strerror}") from None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise Failed(f"{os.path.basename(program)}: its {{output}} is no regular file")
+        with open(fd, "rb") as made, open(self._worker.output, "wb", closefd=False) as output:
+            shutil.copyfileobj(made, output, CHUNK_BYTES)
+
+    def _file_name(self, kind: str) -> str:
+        return self._bases[kind] + self._line.suffixes.get(kind, "")
+
+
+def last_lines(text: str) -> str:
+    """The end of what a command has written: the reason of a failure, behind banners and warnings."""
+    return "\n".join(text.splitlines()[-_LAST_LINES:])[-_LAST_CHARACTERS:]
+
+
+def missing_of(requirements: Sequence[str]) -> list[str]:
+    """Packages that this interpreter has not got, or has in another version, each with what there is."""
+    if not requirements:
+        return []
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    missing = []
+    for text in requirements:
+        wanted = Requirement(text)
+        if wanted.marker is not None and not wanted.marker.evaluate():
+            continue
+        try:
+            found = metadata.version(wanted.name)
+        except metadata.PackageNotFoundError:
+            missing.append(f"{text} (not installed)")
+            continue
+        if not wanted.specifier.contains(found, prereleases=True):
+            missing.append(f"{text} (there is {found})")
+    return missing
+
+
+def _require(requirements: list[str]) -> None:
+    """Raises Failed for what is missing."""
+    if missing := missing_of(requirements):
+        raise Failed(
+            f"{sys.executable} has not what it needs: {', '.join(missing)}; install it there, or set etl_python "
+            "(with etl_install, Ray installs it)"
+        )
+
+
+def _write(fd: int, part: Any) -> int:
+    view = memoryview(part).cast("B")
+    at = 0
+    while at < len(view):
+        at += os.write(fd, view[at:])
+    return at
+
+
+def _told(error: BaseException) -> str:
+    """The error, and where in the transform's own code it was raised."""
+    said = "".join(traceback.format_exception_only(error)).strip()
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    where = f" ({frames[-1].name}, line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
+    return said[:_TOLD] + where
+
+
+def _nothing(source: Input, said: dict[str, Any]) -> Any:
+    raise Failed("a call before its set-up")
+
+
+def main() -> None:
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    sock.set_inheritable(False)  # nor do programs that it starts
+    try:
+        enter(Fences(**json.loads(sys.argv[2])))
+    except OSError as error:
+        text = json.dumps({"error": str(error), "refused": True}).encode()
+        sock.sendall(REPLY.pack(SET_UP_NUMBER, RAISED, 0, len(text)) + text)
+        return
+    Worker(sock).serve()
+
+
+if __name__ == "__main__":
+    main()

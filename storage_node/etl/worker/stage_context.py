@@ -1,0 +1,96 @@
+"""Stage context: what a transform's stage has of its node, its log and its counts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ais_loader.errors import LoaderError, TransformFailed
+from storage_node.etl.http_side import HttpSide
+from storage_node.etl.spool import Spool
+from storage_node.etl.worker.environments import Environments
+from storage_node.etl.worker.legible import legible
+from storage_node.settings.config import ServerConfig
+
+LOG_BYTES = 64 << 10
+ERRORS_KEPT = 20
+_TOLD = 500
+"""Characters of an error in the list of a transform's latest ones."""
+
+
+@dataclass(slots=True)
+class StageCounts:
+    """Of one transform since the node began, all its versions together."""
+
+    objects: int = 0
+    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys((TransformFailed.kind,), 0))
+    """Objects of which nothing was made, by the error's kind."""
+    input_bytes: int = 0
+    output_bytes: int = 0
+    busy_s: float = 0.0
+    running: int = 0
+    """Workers, or connections to its server, that are busy."""
+    cache_hits: int = 0
+    cache_misses: int = 0
+    """Results that were asked for, and had to be made."""
+    cache_hit_bytes: int = 0
+    restarts: int = 0
+    workers: int = 0
+    errors: deque[str] = field(default_factory=lambda: deque(maxlen=ERRORS_KEPT))
+    """Latest first."""
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values())
+
+    def failure(self, error: BaseException) -> None:
+        kind = error.kind if isinstance(error, LoaderError) else "internal"
+        self.failures[kind] = self.failures.get(kind, 0) + 1
+        self.errors.appendleft(told(error))
+
+
+def told(error: BaseException) -> str:
+    """An error in one line, for the list of a transform's latest ones.
+
+    A long one keeps both ends: whose error it is, and what a program wrote last.
+    """
+    with suppress(Exception):
+        said = legible(" ".join(str(error).split()))
+        if len(said) > _TOLD:
+            said = f"{said[: _TOLD // 4]} … {said[-3 * _TOLD // 4 :]}"
+        return f"{error.kind}: {said}" if isinstance(error, LoaderError) else said
+    return type(error).__name__
+
+
+class StageLog:
+    """The end of what a transform's processes have written. Thread-safe: one append, one read."""
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def add(self, data: bytes) -> None:
+        self._data = (self._data + data)[-LOG_BYTES:]
+
+    def text(self) -> str:
+        return self._data.decode(errors="replace")
+
+
+@dataclass(slots=True)
+class StageContext:
+    """Belongs to the event loop that stages run on.
+
+    Args:
+        on_thread: runs a function that may wait for a drive.
+        environments: where packages that transforms require can be installed for them.
+    """
+
+    config: ServerConfig
+    spool: Spool
+    on_thread: Callable[..., Awaitable[Any]]
+    http_side: HttpSide
+    environments: Environments | None = None
+    log: StageLog = field(default_factory=StageLog)
+    counts: StageCounts = field(default_factory=StageCounts)

@@ -1,0 +1,1 @@
+"""Limits of a node: memory, call slots, reader turns, open streams, descriptors, and fairness between tenants."""

@@ -1,0 +1,152 @@
+"""Overload detection: a node's memory, processor and drives, measured while it serves.
+
+Memory over the critical mark turns new batches away, with a delay that grows with the excess. A processor or drives
+that cannot keep up have batches pause before their next frame: never for long, so that all of them go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from storage_node.settings.config import ServerConfig
+
+RSS_INTERVAL_S = 0.25
+"""Reading it takes some 20 microseconds, so not with every batch."""
+TICK_S = 0.1
+MAX_RETRY_S = 10.0
+_DELAYS_PER_EXCESS = 100
+"""One per cent over the mark doubles the delay, two triple it."""
+_SHARE_OF_MACHINE = 0.8
+_SMOOTHING = 0.2
+_NOTHING_S = 0.05
+_MAX_SAMPLE_S = 1.0
+"""A process that stood still for a minute must not make up for it for as long."""
+_CGROUPS = Path("/sys/fs/cgroup")
+log = logging.getLogger(__name__)
+
+
+def machine_memory_bytes() -> int:
+    """What this process can have at most: the machine's memory, or its cgroup's if that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in (*_cgroup_limits(), _CGROUPS / "memory" / "memory.limit_in_bytes"):
+        try:
+            total = min(total, int(path.read_text()))
+        except (OSError, ValueError):  # another kind of cgroup, or "max"
+            continue
+    return total
+
+
+def _cgroup_limits() -> list[Path]:
+    """Of this process's cgroup (version 2) and of those around it; inside a container its own is often the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    inside = next((line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), "")
+    folder = _CGROUPS / inside
+    return [one / "memory.max" for one in (folder, *folder.parents) if one.is_relative_to(_CGROUPS)]
+
+
+def resident_bytes() -> int:
+    """Of this process; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def give_memory_back() -> None:
+    """What malloc keeps for later goes back to the system. Takes some milliseconds. Without glibc nothing happens."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def retry_after_ms(base_ms: int, resident: int, critical: int) -> int:
+    """How long a batch is sent away for: `base_ms` at the mark, more the further over it, MAX_RETRY_S at most."""
+    excess = max(0.0, resident / critical - 1)
+    return min(int(base_ms * (1 + _DELAYS_PER_EXCESS * excess)), max(base_ms, int(MAX_RETRY_S * 1000)))
+
+
+def pause_s(lag_s: float, wait_s: float, config: ServerConfig) -> tuple[float, str]:
+    """How long a batch pauses before its next frame, and because of what: "cpu" or "drives".
+
+    As long as the delay exceeds what is put up with, and `max_throttle_s` at most.
+    """
+    cpu_s, drives_s = lag_s - config.throttle_cpu_lag_s, wait_s - config.throttle_drive_wait_s
+    longest_s = max(cpu_s, drives_s)
+    if longest_s <= 0:
+        return 0.0, ""
+    return min(longest_s, config.max_throttle_s), "cpu" if cpu_s >= drives_s else "drives"
+
+
+class Pressure:
+    """Of one node. Belongs to its event loop, but for `reader_waited`.
+
+    Args:
+        relieve: called, now and then, while memory is over its mark.
+    """
+
+    def __init__(self, config: ServerConfig, relieve: Callable[[], object]) -> None:
+        self._config = config
+        self._relieve = relieve
+        self.critical_bytes = config.critical_memory_bytes or int(machine_memory_bytes() * _SHARE_OF_MACHINE)
+        self.measure: Callable[[], int] = resident_bytes
+        self.resident_bytes = 0
+        self._measured_at_s = -RSS_INTERVAL_S
+        self._over = False
+        self.lag_s = 0.0
+        """By how much the event loop comes late to what is due: the processor's sign."""
+        self.reader_wait_s = 0.0
+        """How long a read waits for a reader thread: the drives' sign."""
+
+    def memory_is_critical(self) -> bool:
+        """By a measurement that is no older than RSS_INTERVAL_S."""
+        now = time.monotonic()
+        if now - self._measured_at_s >= RSS_INTERVAL_S:
+            self._measured_at_s = now
+            self.resident_bytes = self.measure()
+            over = self.resident_bytes > self.critical_bytes
+            if over:
+                self._relieve()
+            if over != self._over:
+                log.warning(
+                    "memory: %s bytes, critical mark %s: new batches are %s",
+                    f"{self.resident_bytes:,}",
+                    f"{self.critical_bytes:,}",
+                    "rejected" if over else "served again",
+                )
+            self._over = over
+        return self._over
+
+    def retry_after_ms(self) -> int:
+        """For a batch that is turned away because of it."""
+        return retry_after_ms(self._config.reject_retry_after_ms, self.resident_bytes, self.critical_bytes)
+
+    def reader_waited(self, wait_s: float) -> None:
+        """By reader threads: two that come at once may leave one of their measurements out."""
+        self.reader_wait_s += _SMOOTHING * (min(wait_s, _MAX_SAMPLE_S) - self.reader_wait_s)
+
+    def pause(self) -> tuple[float, str]:
+        """As `pause_s`, of now."""
+        return pause_s(self.lag_s, self.reader_wait_s, self._config)
+
+    def wait_us(self) -> int:
+        """How long a read waits here before it begins, for those who choose whom to ask; 0 while that is nothing."""
+        wait_s = self.lag_s + self.reader_wait_s
+        return int(wait_s * 1e6) if wait_s >= _NOTHING_S else 0
+
+    async def watch(self) -> None:
+        """Measure the event loop's lag, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.lag_s += _SMOOTHING * (min(max(0.0, loop.time() - due_s), _MAX_SAMPLE_S) - self.lag_s)

@@ -1,0 +1,218 @@
+"""Streams of single calls, which carry an object in or out: a place for each, and a deadline for what its client does.
+
+Not for the call as a whole: an upload of hundreds of gigabytes over a slow line goes on as long as it moves. A stream
+that does not move at all is ended, and one that stands still earlier, when another one finds no place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
+from ais_loader.wire.reserved import TENANT_KEY
+from storage_node.limits.memory_budget import MemoryBudget
+from storage_node.limits.places import Place, Places
+
+T = TypeVar("T")
+MAX_TENANT = 128
+"""Characters of a tenant's name."""
+MESSAGE_WAIT_S = 5.0
+"""How long what has come waits for room among the others' messages before its call is told to come back."""
+
+_LOOK_S = 0.1
+
+
+class Received(NamedTuple, Generic[T]):
+    """A message, and its size on the wire: a message that is asked for its size is serialized for that."""
+
+    message: T
+    size_bytes: int
+    reserved_bytes: int = 0
+    """Room for it among `Streams.messages` that has been acquired already. Whoever takes the message releases it."""
+
+
+def tenant_of(context: Any) -> str:
+    """For whom a call is made, as its client says."""
+    return named_in(context.invocation_metadata())
+
+
+def named_in(metadata: Any) -> str:
+    """The tenant in a call's metadata; "" where it says nothing, or what is no name."""
+    for key, value in metadata or ():
+        if key == TENANT_KEY:
+            try:
+                name = bytes(value).decode()
+            except UnicodeDecodeError:
+                return ""
+            return name if len(name) <= MAX_TENANT else ""
+    return ""
+
+
+class Streams:
+    """Of one node and one kind; belongs to its event loop.
+
+    Args:
+        message_bytes: of the messages being worked on, all together.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        still_s: float,
+        stall_timeout_s: float,
+        weights: Mapping[str, float] | None = None,
+        *,
+        message_bytes: int,
+    ) -> None:
+        self.places = Places(limit, still_s, weights)
+        self.still_s = still_s
+        self.stall_timeout_s = stall_timeout_s
+        self.messages = MemoryBudget(message_bytes)
+        """What has come and is being worked on, or waits for its commit."""
+
+    @contextlib.contextmanager
+    def open(self, tenant: str) -> Iterator[Stream]:
+        """A place, for as long as a call lasts. Raises Overloaded when there is none."""
+        stream = Stream(self)
+        place = self.places.take(tenant, stream.evict)
+        if place is None:
+            raise Overloaded(f"{self.places.held} objects are being put, got and listed (max_streams): try again later")
+        stream.place = place
+        try:
+            yield stream
+        finally:
+            stream.close()
+            place.give_back()
+
+    async def acquire(self, size_bytes: int, own_bytes: int = 0) -> None:
+        """Room for a message. Raises Overloaded when there is none for a while.
+
+        Args:
+            own_bytes: room that the same message has acquired already.
+        """
+        if self.messages.acquire_now(size_bytes, own_bytes):
+            return
+        acquiring = asyncio.ensure_future(self.messages.acquire(size_bytes))
+        acquired = False
+        try:
+            async with asyncio.timeout(MESSAGE_WAIT_S):
+                while not acquiring.done():
+                    self.places.reclaim(lambda place: place.keeps)
+                    await asyncio.wait([acquiring], timeout=_LOOK_S)
+            acquired = True
+        except TimeoutError:
+            raise Overloaded(
+                f"{self.messages.held_bytes:,} bytes that have come are being worked on (max_message_bytes): try again"
+            ) from None
+        finally:
+            if not acquiring.done():
+                acquiring.cancel()
+            elif not acquired:
+                self.messages.release(size_bytes)  # granted in the very moment in which nobody wanted it any more
+
+
+class Stream:
+    """One call's."""
+
+    place: Place
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._waiting: asyncio.Timeout | None = None
+        self._ends_s: float | None = None
+        """By the loop's clock, when what waits is ended; None while nothing does, or may for as long as it likes."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._evicted = False
+        self._held_bytes = 0
+
+    async def keep(self, size_bytes: int) -> None:
+        """Count so much until the call ends. Raises Overloaded."""
+        await self._streams.acquire(size_bytes)
+        self._held_bytes += size_bytes
+        self.place.keeps = True
+        self.place.moved(size_bytes)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        held_bytes, self._held_bytes = self._held_bytes, 0
+        if held_bytes:
+            self._streams.messages.release(held_bytes)
+
+    def evict(self) -> None:
+        """Another call needs the place: what waits for the client ends now."""
+        self._evicted = True
+        if self._waiting is not None:
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+    async def waiting(self, step: Awaitable[T], *, deadline: bool = True) -> T:
+        """The outcome of what waits for the client. Raises Overloaded, SilenceTimeout; then the call is to be ended.
+
+        Without a `deadline` it may take as long as nobody needs the place.
+        """
+        loop = asyncio.get_running_loop()
+        self._ends_s = loop.time() + self._streams.stall_timeout_s if deadline else None
+        if deadline and self._timer is None:
+            self._watch(loop)
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                self.place.begin_waiting()
+                try:
+                    return await step
+                finally:
+                    self.place.end_waiting()
+        except LoaderError:  # SilenceTimeout is a TimeoutError, too
+            raise
+        except TimeoutError:
+            raise self._stalled() from None
+        finally:
+            self._waiting = self._ends_s = None
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One timer for all steps of the call, which looks again when it goes off: most steps are over at once."""
+        self._timer = None
+        if self._ends_s is None:
+            return
+        if self._waiting is not None and loop.time() >= self._ends_s:
+            self._waiting.reschedule(loop.time())
+        else:
+            self._timer = loop.call_at(self._ends_s, self._watch, loop)
+
+    def _stalled(self) -> LoaderError:
+        if self._evicted:
+            return Overloaded(
+                f"nothing moved for {self._streams.still_s:g} s (still_s) while others waited for a place: try again"
+            )
+        return SilenceTimeout(
+            f"the client neither sent nor took anything for {self._streams.stall_timeout_s:g} s (stall_timeout_s)"
+        )
+
+    async def messages(
+        self,
+        requests: AsyncIterator[Received[T]],
+        *,
+        keeps: Callable[[T], bool] = lambda message: False,
+        deadline: bool = True,
+    ) -> AsyncGenerator[T, None]:
+        """What the client sends, held until the next one is asked for; what `keeps`, until the call ends.
+
+        Raises as `waiting`.
+        """
+        streams, coming = self._streams, aiter(requests)
+        while (received := await self.waiting(anext(coming, None), deadline=deadline)) is not None:
+            message, size_bytes, reserved_bytes = received
+            if keeps(message):
+                streams.messages.release(reserved_bytes)
+                await self.keep(size_bytes)
+                yield message
+                continue
+            self.place.moved(size_bytes)
+            if not reserved_bytes:
+                await streams.acquire(size_bytes)
+            try:
+                yield message
+            finally:
+                streams.messages.release(reserved_bytes or size_bytes)

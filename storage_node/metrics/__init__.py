@@ -1,0 +1,1 @@
+"""Metrics of a node: declarations, export for Prometheus, and the HTTP endpoint."""
