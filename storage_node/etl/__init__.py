@@ -1,1 +1,1 @@
-"""ETL beside the data: transforms that run on this node, what they are given and what they make."""
+"""ETL on a node: transforms that run beside the data, their inputs and their results."""

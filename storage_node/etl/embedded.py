@@ -1,8 +1,8 @@
-"""ETL of an embedded store: the code of a node, on an event loop that has a thread of its own in the client's process.
+"""ETL of an embedded store: the code of a node, on an event loop in a thread of its own in the client's process.
 
-Begun when it is first asked for. What is allowed to run is whatever the process itself may run: code and commands are
-its own. A process that reads beside a writer can pass entries through the transforms that there are; making them, and
-jobs, are the writer's.
+It starts at the first use. No permission is needed for code and commands, because the process could run them itself. A
+process that reads beside a writer can pass entries through existing transforms; only the writer can create transforms
+and jobs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STOP_S = 20.0
 
 
 class EmbeddedEtl:
-    """Of one store, in one process; used from any thread. Must not be used in a forked child."""
+    """ETL of one store in one process. Used from any thread. Must not be used in a forked child."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -88,7 +88,7 @@ class EmbeddedEtl:
     # -- calls
 
     def call(self, method: str, request: Any) -> Any:
-        """A method of the Etl service. Raises LoaderError."""
+        """Call a method of the Etl service. Raises LoaderError."""
         if not self._store.writable and method not in ("ListTransforms", "GetTransform", "ListJobs", "ListJobFailures"):
             raise StoreReadOnly("the store is open for reading only: whoever writes it makes transforms, and runs jobs")
         return self._wait_for(self._called(method, request))
@@ -121,7 +121,7 @@ class EmbeddedEtl:
                 raise AssertionError(method)
 
     def watch(self, name: str) -> Iterator[pb.JobInfo]:
-        """Until it has ended. Raises JobNotFound."""
+        """Yield the state of a job until it has ended. Raises JobNotFound."""
         yield from self._each(self._jobs.watch(pb.WatchJobRequest(name=name, wait=True)))
 
     def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
@@ -134,7 +134,7 @@ class EmbeddedEtl:
             yield from found
 
     def kept(self, request: batch_pb.BatchRequest) -> memoryview | None:
-        """A kept result of a whole object, in the caller's thread; None where the ordinary way has to be taken."""
+        """Return a cached result of a whole object, found in the caller's thread; None if `frames` has to be used."""
         store = self._store
         bucket = store.record.current.buckets.get(request.bucket[0])
         found = store.drive_set.cached(bucket.uuid_bytes, request.name[0]) if bucket is not None else None
@@ -144,7 +144,8 @@ class EmbeddedEtl:
         return None if kept is None else kept[0]
 
     def frames(self, request: batch_pb.BatchRequest) -> Iterator[Frame]:
-        """Of a batch that asks for transforms. Going over to the loop and back costs more than a small frame."""
+        """Yield the frames of a batch that requests transforms. A switch to the event loop and back costs more than a
+        small frame."""
         run, frame = self._wait_for(self._begun(request))
         try:
             while frame is not None:
@@ -166,7 +167,7 @@ class EmbeddedEtl:
             raise
 
     def close(self) -> None:
-        """Returns when no worker is left. May be called again."""
+        """Stop all workers; return when none is left. May be called again."""
         if self._closed:
             return
         with contextlib.suppress(TimeoutError):
@@ -180,12 +181,12 @@ class EmbeddedEtl:
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait([self._working])
-        await _finish_tasks()  # each lets go of its worker
+        await _finish_tasks()  # each returns its worker
         await self._etl.close()
 
 
 async def _next_of(run: TransformedRun) -> Frame | None:
-    """Its next frame; closed with the last one."""
+    """Return the next frame of a run. The run is closed with its last frame."""
     frame = await run.next()
     if run.exhausted:
         await run.close()
@@ -193,7 +194,7 @@ async def _next_of(run: TransformedRun) -> Frame | None:
 
 
 async def _finish_tasks() -> None:
-    """What batches that nobody reads to their end have left under way."""
+    """Cancel the tasks that are left over from batches that were not read to their end."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()

@@ -1,15 +1,16 @@
-"""HTTP side of a node: where transforms' servers fetch their inputs (hpull) and put their outputs (direct put).
+"""HTTP endpoint of a node, where transforms' servers fetch inputs (hpull) and put outputs (direct put).
 
-    GET /inputs/BUCKET/NAME?version=…     an input that is lent at this moment, to whoever has its token
-    PUT /results/BUCKET/NAME              the output of a job, written as any other object is
+    GET /inputs/BUCKET/NAME?version=…     an input that is lent at this moment; requires its token
+    PUT /results/BUCKET/NAME              the output of a job, written as any other object
 
-There is nothing else here: no list, no object that is not lent, no name to write that its token does not say. A token
-is for one method, one name and a time. For an input it is signed by a key of this very node, drawn when it starts. For
-a result it is signed by one that all nodes of a cluster derive from their secret, so that the node that runs a job can
-send a server to the node that will own the result; it is used once. Whoever takes a result says so in a receipt, signed
-as well, from which the job learns the version without having to believe the server.
+There is nothing else here: no listing, no object that is not lent, no name to write that is not in a token. A token is
+valid for one method, one name and a limited time. Tokens of inputs are signed with a key of this node, drawn when it
+starts. Tokens of results are signed with a key that all nodes of a cluster derive from their secret, so that the node
+that runs a job can direct a server to the node that will own the result. Such a token is used once. The node that
+stores a result confirms it by a receipt, which is signed as well. From the receipt the job learns the version without
+having to trust the server.
 
-Belongs to one event loop. Nothing listens before it is first needed, and then on loopback unless told otherwise.
+Belongs to one event loop. It listens only after its first use, and on loopback unless configured otherwise.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 SILENCE_S = 60.0
-"""After which whoever sends a result or takes an input has gone."""
+"""Time without data after which the sender of a result or the receiver of an input is considered gone."""
 _SHUTDOWN_S = 2.0
 _INPUTS, _RESULTS = "/inputs/", "/results/"
 _GET, _PUT, _STORED = "get", "put", "stored"
 METADATA = "metadata"
-"""Among the `extra` of a token: the object's, text by text."""
+"""Key in the `extra` of a token: the object's metadata, as a mapping of strings."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PutTarget:
-    """Where a server is to put what it makes of one object."""
+    """Where a server puts the result for one object."""
 
     url: str
     token: str
@@ -57,18 +58,18 @@ class PutTarget:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Which object a result becomes, and the HTTP side of the node that will own it."""
+    """The object that a result becomes, and the HTTP endpoint of the node that will own it."""
 
     url: str
     bucket: str
     name: str
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """See PutClaims."""
+    """See `PutClaims`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """What the node that owns it has stored, counted and summed by that node."""
+    """The result as its owner has stored it, with size and checksum computed by the owner."""
 
     version: str
     size_bytes: int
@@ -78,47 +79,49 @@ class PutResult:
 
 @dataclass(frozen=True, slots=True)
 class PutClaims:
-    """What a token allows to put."""
+    """The put that a token permits."""
 
     bucket: str
     name: str
     max_bytes: int
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """As the job gave it: metadata, conditions."""
+    """Data from the job: metadata, conditions."""
 
 
 PutResultCallable = Callable[[PutClaims, AsyncIterator[bytes]], Awaitable[str]]
-"""Write an object through the ordinary path; its version. What the chunks raise, it lets through, having written
-nothing."""
+"""Write an object through the ordinary path and return its version. If the chunks raise an error, it is passed on and
+nothing is written."""
 
 
 class HttpSide:
-    """A small HTTP server on the node's event loop; starts when it is first needed."""
+    """A small HTTP server on the node's event loop, started at its first use."""
 
     def __init__(self, *, host: str = "127.0.0.1", port: int = 0, advertise: str = "", peer_secret: str = "") -> None:
-        """
+        """Create the endpoint; it does not listen yet.
+
         Args:
-            host: of this machine, where it listens; another than loopback only where the operator says so.
-            port: 0: any that is free.
-            advertise: HOST or HOST:PORT by which servers on other machines reach it; by default where it listens.
-            peer_secret: the cluster's; without one, results are taken by the tokens of this node alone.
+            host: Address of this machine to listen on; not loopback only if the operator says so.
+            port: Port to listen on; 0 means any free port.
+            advertise: HOST or HOST:PORT under which servers on other machines reach it; by default the address it
+                listens on.
+            peer_secret: Secret of the cluster. Without one, results are accepted only with tokens of this node.
         """
         self._host, self._port, self._advertise = host, port, advertise
         self._own_key = secrets.token_bytes(32)
         shared = hmac.digest(peer_secret.encode(), b"ais-loader results of transforms", hashlib.sha256)
         self._put_key = shared if peer_secret else self._own_key
         self.is_shared = bool(peer_secret)
-        """Whether other nodes take what this one's tokens allow, and the other way round."""
+        """Whether other nodes accept tokens of this node, and this node theirs."""
         self._loans: dict[str, Content] = {}
         self._used: dict[str, float] = {}
         self._starting = asyncio.Lock()
         self._runner: web.AppRunner | None = None
         self._url = ""
         self.put_result: PutResultCallable | None = None
-        """Without it no result is taken."""
+        """Stores a result. Without it, no result is accepted."""
 
     async def start(self) -> str:
-        """Its URL; may be called again. Raises OSError, MissingExtra."""
+        """Start listening and return the URL. May be called again. Raises OSError, MissingExtra."""
         async with self._starting:
             if self._runner is None:
                 with needs("aiohttp", "the HTTP side of a node"):
@@ -141,7 +144,7 @@ class HttpSide:
         return self._url
 
     async def stop(self) -> None:
-        """Connections are closed, after a moment for those in use."""
+        """Close all connections. Those in use get a moment to finish."""
         async with self._starting:
             runner, self._runner = self._runner, None
             if runner is not None:
@@ -151,7 +154,8 @@ class HttpSide:
 
     @contextlib.contextmanager
     def lent(self, origin: Origin, content: Content, lifetime_s: float) -> Iterator[tuple[str, str]]:
-        """URL and token by which the input can be fetched, as often as wanted, until this ends. After `start`."""
+        """Lend an input: yield a URL and a token by which it can be fetched any number of times until the context ends.
+        Call `start` first."""
         nonce = new_nonce()
         path = f"{_INPUTS}{quote(origin.bucket)}/{quote(origin.name)}?version={quote(origin.version)}"
         self._loans[nonce] = content
@@ -184,7 +188,8 @@ class HttpSide:
     # -- results
 
     async def results_url(self) -> str:
-        """Where servers may put what tokens of other nodes allow; "" where they may not, or nobody can listen."""
+        """Return the URL to which servers may put results with tokens of other nodes. Empty if results are not accepted
+        or the endpoint cannot listen."""
         if self.put_result is None or not self.is_shared:
             return ""
         try:
@@ -203,8 +208,8 @@ class HttpSide:
         lifetime_s: float,
         extra: Mapping[str, Any] | None = None,
     ) -> PutTarget:
-        """Where to put one result: at the HTTP side `owner_url`, which is this one's or, by the cluster's secret,
-        another node's. Raises ValueError where it does not fit into a token."""
+        """Return where to put one result: at the HTTP endpoint `owner_url`, which is this node's or, with the cluster's
+        secret, another node's. Raises ValueError if it does not fit into a token."""
         path = f"{_RESULTS}{quote(bucket)}/{quote(name)}"
         claims = {
             "path": path,
@@ -217,7 +222,8 @@ class HttpSide:
         return PutTarget(owner_url + path, signed(self._put_key, _PUT, claims, lifetime_s))
 
     def stored(self, target: PutTarget, receipt: str) -> PutResult:
-        """What the owner says in its receipt. Raises TokenRefused where it is of another put, or of nobody."""
+        """Return the contents of the owner's receipt. Raises TokenRefused if it belongs to another put or has no valid
+        signature."""
         asked = verified(self._put_key, target.token, _PUT)
         said = verified(self._put_key, receipt, _STORED)
         if said["nonce"] != asked["nonce"]:
@@ -239,7 +245,7 @@ class HttpSide:
         try:
             version = await self.put_result(allowed, counted.chunks())
         except (LoaderError, OSError, _TooLarge) as error:
-            del self._used[claims["nonce"]]  # nothing was written: it may be tried again
+            del self._used[claims["nonce"]]  # nothing was written, so a retry is allowed
             if isinstance(error, _TooLarge):
                 raise self._too_large(max_bytes) from error
             text = f"{getattr(error, 'kind', 'io')}: {error}"
@@ -287,7 +293,7 @@ class HttpSide:
 
 
 def _endpoint(host: str, port: int) -> str:
-    """`host` may bring a port of its own."""
+    """Join host and port. `host` may contain a port of its own."""
     if host.count(":") > 1 and not host.startswith("["):
         host = f"[{host}]"
     return host if host.rpartition("]")[2].count(":") else f"{host}:{port}"
@@ -298,14 +304,14 @@ class _TooLarge(Exception):
 
 
 class _Counted:
-    """The body of a PUT, counted and summed as it passes."""
+    """The body of a PUT, counted and checksummed as it passes."""
 
     def __init__(self, request: web.Request, max_bytes: int) -> None:
         self._request, self._max_bytes = request, max_bytes
         self.size_bytes = self.checksum = 0
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Raises _TooLarge, and OSError where the sender breaks off or says nothing for long."""
+        """Yield the body. Raises _TooLarge, and OSError if the sender breaks off or sends nothing for long."""
         from aiohttp import ClientPayloadError
 
         content = self._request.content
@@ -327,7 +333,7 @@ class _Counted:
 
 
 async def read(content: Content, offset: int, length: int) -> bytes:
-    """Of an input: from memory at once, from a file in a thread."""
+    """Read from an input: from memory directly, from a file in a thread."""
     if content.data is not None:
         return bytes(content.read(offset, length))
     return bytes(await asyncio.to_thread(content.read, offset, length))

@@ -1,4 +1,4 @@
-"""ETL of one process, a node or an embedded store: its transforms, their results that are kept, and runs of batches."""
+"""ETL of one process, a node or an embedded store: its transforms, its result cache, and its runs of batches."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from storage_node.store.read.batch import StoreBatch
 from storage_node.store.store import Store
 
 SPOOL = "spool"
-"""Folder of a drive."""
+"""Name of the spool's folder on a drive."""
 _THREADS = 4
 _AHEAD_PER_WORKER = 2
 
 
 class LocalEtl:
-    """Belongs to the event loop that stages run on. Close it.
+    """ETL of one process. Belongs to the event loop that stages run on. Must be closed.
 
     Args:
-        drive: of which the spool is a folder.
-        read: runs a function that reads from drives, off the loop.
-        environments: of the node, see `StageContext`.
+        drive: Drive that holds the spool.
+        read: Runs a function that reads from drives, outside the event loop.
+        environments: Environments of the node, see `StageContext`.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class LocalEtl:
         self.transforms = NodeTransforms(registry.find, context)
         self.cache = ResultCache(config.etl_cache_bytes)
         self.memory = MemoryBudget(config.etl_memory_bytes)
-        """Of inputs and outputs on their way."""
+        """Budget for inputs and outputs that are being processed."""
         self.spooled = MemoryBudget(config.etl_spool_bytes)
-        """Of those that are files."""
+        """Budget for those that are files."""
         self._settings = RunSettings(
             self.transforms,
             self.cache,
@@ -75,19 +75,19 @@ class LocalEtl:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def run(self, request: batch_pb.BatchRequest) -> TransformedRun:
-        """Of a batch that asks for transforms; looked up. Raises InvalidRequest."""
+        """Return the run of a batch that requests transforms, looked up in the catalog. Raises InvalidRequest."""
         check_calls(request)
         batch = await self._read(StoreBatch, self._store, inputs_of(request))
         return TransformedRun(self._settings, request, batch)
 
     def kept(self, bucket: str, name: str, version: str, call: batch_pb.TransformCall) -> tuple[memoryview, int] | None:
-        """A kept result of a whole object, in memory, and its checksum. May be called from any thread."""
+        """Return a cached result of a whole object, in memory, and its checksum. May be called from any thread."""
         try:
             versions = self.transforms.versions(call)
         except LoaderError:
             return None
         content = self.cache.touched(result_key(bucket, name, version, "", None, versions, args_of(call)))
-        if content is None or (data := content.data) is None:  # a file, or it has just been closed
+        if content is None or (data := content.data) is None:  # a file, or closed at this moment
             return None
         self.transforms.kept_result(call, len(data))
         return data, content.checksum

@@ -1,4 +1,4 @@
-"""Signed tokens: claims in JSON with their HMAC, for whoever has the key, until they expire."""
+"""Signed tokens: claims in JSON with an HMAC, verified by every holder of the key, until they expire."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_TOKEN_CHARACTERS = 7000
-"""As one header of HTTP may have."""
+"""Fits into one HTTP header."""
 
 
 class TokenRefused(Exception):
-    """Not signed by this key, expired, or for something else; the message says which."""
+    """The token is not signed by this key, expired, or issued for another purpose; the message says which."""
 
 
 def new_nonce() -> str:
@@ -24,7 +24,7 @@ def new_nonce() -> str:
 
 
 def signed(key: bytes, purpose: str, claims: Mapping[str, Any], lifetime_s: float) -> str:
-    """A token for one purpose. Raises ValueError when the claims are too long for one."""
+    """Return a token for one purpose. Raises ValueError if the claims are too long for a token."""
     expires = time.time() + lifetime_s
     body = _encoded(json.dumps({**claims, "purpose": purpose, "expires": expires}, separators=(",", ":")).encode())
     token = f"{body}.{_encoded(_mac(key, body))}"
@@ -34,7 +34,7 @@ def signed(key: bytes, purpose: str, claims: Mapping[str, Any], lifetime_s: floa
 
 
 def verified(key: bytes, token: str, purpose: str) -> dict[str, Any]:
-    """The claims. Raises TokenRefused."""
+    """Return the claims of a token. Raises TokenRefused."""
     body, _, mac = token.partition(".")
     if not hmac.compare_digest(_encoded(_mac(key, body)).encode(), mac.encode("utf-8", "replace")):
         raise TokenRefused("the token was not signed by this node or its cluster")

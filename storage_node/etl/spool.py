@@ -1,8 +1,8 @@
-"""Spool: files without names, on a drive, for what is too large to be held in memory.
+"""Spool: unnamed files on a drive, for inputs and outputs that are too large for memory.
 
-A file of the spool is unlinked from its beginning (O_TMPFILE): it is gone with whoever has it open last, also after a
-kill, and there is nothing to be cleared away. Folders, which workers run in, are named by the process that made them;
-those of processes that are no more are removed by the next.
+A file of the spool is unlinked from the beginning (O_TMPFILE). It disappears when its last descriptor is closed, also
+after a kill, so there is nothing to clean up. Working folders of workers are named after the process that created them;
+folders of processes that have ended are removed by the next process.
 
 A drive is closed to other users. The folders of workers that are another user are therefore below the system's folder
 for temporary files (TMPDIR).
@@ -26,27 +26,28 @@ _OUTSIDE = "ais-loader-workers-"
 
 
 class Spool:
-    """Thread-safe. `folder` is made when it is first needed."""
+    """Spool on one drive. Thread-safe. `folder` is created at the first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._outside: Path | None = None
-        """Of the folders of workers that are another user."""
+        """Parent of the folders of workers that are another user."""
         self._cleared = False
 
     def new_file(self) -> int:
-        """A descriptor, open for reading and writing. Raises OSError."""
+        """Return a descriptor of a new file, open for reading and writing. Raises OSError."""
         self._begin()
         try:
             fd = os.open(self.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError:  # a file system that knows no such files
+        except OSError:  # the file system does not support O_TMPFILE
             fd, path = tempfile.mkstemp(dir=self.folder)
             os.unlink(path)
-        os.fchmod(fd, 0o644)  # a worker that is another user opens by path what it is given; it has no name for others
+        os.fchmod(fd, 0o644)  # a worker that is another user opens it by a /proc path; it has no name for others
         return fd
 
     def new_folder(self, owner: tuple[int, int] | None = None) -> Path:
-        """An empty one, of another user where its uid and gid are given; whoever asks removes it. Raises OSError."""
+        """Create an empty folder, owned by another user if its uid and gid are given. The caller removes it. Raises
+        OSError."""
         self._begin()
         if owner is None:
             return Path(tempfile.mkdtemp(prefix=f"worker-{os.getpid()}-", dir=self.folder))
@@ -59,7 +60,7 @@ class Spool:
         return made
 
     def close(self) -> None:
-        """Remove what is outside of the drive."""
+        """Remove the folders outside the drive."""
         if self._outside is not None:
             shutil.rmtree(self._outside, ignore_errors=True)
             self._outside = None
@@ -73,21 +74,19 @@ class Spool:
 
 
 def _clear(folders: Iterable[Path]) -> None:
-    """Remove those of processes that are no more."""
+    """Remove the folders of processes that have ended."""
     for left in folders:
         pid = left.name.split("-")[-2]
-        with contextlib.suppress(FileNotFoundError):  # another node has just removed it
+        with contextlib.suppress(FileNotFoundError):  # another node may have just removed it
             if left.lstat().st_uid == os.geteuid() and not Path("/proc", pid).exists():
                 shutil.rmtree(left, ignore_errors=True)
 
 
 def taken(fd: int, size_bytes: int) -> tuple[Content, bool]:
-    """What a file holds from its beginning, summed; and whether the file went with it: what is small is copied, and its
-    file can be used again. Waits for the drive. Raises OSError."""
+    """Return the contents of a file with a checksum, and whether the result owns the file. A small file is copied to
+    memory, and can be used again. Waits for the drive. Raises OSError."""
     if size_bytes <= MAX_IN_MEMORY_BYTES:
-        data = os.pread(
-            fd, size_bytes, 0
-        )  # all of it, or it ends early: it is a file, and smaller than a call may read
+        data = os.pread(fd, size_bytes, 0)  # short only at the end of the file: it is smaller than one call may read
         if len(data) < size_bytes:
             raise OSError(f"{len(data):,} bytes of {size_bytes:,}")
         return Content.of(data), False

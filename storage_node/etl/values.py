@@ -1,7 +1,7 @@
-"""Input and output of a transform, and the stage that makes the one of the other.
+"""Inputs and outputs of transforms, and the interface of a stage, which turns one into the other.
 
-An input is whole and verified before a transform sees it; an output is whole, counted and summed before anybody else
-does. Both are either in memory or in a file of their own, never both: what passes between is bounded by bytes.
+An input is complete and verified before a transform sees it. An output is complete, counted and checksummed before any
+other code sees it. Both are either in memory or in a file of their own, never both, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
     from storage_node.etl.http_side import Destination, PutResult
 
 MAX_IN_MEMORY_BYTES = 4 << 20
-"""A larger input or output is a file."""
+"""Larger inputs and outputs are files."""
 _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which stored bytes a transform is run over: the key of what it makes, with the transforms and their arguments."""
+    """The stored bytes that a transform is applied to. With the transforms and their arguments, they are the key of the
+    result."""
 
     bucket: str
     name: str
     version: str
-    """The object's."""
+    """Version of the object."""
     member: str = ""
     start: int = 0
     length: int = -1
@@ -42,17 +43,17 @@ class Origin:
 
 @dataclass(slots=True)
 class Content:
-    """Bytes in memory, or of a file: `fd` from `offset` on. Closed by whoever has it last."""
+    """Bytes in memory, or of a file: `fd` from `offset` on. The last holder closes it."""
 
     size_bytes: int
     checksum: int
-    """CRC-32C of all of it."""
+    """CRC-32C of all bytes."""
     data: memoryview | None = None
     fd: int = -1
-    """Open for reading; -1 for bytes in memory."""
+    """Descriptor that is open for reading; -1 for bytes in memory."""
     offset: int = 0
     path: str = ""
-    """Of the file, where it holds this and nothing else: what may be passed in place of bytes."""
+    """Path of the file if it contains exactly these bytes: it may be passed instead of the bytes."""
 
     @classmethod
     def of(cls, data: bytes | bytearray | memoryview) -> Content:
@@ -60,7 +61,7 @@ class Content:
         return cls(len(view), crc32c(view), view)
 
     def read(self, offset: int, length: int) -> memoryview:
-        """That many bytes, fewer at the end. May wait for a drive. Raises OSError."""
+        """Read `length` bytes, fewer at the end. May wait for a drive. Raises OSError."""
         if self.data is not None:
             return self.data[offset : offset + length]
         wanted = max(0, min(length, self.size_bytes - offset))
@@ -74,17 +75,17 @@ class Content:
         return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def chunks(self, chunk_bytes: int = _READ_BYTES) -> Iterator[memoryview]:
-        """All of it, in order. May wait for a drive. Raises OSError."""
+        """Yield all bytes in order. May wait for a drive. Raises OSError."""
         for offset in range(0, self.size_bytes, chunk_bytes):
             yield self.read(offset, chunk_bytes)
 
     def append(self, data: memoryview) -> None:
-        """Of a file, at its end; its checksum follows. May wait for a drive. Raises OSError."""
+        """Append to the file. The caller updates the checksum. May wait for a drive. Raises OSError."""
         while data:
             data = data[os.write(self.fd, data) :]
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the file. May be called again."""
         self.data, fd, self.fd = None, self.fd, -1
         if fd >= 0:
             with suppress(OSError):
@@ -95,35 +96,37 @@ class Stage(Protocol):
     """One version of a transform on this node: its workers, or its connections. Belongs to the node's event loop."""
 
     async def run(self, origin: Origin, content: Content, args: str) -> Content:
-        """Pass one input through. The input stays the caller's, the output becomes it.
+        """Pass one input through. The input remains the caller's; the output becomes the caller's.
 
-        Cancelled, it lets go of the input before it returns.
+        If it is cancelled, it releases the input before it returns.
 
         Raises TransformFailed, TransformTimeout, TransformGone.
         """
 
     async def close(self) -> None:
-        """Let what runs end, then end the workers. Never raises."""
+        """Wait for the runs in progress, then end the workers. Never raises."""
 
 
 class Transforms(Protocol):
-    """What batches and jobs ask: all transforms of this node, by name. Belongs to the node's event loop."""
+    """All transforms of this node by name, as batches and jobs use them. Belongs to the node's event loop."""
 
     def versions(self, call: pb.TransformCall) -> tuple[bytes, ...]:
-        """The uuid of each stage, by which results are kept. Raises TransformNotFound, TransformGone."""
+        """Return the uuid of each stage, a part of the key of results. Raises TransformNotFound, TransformGone."""
 
     async def run(
         self, call: pb.TransformCall, origin: Origin, content: Content, versions: Sequence[bytes] = ()
     ) -> Content:
-        """Through all stages; the input is closed. `versions`: only by these, TransformGone otherwise.
+        """Pass an input through all stages and close it. With `versions`, only these versions may run; otherwise raises
+        TransformGone.
 
-        Waits for its turn where all workers are busy: tenants share them by the seconds that they take.
+        Waits for its turn if all workers are busy; tenants share them by the seconds that they use.
 
         Raises TransformNotFound, TransformRefused, TransformFailed, TransformTimeout, TransformGone.
         """
 
     def puts(self, call: pb.TransformCall) -> bool:
-        """Whether what makes the result can put it to another node itself: a server that its author says it of."""
+        """Return whether the last stage is a server that can put its result to another node itself, according to its
+        author."""
 
     async def run_to(
         self,
@@ -133,16 +136,17 @@ class Transforms(Protocol):
         destination: Destination,
         versions: Sequence[bytes] = (),
     ) -> PutResult:
-        """As `run`, of a call that `puts`: the result goes from there to its destination.
+        """Like `run`, for a call that `puts`: the result goes directly from the server to its destination.
 
-        Raises NodeUnavailable where it was made and not taken, or it is not known whether it was, and what `run` does;
-        ValueError where names and metadata are too long for a token: then the input is the caller's still.
+        Raises NodeUnavailable if the result was made but not accepted, or if that is unknown, and what `run` raises.
+        Raises ValueError if names and metadata are too long for a token; in that case only, the input remains the
+        caller's.
         """
 
     def burst(self, call: pb.TransformCall) -> int:
-        """How many small inputs it is worth to pass through together now, by `run_many`."""
+        """Return how many small inputs should be passed through together now, by `run_many`."""
 
     async def run_many(
         self, call: pb.TransformCall, inputs: Sequence[tuple[Origin, Content]], versions: Sequence[bytes] = ()
     ) -> list[Content | LoaderError]:
-        """As `run` of each, in one turn: what goes wrong with one is its alone."""
+        """Like `run` for each input, in one turn. An error of one input does not affect the others."""

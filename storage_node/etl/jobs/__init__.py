@@ -1,1 +1,1 @@
-"""Jobs: a bucket passed through a transform into a bucket, by every node that has sources of it."""
+"""Jobs: pass a bucket through a transform into a bucket, on every node that owns some of the sources."""

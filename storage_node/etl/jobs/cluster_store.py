@@ -1,4 +1,4 @@
-"""Store of a job in a cluster: sources from whichever node has them whole, results to the nodes that will own them."""
+"""Store of a job in a cluster: reads sources from any node with a valid replica, and writes results to their owners."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from storage_node.store.upload import Upload
 
 HEADS_TIMEOUT_S = 10.0
 _HEADS = 1000
-"""With one request."""
+"""Maximum number of names in one request."""
 
 
 class NodeStore:
-    """A node's, which is part of a cluster or is not. Belongs to the node's event loop."""
+    """`JobStore` of a node, in a cluster or outside of one. Belongs to the node's event loop."""
 
     def __init__(self, node: Node, writes: WriteCoordinator, spool: Spool) -> None:
         self._node, self._writes, self._spool = node, writes, spool
@@ -58,7 +58,7 @@ class NodeStore:
         return self._node.membership.view if self._node.membership is not None else None
 
     def _to_read(self, bucket: str) -> ReplicaSet | None:
-        """None for a bucket of this node alone. Raises BucketNotFound."""
+        """Return the replica set; None for a bucket of this node alone. Raises BucketNotFound."""
         found = self._writes.replica_set_to_read(bucket)
         if found is None and (view := self._view) is not None:
             raise bucket_not_found(bucket, view.buckets)
@@ -103,7 +103,7 @@ class NodeStore:
         for turn in range(max(map(len, asked), default=0)):
             by_node: dict[int, list[int]] = {}
             for at, having in enumerate(asked):
-                # One that nobody has said anything of, or that may be on another node all the same.
+                # Names without an answer, or not found so far, may still be on another node.
                 if turn < len(having) and not isinstance(found.get(at), Stored):
                     by_node.setdefault(having[turn], []).append(at)
             answers = await asyncio.gather(
@@ -111,11 +111,11 @@ class NodeStore:
             )
             for mine, answer in zip(by_node.values(), answers, strict=True):
                 for at, one in zip(mine, answer, strict=True):
-                    # That nobody says anything outranks that another one has nothing.
+                    # "Unreachable" outranks "not found".
                     if isinstance(one, Stored) or at not in found or isinstance(found[at], NotFound):
                         found[at] = one
             if turn == 0 and not replica_set.view.is_changing:
-                # Its first owner has been told of all writes: what that says counts.
+                # The first owner receives all writes, so its "not found" is final.
                 asked = [
                     having[:1] if isinstance(found.get(at), NotFound) else having for at, having in enumerate(asked)
                 ]
@@ -154,7 +154,7 @@ class NodeStore:
             return await self._own.read(bucket, names)
         found = await self._node.read(local_inputs, self._node.store, self._spool, bucket, names)
         for at, one in enumerate(found):
-            if isinstance(one, LoaderError):  # its copy here may be old, damaged, or not here yet
+            if isinstance(one, LoaderError):  # this replica may be stale, damaged, or not here yet
                 try:
                     found[at] = await self._from_anywhere(bucket, names[at])
                 except LoaderError as error:
@@ -226,7 +226,8 @@ class NodeStore:
                 await asyncio.shield(asyncio.ensure_future(self._node.read(held.drop)))
 
     def _stage(self, replica_set: ReplicaSet, header: pb.PutHeader, content: Content) -> Upload | LoaderError:
-        """This node's own copy, in one go and without a copy between; what fails is for another node to make good."""
+        """Stage this node's own replica in one step, without copying the data. If it fails, other nodes store the
+        replicas."""
         store = self._node.store
         try:
             require_bucket(store, header.bucket, replica_set.bucket.uuid)

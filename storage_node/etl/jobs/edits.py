@@ -1,6 +1,6 @@
-"""Edits of the list of jobs that a cluster's map, or the record of a store of its own, carries. Pure.
+"""Edits of the list of jobs in a cluster's map or in a store's own record. Pure functions.
 
-One of a name that has ended gives way to a new one; of those that have ended the latest are kept.
+A new job replaces one of the same name that has ended. Of the jobs that have ended, the latest are kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ENDED_KEPT = 32
 
 
 def started(jobs: Sequence[pb.TransformJob], job: pb.TransformJob) -> list[pb.TransformJob]:
-    """Raises TransformExists while one of this name runs, InvalidRequest when too many run."""
+    """Add a job. Raises TransformExists while one of the same name runs, InvalidRequest if too many jobs run."""
     if any(other.uuid == job.uuid for other in jobs):
         return list(jobs)
     left = [other for other in jobs if other.name != job.name or other.state == pb.TransformJob.RUNNING]
@@ -37,7 +37,7 @@ def ended(
     problem: str,
     counts: pb.JobCounts,
 ) -> list[pb.TransformJob]:
-    """As they are where it has ended already, or is not known any more."""
+    """Record the end of a job. No change if it has already ended or is unknown."""
     found = []
     for job in jobs:
         if job.uuid == job_uuid and job.state == pb.TransformJob.RUNNING:
@@ -45,13 +45,13 @@ def ended(
             job.CopyFrom(known)
             job.state, job.problem, job.ended_ns = state, problem[:1000], time.time_ns()
             job.counts.CopyFrom(counts)
-            del job.object[:]  # a long list is of no use any more
+            del job.object[:]  # a long list is no longer needed
         found.append(job)
     return found
 
 
 def deleted(jobs: Sequence[pb.TransformJob], name: str) -> list[pb.TransformJob]:
-    """Raises JobNotFound, InvalidRequest while it runs."""
+    """Remove a job. Raises JobNotFound; InvalidRequest while it runs."""
     found = next((job for job in jobs if job.name == name), None)
     if found is None:
         raise JobNotFound(f"there is no job {name!r}")

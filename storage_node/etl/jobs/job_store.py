@@ -1,6 +1,6 @@
-"""Store of a job: how sources are listed and read, and results looked up and stored; on a store of its own.
+"""Store of a job: listing and reading sources, looking up and storing results, on a store without a cluster.
 
-A cluster's is in cluster_store.py.
+For a cluster, see cluster_store.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Work(Protocol):
-    """Runs a function that waits for drives, off the event loop."""
+    """Runs a function that waits for drives, outside the event loop."""
 
     def __call__(self, function: Callable[..., T], /, *arguments: Any) -> Awaitable[T]: ...
 
@@ -38,13 +38,13 @@ class Work(Protocol):
 class Listed(NamedTuple):
     name: str
     size_bytes: int
-    """-1 where this node cannot say."""
+    """Size in bytes; -1 if this node does not know it."""
 
 
 class Page(NamedTuple):
     objects: list[Listed]
     next: str | None
-    """The name after which the next page begins; None when there is none."""
+    """Name after which the next page starts; None if there is none."""
 
 
 class Input(NamedTuple):
@@ -53,36 +53,37 @@ class Input(NamedTuple):
 
 
 class JobStore(Protocol):
-    """Belongs to the event loop that transforms run on."""
+    """Access to sources and results. Belongs to the event loop that transforms run on."""
 
     def require(self, bucket: str, to_bucket: str) -> None:
-        """Raises BucketNotFound, SnapshotReadOnly, StoreReadOnly."""
+        """Check the buckets of a job. Raises BucketNotFound, SnapshotReadOnly, StoreReadOnly."""
 
     def mine(self, bucket: str, names: Sequence[str], division: Division) -> list[bool]:
-        """Which names are this node's to take, by the map as it is. Raises BucketNotFound."""
+        """Return which names this node processes, according to the current map. Raises BucketNotFound."""
 
     async def page(self, bucket: str, prefix: str, start_after: str) -> Page:
-        """What this node has, in name order. Raises LoaderError."""
+        """Return a page of the objects on this node, in name order. Raises LoaderError."""
 
     async def heads(self, bucket: str, names: Sequence[str]) -> list[Stored | LoaderError]:
-        """What there is of each name; NotFound where it is certain that there is nothing. Raises LoaderError."""
+        """Return the current object of each name; NotFound only if it is certain that there is none. Raises
+        LoaderError."""
 
     async def read(self, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
-        """Whole and verified; each content is the caller's."""
+        """Read complete, verified objects. Each content becomes the caller's."""
 
     def owner(self, bucket: str, name: str) -> bytes:
-        """Uuid of the node that will own an object of this name first; empty where this one is among its owners."""
+        """Return the uuid of the first owner of an object of this name; empty if this node is one of its owners."""
 
     async def put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]: ...
     async def put_large(self, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Stored:
-        """Raises LoaderError. The content stays the caller's."""
+        """Store an object. The content remains the caller's. Raises LoaderError."""
 
     async def delete(self, bucket: str, name: str, version: str) -> None:
-        """Only in this version. Raises VersionConflict, ObjectNotFound, LoaderError."""
+        """Delete an object, in this version only. Raises VersionConflict, ObjectNotFound, LoaderError."""
 
 
 class OwnStore:
-    """Of a store that is part of no cluster: all sources are its own."""
+    """`JobStore` of a store that is not part of a cluster: it processes all sources."""
 
     def __init__(self, store: Store, work: Work, spool: Spool) -> None:
         self._store, self._work, self._spool = store, work, spool
@@ -150,7 +151,7 @@ class OwnStore:
 
 
 def local_heads(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | LoaderError]:
-    """Raises BucketNotFound, Closed."""
+    """Look up names in this store. Raises BucketNotFound, Closed."""
     store.bucket(bucket)
     batch = StoreBatch(store, batch_pb.BatchRequest(bucket=[bucket], name=names))
     try:
@@ -172,7 +173,8 @@ def _local_head(store: Store, bucket: str, name: str, batch: StoreBatch, positio
 
 
 def local_inputs(store: Store, spool: Spool, bucket: str, names: Sequence[str]) -> list[Input | LoaderError]:
-    """Those that fit into memory as a batch reads them; what that does not deliver, and larger ones, one by one."""
+    """Read objects: those that fit into memory in frames, as for a batch; larger ones, and those that the batch fails
+    to read, one by one."""
     batch = StoreBatch(store, batch_pb.BatchRequest(bucket=[bucket], name=names))
     found: list[Input | LoaderError | None] = [None] * len(names)
     try:
@@ -186,7 +188,7 @@ def local_inputs(store: Store, spool: Spool, bucket: str, names: Sequence[str]) 
 
 
 def _spans(batch: StoreBatch) -> Iterator[FrameSpan]:
-    """Entries that are there and fit into memory, several together."""
+    """Yield frames of present entries that fit into memory."""
     first, payload_bytes = 0, 0
     for position, (size_bytes, status) in enumerate(zip(batch.sizes.tolist(), batch.status.tolist(), strict=True)):
         fits = not status and size_bytes <= MAX_IN_MEMORY_BYTES
@@ -222,7 +224,7 @@ def _local_input(store: Store, spool: Spool, bucket: str, name: str) -> Input | 
 
 
 def whole_content(chunks: Iterator[bytes], size_bytes: int, checksum: int, spool: Spool) -> Content:
-    """Takes all chunks, which are verified by whoever gives them. Raises what it raises, DriveFull."""
+    """Collect all chunks, which the producer verifies. Raises what the producer raises, and DriveFull."""
     if size_bytes <= MAX_IN_MEMORY_BYTES:
         parts = list(chunks)
         data = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -237,13 +239,13 @@ def whole_content(chunks: Iterator[bytes], size_bytes: int, checksum: int, spool
 
 
 def stage_content(store: Store, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Upload:
-    """May wait for drives. Raises LoaderError."""
+    """Stage an object from a content. May wait for drives. Raises LoaderError."""
     chunks = (content.data,) if content.data is not None else content.chunks(_PIECE_BYTES)
     try:
         return stage_object(
             store, bucket, name, chunks, metadata, size_bytes=content.size_bytes, checksum=content.checksum
         )
-    except OSError as error:  # of the spool; those of the store's own drives are LoaderErrors
+    except OSError as error:  # of the spool; errors of the store's own drives are LoaderErrors
         raise _cannot_be_read(error) from error
 
 
@@ -252,7 +254,8 @@ def _cannot_be_read(error: OSError) -> LoaderError:
 
 
 async def put_messages(content: Content, work: Work, *, with_data: bool = True) -> AsyncGenerator[pb.PutRequest, None]:
-    """After the header; without data where whoever takes them has it. Raises LoaderError."""
+    """Yield the messages that follow the header of a put; without data if the receiver has it already. Raises
+    LoaderError."""
     for offset in range(0, content.size_bytes if with_data else 0, _PIECE_BYTES):
         try:
             piece = await work(content.read, offset, _PIECE_BYTES)
@@ -267,5 +270,5 @@ def is_gone(found: Stored | LoaderError) -> bool:
 
 
 def is_superseded(error: LoaderError) -> bool:
-    """Of a deletion in one version: there is another one, or none."""
+    """Whether a deletion in one version failed because there is another version, or none."""
     return isinstance(error, (VersionConflict, NotFound))

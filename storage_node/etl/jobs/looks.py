@@ -1,7 +1,7 @@
-"""Looks at jobs: at once where something has changed on this node, and soon otherwise.
+"""Polling of jobs: immediately after a change on this node, otherwise after a delay.
 
-What has happened on another node is asked for, after pauses that grow with the time that has gone by. Whoever waits for
-a job learns of its end at most a tenth of its time late, and one that takes long costs four looks a second.
+Changes on other nodes are polled with delays that grow with the job's age. A client that waits for a job learns of its
+end after at most a tenth of its duration, and a long job costs four polls a second.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ _OF_AGE = 0.1
 
 
 class Looks:
-    """Belongs to the event loop. Any number may wait."""
+    """Wakes pollers. Belongs to the event loop. Any number of tasks may wait."""
 
     def __init__(self) -> None:
         self.changes = 0
-        """So many there were: whoever waits says up to which it has seen them."""
+        """Number of changes. A waiting task passes the number that it has seen."""
         self._waiting: set[asyncio.Future[None]] = set()
 
     def changed(self) -> None:
-        """Who waits looks again."""
+        """Wake all waiting tasks."""
         self.changes += 1
         for one in self._waiting:
             if not one.done():
                 one.set_result(None)
 
     async def pause(self, seen: int, age_s: float) -> None:
-        """Until the next look. Returns at once after a change that came later than `seen`.
+        """Wait until the next poll. Returns at once if there has been a change after `seen`.
 
         Args:
-            age_s: how long that has gone on which is looked at.
+            age_s: Time since the start of what is polled.
         """
         if self.changes != seen:
             return

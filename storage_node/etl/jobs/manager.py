@@ -1,8 +1,9 @@
-"""Jobs of one node: begins its part of each that runs, tells the others how far it is, and ends those that are done.
+"""Jobs of one node: starts the node's part of each running job, reports its progress to other nodes, and ends finished
+jobs.
 
-A job is a value that all nodes know: in the cluster's map, or in the record of a store of its own. Whoever sees it
-running does its part, whatever has died before. Nobody leads: the first node that can tell that all parts are the whole
-says so, and to say it again changes nothing.
+A job is a value that all nodes know: in the cluster's map, or in the record of a store without a cluster. A node that
+sees it running performs its part, regardless of earlier failures. There is no leader: the first node that can determine
+that all parts are complete records the end. Recording it again changes nothing.
 """
 
 from __future__ import annotations
@@ -33,34 +34,34 @@ from storage_node.etl.values import Origin, Transforms
 from storage_node.store.names import check_job_name, check_object_name
 
 ASK_S = 1.0
-"""Between two looks at what the other nodes have done, while there is something to be done here."""
+"""Interval of polling the other nodes' parts, while this node has work of its own."""
 DOWN_S = 3.0
-"""A node that has not answered for so long is done without."""
+"""Time without an answer after which a job proceeds without a node."""
 ENDING_S = 2.0
-"""The first node of the map says that a job is done; the others, when it has not after this time."""
+"""The first node of the map records the end of a job; the others do so if it has not after this time."""
 BEAT_S = 2.0
 ENDED_KEPT = 64
 _PER_CORE = 8
-"""Objects in transformation for each core, those that wait for a worker included."""
+"""Number of objects being transformed for each core, including those that wait for a worker."""
 log = logging.getLogger(__name__)
 
 
 class JobRecords(Protocol):
-    """Where jobs are kept."""
+    """Storage of jobs."""
 
     @property
     def view(self) -> ClusterView | None:
-        """The newest map; None for a store of its own."""
+        """The newest map; None outside of a cluster."""
 
     def jobs(self) -> Sequence[pb.TransformJob]: ...
     async def start(self, job: pb.TransformJob) -> None:
-        """Raises TransformExists while one of this name runs; one that has ended gives way."""
+        """Add a job. Raises TransformExists while one of this name runs; one that has ended is replaced."""
 
     async def end(self, job_uuid: bytes, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts) -> None:
-        """Nothing, for one that has ended, or is not known any more."""
+        """Record the end of a job. No change if it has already ended or is unknown."""
 
     async def delete(self, name: str) -> None:
-        """Raises JobNotFound; InvalidRequest while it runs."""
+        """Remove a job. Raises JobNotFound; InvalidRequest while it runs."""
 
 
 class JobPeers(Protocol):
@@ -69,7 +70,7 @@ class JobPeers(Protocol):
     async def parts(
         self, nodes: Sequence[bytes], request: pb.JobPartRequest
     ) -> Mapping[bytes, pb.JobPartResponse | None]:
-        """None for a node that does not answer."""
+        """Return the parts of nodes; None for a node that does not answer."""
 
 
 class NoPeers:
@@ -105,7 +106,7 @@ class _Running:
 
 
 class JobManager:
-    """Belongs to the event loop that transforms run on; `run` is its task."""
+    """Jobs of one node. Belongs to the event loop that transforms run on; `run` is its task."""
 
     def __init__(
         self,
@@ -117,10 +118,11 @@ class JobManager:
         workers: int = 0,
         results_url: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """
+        """Create the manager; nothing runs before `run`.
+
         Args:
-            workers: that transforms have on this node; 0: as many as there are cores.
-            results_url: see `HttpSide.results_url`; of this node.
+            workers: Number of workers of transforms on this node; 0 means as many as there are cores.
+            results_url: Returns this node's URL for results, see `HttpSide.results_url`.
         """
         self._node_uuid = node_uuid
         self._store, self._records, self._transforms = store, records, transforms
@@ -133,14 +135,14 @@ class JobManager:
         self._results_urls = _ResultsUrls(self._peers, self._others)
         self._looks = Looks()
 
-    # -- what goes on by itself
+    # -- background
 
     def changed(self) -> None:
-        """Jobs have, or the map: they are looked at without delay."""
+        """Notify the manager that jobs or the map have changed; it checks them without delay."""
         self._looks.changed()
 
     async def run(self) -> None:
-        """Until it is cancelled; then what runs is let go of."""
+        """Run until cancelled. On cancellation, running jobs are stopped and released."""
         try:
             while True:
                 seen = self._looks.changes
@@ -192,11 +194,11 @@ class JobManager:
         running = self._running[job.uuid] = _Running(run, task, part)
 
     async def _finish(self, job_uuid: bytes) -> None:
-        """It has ended: what runs is finished here."""
+        """Complete a job that has ended on this node."""
         running = self._running[job_uuid]
         running.run.stop()
         if not running.task.done():
-            return  # looked at again soon
+            return  # checked again soon
         del self._running[job_uuid]
         if not running.task.cancelled() and (error := running.task.exception()) is not None:
             log.error("job %s failed on this node", running.run.job.name, exc_info=error)
@@ -222,15 +224,15 @@ class JobManager:
         return [] if view is None else [node.uuid for node in view.nodes if node.uuid != self._node_uuid]
 
     def _unable(self, nodes: Collection[bytes]) -> list[str]:
-        """Where those of these nodes are of which the map does not say that they run transforms."""
+        """Return the endpoints of those of these nodes that, according to the map, do not run transforms."""
         view = self._records.view
         nodes_of_map = view.nodes if view is not None else ()
         able = view.transforming if view is not None else frozenset()
         return [node.endpoint for node in nodes_of_map if node.uuid in nodes and node.uuid not in able]
 
     async def _require_able(self) -> None:
-        """Raises Unsupported where a node is of a version before: it would never do its part of a job."""
-        if self._unable(others := self._others()):  # or it has just joined, and the map does not say so yet
+        """Raise Unsupported if a node has an older software version: it would never perform its part of a job."""
+        if self._unable(others := self._others()):  # or it has just joined and the map does not list it yet
             answers = await self._peers.parts(others, pb.JobPartRequest())
             if unable := self._unable([node for node in others if answers.get(node) is None]):
                 raise Unsupported(_unable_text(unable))
@@ -304,17 +306,17 @@ class JobManager:
         except LoaderError as error:
             log.warning("job %s has ended, but this cannot be recorded now: %s", running.run.job.name, error)
 
-    # -- what others ask
+    # -- calls of other nodes
 
     async def answer(self, request: pb.JobPartRequest) -> pb.JobPartResponse:
-        """See `part`; and where this node takes results, if that is asked."""
+        """Return this node's part, and on request the URL where this node accepts results."""
         answer = self.part(request)
         if request.with_results_url and self._results_url is not None:
             answer.results_url = await self._results_url()
         return answer
 
     def part(self, request: pb.JobPartRequest) -> pb.JobPartResponse:
-        """This node's part; one that it knows nothing of is not finished."""
+        """Return this node's part. The part of an unknown job is unfinished."""
         running = self._running.get(request.job_uuid)
         part = running.part if running is not None else self._ended.get(request.job_uuid)
         if part is None:
@@ -322,10 +324,10 @@ class JobManager:
         failures = part.failures if request.with_failures else ()
         return pb.JobPartResponse(part=part.message(), failure=failures)
 
-    # -- what clients ask
+    # -- calls of clients
 
     async def start(self, request: pb.StartJobRequest) -> pb.JobInfo:
-        """Raises LoaderError."""
+        """Start a job. Raises LoaderError."""
         job = pb.TransformJob()
         job.CopyFrom(request.job)
         job.name = job.name or f"job-{uuid.uuid4().hex[:8]}"
@@ -345,7 +347,7 @@ class JobManager:
         return await self._info(self._job(job.name))
 
     def _fill_versions(self, stages: Sequence[pb.JobStage]) -> None:
-        """Raises TransformNotFound, TransformGone."""
+        """Record the current versions of the transforms. Raises TransformNotFound, TransformGone."""
         call = batch_pb.TransformCall(
             stage=[batch_pb.TransformStage(name=stage.name, args=stage.args) for stage in stages]
         )
@@ -373,7 +375,7 @@ class JobManager:
         return info
 
     async def watch(self, request: pb.WatchJobRequest) -> AsyncIterator[pb.JobInfo]:
-        """Raises JobNotFound, also when it is deleted meanwhile."""
+        """Yield the state of a job whenever it changes. Raises JobNotFound, also if it is deleted meanwhile."""
         last, said_s, began_s = b"", 0.0, time.monotonic()
         while True:
             seen = self._looks.changes
@@ -391,7 +393,7 @@ class JobManager:
         return pb.ListJobsResponse(job=await asyncio.gather(*map(self._info, self._records.jobs())))
 
     async def failures(self, name: str) -> pb.ListJobFailuresResponse:
-        """Of nodes that answer. Raises JobNotFound."""
+        """Return the failures on the nodes that answer. Raises JobNotFound."""
         job = self._job(name)
         request = pb.JobPartRequest(job_uuid=job.uuid, with_failures=True)
         answers = await self._peers.parts(self._others(), request)
@@ -401,7 +403,7 @@ class JobManager:
         return pb.ListJobFailuresResponse(failure=found[:MAX_FAILURES], more=total > min(len(found), MAX_FAILURES))
 
     async def stop(self, name: str) -> pb.JobInfo:
-        """Returns when that is recorded. Raises JobNotFound, LoaderError."""
+        """Stop a job. Returns when that is recorded. Raises JobNotFound, LoaderError."""
         job = self._job(name)
         if job.state == pb.TransformJob.RUNNING:
             counts = (await self._info(job)).counts
@@ -410,14 +412,14 @@ class JobManager:
         return await self._info(self._job(name))
 
     async def delete(self, name: str) -> None:
-        """Raises JobNotFound, InvalidRequest while it runs."""
+        """Remove a job. Raises JobNotFound; InvalidRequest while it runs."""
         if self._job(name).state == pb.TransformJob.RUNNING:
             raise InvalidRequest(f"job {name!r} is running: stop it first")
         await self._records.delete(name)
         self.changed()
 
     async def copy(self, request: pb.CopyObjectRequest) -> pb.CopyObjectResponse:
-        """Raises LoaderError."""
+        """Copy one object through transforms. Raises LoaderError."""
         stages = list(request.stage)
         if not stages:
             raise InvalidRequest("a copy through a transform needs one")

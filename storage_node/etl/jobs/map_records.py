@@ -1,4 +1,4 @@
-"""Records of jobs in a cluster's map."""
+"""Storage of jobs in a cluster's map."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage_node.etl.registry.cluster_change import change_cluster_map
 
 
 class MapRecords:
-    """Of a node that is part of a cluster. Belongs to its event loop."""
+    """`JobRecords` of a node in a cluster. Belongs to its event loop."""
 
     def __init__(self, node: Node, membership: Membership) -> None:
         self._node, self._membership = node, membership

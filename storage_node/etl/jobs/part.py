@@ -1,4 +1,4 @@
-"""Part of one node in a job: its counts and failures, by one division of the sources."""
+"""Part of one node in a job: its counts and failures for one division of the sources."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs.shares import Division
 
 MAX_FAILURES = 10_000
-"""Kept; the others are counted."""
+"""Maximum number of stored failures; further ones are only counted."""
 
 
 class Part:
-    """Begun anew with every pass over the sources: then it counts all that are this node's by that division."""
+    """Counts and failures of a node. They are reset at every pass over the sources, which then counts all of the node's
+    sources in that division."""
 
     def __init__(self, node_uuid: bytes) -> None:
         self._node_uuid = node_uuid

@@ -1,4 +1,4 @@
-"""Group commit of results: small ones that are ready at about the same time are stored with one request."""
+"""Group commit of results: small results that are ready at about the same time are stored with one request."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ais_loader.wire.object_info import Stored
 from storage_node.limits.tasks import retrieve
 
 SMALL_BYTES = 1 << 20
-"""A larger result is stored by itself."""
+"""Larger results are stored individually."""
 _GROUP_OBJECTS, _GROUP_BYTES = 128, 4 << 20
 _GROUPS = 2
-"""Under way at the same time; what is ready meanwhile makes the next ones larger."""
+"""Maximum number of groups in progress. Results that become ready meanwhile make the next groups larger."""
 _WAIT_S = 0.05
 PutGroup: TypeAlias = Callable[[Sequence[pb.SmallObject]], Awaitable[list[Stored | LoaderError]]]
 
 
 class _Waiting:
-    """Results that somebody waits for together. They may come to be stored in several groups."""
+    """Results that one caller waits for together. They may be stored in several groups."""
 
     def __init__(self, count: int) -> None:
         self.outcomes: dict[int, Stored | LoaderError] = {}
@@ -41,14 +41,14 @@ class _Waiting:
 
 
 _Item: TypeAlias = tuple[pb.SmallObject, _Waiting, int]
-"""An object, who waits for it, and its position among theirs."""
+"""An object, the caller that waits for it, and its position among the caller's objects."""
 
 
 class Putter:
-    """Belongs to the event loop.
+    """Groups results. Belongs to the event loop.
 
     Args:
-        wait_s: how long a result waits for others; 0 where whoever waits for it brings no more until it is stored.
+        wait_s: How long a result waits for others; 0 if the caller submits no more until this one is stored.
     """
 
     def __init__(self, put_group: PutGroup, wait_s: float = _WAIT_S) -> None:
@@ -58,17 +58,18 @@ class Putter:
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._overdue = False
-        """What waits has waited for others long enough."""
+        """Whether the waiting results have waited long enough for others."""
 
     async def put(self, small: pb.SmallObject) -> Stored:
-        """Raises LoaderError. Cancelled, it may be stored all the same."""
+        """Store one result. If cancelled, it may be stored nevertheless. Raises LoaderError."""
         (outcome,) = await self.put_many([small])
         if isinstance(outcome, LoaderError):
             raise outcome
         return outcome
 
     async def put_many(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
-        """Of each what has come of it. Cancelled, they may be stored all the same. Raises what is no LoaderError."""
+        """Store results and return the outcome of each. If cancelled, they may be stored nevertheless. Raises errors
+        that are not LoaderErrors."""
         if not objects:
             return []
         waiting = _Waiting(len(objects))
@@ -94,7 +95,7 @@ class Putter:
         )
 
     def _flush(self) -> None:
-        """Whole groups; others when they have waited."""
+        """Start full groups, and others once their waiting time is over."""
         while self._is_due and len(self._running) < _GROUPS:
             group: list[_Item] = []
             size_bytes = 0
@@ -129,7 +130,7 @@ class Putter:
             waiting.take(position, result)
 
     async def close(self) -> None:
-        """Let what has begun end."""
+        """Wait for the groups in progress."""
         if self._timer is not None:
             self._timer.cancel()
         if self._running:

@@ -1,7 +1,7 @@
-"""Run of a job on one node: passes over the sources that are its own, until every one has its result.
+"""Run of a job on one node: passes over the node's sources until every one has its result.
 
-A pass looks up which results are there already, so that it costs little where the one before has done the work: after a
-restart, when nodes come or go, and when a job is run again for what has changed.
+A pass first looks up which results exist, so it costs little if an earlier one has done the work. Passes are repeated
+after a restart, when nodes come or go, and when a job is run again for changed sources.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.limits.memory_budget import MemoryBudget
 
 GROUP_OBJECTS, GROUP_BYTES = 128, 8 << 20
-"""Looked up and read together: so many sources, or bytes."""
+"""Limits on the number and size of sources that are looked up and read together."""
 DIRECT_BYTES = 64 << 10
-"""Results that are expected to be smaller ride to their owners together, which costs less than a request for each."""
+"""Results that are expected to be smaller are sent to their owners in groups, which costs less than a request for each.
+"""
 _GROUPS = 3
-"""Under way at the same time."""
+"""Number of groups in progress."""
 _HELD_BYTES = 64 << 20
-"""Of results that wait to be stored, as far as that can be told beforehand."""
+"""Limit on the estimated size of results that wait to be stored."""
 AGAIN = Backoff(0.5, 8.0, jitter=0.2)
 TRIES = 6
-"""Of an object that cannot be had, transformed or stored for now: some 15 s. Then it has failed."""
+"""Attempts per object, about 15 s with `AGAIN`, before it counts as failed."""
 ENDS_THE_JOB = (BucketNotFound, SnapshotReadOnly, TransformNotFound)
 log = logging.getLogger(__name__)
 
@@ -59,33 +60,33 @@ log = logging.getLogger(__name__)
 class _Read(NamedTuple):
     name: str
     result: str
-    """Its name."""
+    """Name of the result."""
     input: Input
 
 
 class OnFatal(Protocol):
     def __call__(self, error: LoaderError) -> None:
-        """The job cannot go on as a whole."""
+        """Called when the whole job cannot continue."""
 
 
 class ResultsUrls(Protocol):
-    """HTTP sides of the other nodes."""
+    """HTTP endpoints of the other nodes."""
 
     async def learn(self) -> None:
-        """Ask those that answer. Never raises."""
+        """Query the nodes that answer. Never raises."""
 
     def of(self, node: bytes) -> str:
-        """By its uuid; "" where it takes no results, or has not been heard."""
+        """Return the endpoint of a node by its uuid; "" if it accepts no results or has not answered."""
 
 
 class JobRun:
-    """Belongs to the event loop.
+    """One node's run of a job. Belongs to the event loop.
 
     Args:
-        division: how the sources are shared out now.
-        on_finished: called after each pass that went through all of them.
-        concurrency: objects in transformation at once, where the job does not say.
-        results_urls: where servers put results to other nodes.
+        division: Returns the current division of the sources.
+        on_finished: Called after each complete pass.
+        concurrency: Number of objects transformed concurrently, if the job does not specify it.
+        results_urls: Endpoints where servers put results to other nodes.
     """
 
     def __init__(
@@ -115,20 +116,20 @@ class JobRun:
         self._putter = Putter(store.put_small)
         self._results_urls = results_urls
         self._not_directly: set[str] = set()
-        """Sources whose results could not be put by who has made them: they come through here then."""
+        """Sources whose results a server could not put to their owners. Their results go through this node."""
         self._again: list[tuple[str, LoaderError]] = []
         self._stopping = False
         self.changed = asyncio.Event()
-        """To be set when the division has changed, or `stop` was called."""
+        """Set when the division has changed or `stop` was called."""
 
     def stop(self) -> None:
-        """What runs is finished, and nothing is begun any more."""
+        """Finish what is running and start nothing more."""
         self._stopping = True
         self.changed.set()
 
     @property
     def puts(self) -> bool:
-        """Whether results may go from who makes them to the nodes that will own them."""
+        """Whether results may go directly from the server that makes them to the nodes that will own them."""
         return not self.job.inspect and self._transforms.puts(self._call)
 
     @property
@@ -136,7 +137,7 @@ class JobRun:
         return self._stopping
 
     async def run(self) -> None:
-        """Until it is stopped. Cancelled, it lets go of what runs first."""
+        """Run until stopped. On cancellation, what is running is released first."""
         failures = 0
         try:
             if self.puts and self._results_urls is not None:
@@ -155,7 +156,8 @@ class JobRun:
                     self._on_fatal(error)
                     await self.changed.wait()
                 except LoaderError as error:
-                    # Copies here are being compared, a drive is away, the map is changing: none of it lasts.
+                    # Replicas are being compared, a drive is missing, or the map is changing: all of these are
+                    # temporary.
                     log.info("job %s: its sources cannot be gone through now: %s", self.job.name, error)
                     await self._pause(AGAIN.pause_s(failures))
                     failures += 1
@@ -163,7 +165,7 @@ class JobRun:
             await self._putter.close()
 
     async def _pause(self, pause_s: float) -> None:
-        """Ended by whatever changes."""
+        """Wait for a time, or until something changes."""
         if not self.changed.is_set():
             try:
                 async with asyncio.timeout(pause_s):
@@ -177,7 +179,7 @@ class JobRun:
     # -- one pass
 
     async def _pass(self, division: Division) -> None:
-        """Raises LoaderError when it could not go through all; then it has to be begun anew."""
+        """Make one pass over the sources. Raises LoaderError if it was incomplete; it is then repeated."""
         self._store.require(self.job.bucket, self.job.to_bucket)
         self._require_versions()
         self._again = []
@@ -200,7 +202,7 @@ class JobRun:
             self._on_finished()
 
     def _require_versions(self) -> None:
-        """Raises TransformNotFound, which ends the job; TransformGone while a transform is stopped."""
+        """Raise TransformNotFound, which ends the job, if a transform was replaced; TransformGone if one is stopped."""
         versions = self._transforms.versions(self._call)
         for stage, version in zip(self.job.stage, versions, strict=True):
             if stage.uuid != version:
@@ -209,7 +211,7 @@ class JobRun:
                 )
 
     async def _through(self, groups: AsyncGenerator[list[Listed], None], division: Division) -> None:
-        """Raises the first LoaderError of a group, when all that run have ended."""
+        """Process groups. Raises the first LoaderError of a group, after all running groups have ended."""
         running: set[asyncio.Task[None]] = set()
         error: LoaderError | None = None
         try:
@@ -233,7 +235,7 @@ class JobRun:
             raise error
 
     async def _groups(self, division: Division) -> AsyncGenerator[list[Listed], None]:
-        """This node's sources. Raises LoaderError."""
+        """Yield this node's sources. Raises LoaderError."""
         job = self.job
         if job.object:
             wanted = sorted({name for name in job.object if self._names.takes(name)}, key=str.encode)
@@ -257,7 +259,7 @@ class JobRun:
     # -- one group
 
     async def _group(self, group: Sequence[Listed]) -> None:
-        """Raises what ends the job, or the pass."""
+        """Process a group. Raises errors that end the job, or the pass."""
         self.part.counts.seen += len(group)
         wanted = await self._unrivalled(group)
         results = {one.name: self._names.result_of(one.name) for one in wanted}
@@ -295,7 +297,7 @@ class JobRun:
                 several.create_task(self._burst(some, expected))
 
     async def _unrivalled(self, group: Sequence[Listed]) -> list[Listed]:
-        """Without those whose results have the names of others'."""
+        """Return the sources without those whose result would have the same name as another source's."""
         rivals = {one.name: found for one in group if (found := self._names.rivals(one.name))}
         if not rivals:
             return list(group)
@@ -318,7 +320,7 @@ class JobRun:
         return left
 
     async def _there(self, bucket: str, names: Sequence[str]) -> dict[str, Stored]:
-        """Those that nobody can say anything of are not there."""
+        """Return the existing objects. Names without an answer count as missing."""
         found = await self._store.heads(bucket, names)
         return {name: one for name, one in zip(names, found, strict=True) if isinstance(one, Stored)}
 
@@ -326,7 +328,7 @@ class JobRun:
         return await self._there(self.job.bucket, names) if names else {}
 
     def _is_done(self, name: str, source: Stored | None, result: Stored | None) -> bool:
-        """Whether its result is there, which is then counted."""
+        """Return whether the result exists, and count it."""
         if source is None or result is None:
             return False
         if not is_result(result.metadata, self._label(name), source.version, self._stages):
@@ -381,13 +383,14 @@ class JobRun:
             self.part.counts.busy_s += asyncio.get_running_loop().time() - began_s
 
     def _is_direct(self, one: Input) -> bool:
-        """Whether its result is to go from who makes it to the node that will own it."""
+        """Return whether the result should go directly from the server that makes it to the node that will own it."""
         return self.puts and one.content.size_bytes * self._inflation >= DIRECT_BYTES
 
     async def _put_directly(self, one: _Read) -> bool:
-        """Have the server put its output to the node that will own it; False where it has to come through here.
+        """Have the server put its output to the node that will own it; return False if the output must go through this
+        node.
 
-        Raises LoaderError. What may have been stored is looked up before it is tried again.
+        Raises LoaderError. A result that may have been stored is looked up before the next attempt.
         """
         if self._results_urls is None or one.name in self._not_directly:
             return False
@@ -403,7 +406,7 @@ class JobRun:
         except NodeUnavailable:
             self._not_directly.add(one.name)
             raise
-        except ValueError:  # names and metadata that are too long for a token
+        except ValueError:  # names and metadata are too long for a token
             return False
         finally:
             self.part.counts.busy_s += asyncio.get_running_loop().time() - began_s
@@ -414,7 +417,7 @@ class JobRun:
         return Origin(self.job.bucket, one.name, one.input.version)
 
     async def _keep(self, one: _Read, made: Content) -> None:
-        """Raises LoaderError."""
+        """Store a result. Raises LoaderError."""
         if not self.job.inspect:
             if made.data is not None and made.size_bytes <= SMALL_BYTES:
                 await self._putter.put(self._small(one, made))
@@ -443,10 +446,10 @@ class JobRun:
         counts.input_bytes += input_bytes
         counts.output_bytes += size_bytes
 
-    # -- several small ones together
+    # -- bursts of small objects
 
     async def _burst(self, some: Sequence[_Read], expected: int) -> None:
-        """Holds `expected` bytes, and a turn, which it gives back."""
+        """Transform and store a burst. It holds `expected` bytes and a turn, and returns both."""
         try:
             try:
                 if self._stopping:
@@ -494,11 +497,11 @@ class JobRun:
             else:
                 self._count(one, content.size_bytes)
 
-    # -- what was not done
+    # -- objects without a result
 
     def _not_done(self, name: str, version: str, error: LoaderError) -> None:
         if isinstance(error, NotFound) and not self.job.object and not isinstance(error, BucketNotFound):
-            self.part.counts.seen -= 1  # deleted since it was listed
+            self.part.counts.seen -= 1  # deleted since the listing
         elif error.retryable or isinstance(error, (OutcomeUnknown, TransformGone, StaleMap)):
             self._again.append((name, error))
         else:
@@ -509,10 +512,10 @@ class JobRun:
         if not self.job.continue_on_error:
             self._on_fatal(type(error)(f"{self._label(name)}: {error}"))
 
-    # -- what is left over
+    # -- orphans
 
     async def _delete_orphans(self, division: Division) -> None:
-        """Delete results of this node's whose sources, by the names of this job, are gone."""
+        """Delete this node's results whose sources, by the names of this job, no longer exist."""
         start_after: str | None = ""
         while start_after is not None and self._go_on(division):
             page = await self._store.page(self.job.to_bucket, self.job.to_prefix, start_after)
@@ -548,7 +551,7 @@ class JobRun:
 
 
 def _first_error(done: Iterable[asyncio.Task[None]]) -> LoaderError | None:
-    """Raises what is no LoaderError."""
+    """Return the first LoaderError of the tasks. Raises other errors."""
     found = None
     for task in done:
         if isinstance(error := task.exception(), LoaderError):

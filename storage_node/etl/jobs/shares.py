@@ -1,7 +1,7 @@
-"""Shares of a job: which node takes which source, and when the parts that nodes have done are the whole. Pure.
+"""Division of a job: which node processes which source, and when the nodes' parts are complete. Pure functions.
 
-A source is its first owner's who answers. A node that does not answer is no hindrance as long as each object has a copy
-on another one; the nodes that do answer take what would be its own.
+A source is processed by its first owner that answers. A node that does not answer does not delay the job, as long as
+each object has a replica on another node: the nodes that answer process its sources.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 
 
 class Division(NamedTuple):
-    """By which the sources are shared out."""
+    """A division of the sources among nodes."""
 
     layout: int = 0
     """See `layout_of`."""
@@ -27,16 +27,18 @@ class Division(NamedTuple):
 
 
 def layout_of(view: ClusterView, bucket: cluster_pb.MapBucket) -> int:
-    """The same as long as the same nodes own the bucket's objects: other changes of the map are none of a job's."""
+    """Return a hash of what determines ownership in the bucket. Map changes that do not affect ownership leave it
+    unchanged."""
     nodes = sorted((node.uuid.hex(), node.host, node.weight, node.state) for node in view.nodes)
     text = repr((nodes, bucket.uuid.hex(), bucket.copies, list(bucket.former_copies)))
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
 def takers(view: ClusterView, bucket: cluster_pb.MapBucket, names: Sequence[str], division: Division) -> list[int]:
-    """Of each name the position of the node that takes it; -1 where no node answers.
+    """Return for each name the position of the node that processes it; -1 if no owner answers.
 
-    While nodes join or leave these are the owners from before: what has left them is found when the change is over.
+    While nodes join or leave, these are the owners from before the change; objects that have moved away from them are
+    found when the change is complete.
     """
     placement = view.former or view.placement
     owners = placement.owners(object_hashes(bucket.uuid, names), placement.hosts)
@@ -50,7 +52,8 @@ def takers(view: ClusterView, bucket: cluster_pb.MapBucket, names: Sequence[str]
 
 
 def is_complete(view: ClusterView, bucket: cluster_pb.MapBucket, division: Division) -> bool:
-    """Whether the parts by this division can be the whole: no node has what no other one has, and nothing moves."""
+    """Whether the parts of this division can be complete: no unreachable node may hold the only replica of an object,
+    and no objects move."""
     if layout_of(view, bucket) != division.layout or view.former is not None:
         return False
     hosts = {view.nodes[view.position[uuid]].host for uuid in division.without if uuid in view.position}
@@ -58,7 +61,7 @@ def is_complete(view: ClusterView, bucket: cluster_pb.MapBucket, division: Divis
 
 
 def whole(parts: Mapping[bytes, pb.NodeJob], nodes: Sequence[bytes], division: Division) -> pb.JobCounts | None:
-    """What all nodes have done together, once each that answers has finished its part by this division."""
+    """Return the total of all parts; None until every node that answers has finished its part of this division."""
     total = pb.JobCounts()
     for uuid in nodes:
         if uuid in division.without:
@@ -71,6 +74,6 @@ def whole(parts: Mapping[bytes, pb.NodeJob], nodes: Sequence[bytes], division: D
 
 
 def add(total: pb.JobCounts, more: pb.JobCounts) -> None:
-    """In place."""
+    """Add counts in place."""
     for field in pb.JobCounts.DESCRIPTOR.fields:
         setattr(total, field.name, getattr(total, field.name) + getattr(more, field.name))

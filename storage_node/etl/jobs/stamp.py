@@ -1,4 +1,4 @@
-"""Stamp of a result, in its metadata: the source version that it was made of, and the transforms' versions."""
+"""Stamp of a result, in its metadata: the version of its source, and the versions of the transforms."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SOURCE_KEY = "ais.etl-source"
 """BUCKET/NAME, or BUCKET@SNAPSHOT/NAME."""
 VERSION_KEY = "ais.etl-source-version"
 STAGES_KEY = "ais.etl-stages"
-"""JSON: of each stage its name, its version (hex), and its arguments, or their digest where they are long."""
+"""JSON: the name, version (hex) and arguments of each stage; a digest replaces long arguments."""
 JOB_KEY = "ais.etl-job"
-"""The job's uuid (hex); not of results of single copies."""
+"""Uuid of the job (hex); absent from results of single copies."""
 _ARGS_BYTES = 512
-"""Longer arguments would take the room of the other metadata."""
+"""Longer arguments would take too much of the space for metadata."""
 
 
 def stages_text(stages: Sequence[pb.JobStage]) -> str:
@@ -31,12 +31,12 @@ def _short(args: str) -> str:
 
 
 def stamp(source: str, version: str, stages: str, job_uuid: bytes = b"") -> dict[str, str]:
-    """`source`: BUCKET/NAME; `stages`: see `stages_text`."""
+    """Return the metadata of a result. `source`: BUCKET/NAME; `stages`: see `stages_text`."""
     made = {SOURCE_KEY: source, VERSION_KEY: version, STAGES_KEY: stages}
     return made | {JOB_KEY: job_uuid.hex()} if job_uuid else made
 
 
 def is_result(metadata: Mapping[str, str], source: str, version: str, stages: str) -> bool:
-    """Whether an object is what would be made again. Whose job it was does not matter."""
+    """Return whether an object equals the result that would be made now. The job that made it does not matter."""
     found = metadata.get(SOURCE_KEY), metadata.get(VERSION_KEY), metadata.get(STAGES_KEY)
     return found == (source, version, stages)

@@ -1,4 +1,4 @@
-"""Calls about transforms: made, listed, shown, stopped and deleted, on a node for its whole cluster, or on a store."""
+"""RPC calls about transforms: create, list, show, stop and delete, for a cluster or for an embedded store."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from storage_node.etl.registry.registry import check_transform, deleted, in_new_
 
 
 class TransformCalls:
-    """What clients ask about transforms, of a node or of an embedded store.
+    """Answers clients' requests about transforms, on a node or in an embedded store.
 
     Args:
-        elsewhere: what the other nodes say of these, by their uuids; None of those that do not answer.
+        elsewhere: Asks the other nodes for the states of these transforms. Returns their answers by uuid; None for a
+            node that does not answer.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class TransformCalls:
         self._etl, self._node_uuid, self._elsewhere = etl, node_uuid, elsewhere
 
     async def init(self, request: pb.InitTransformRequest) -> pb.TransformInfo:
-        """Raises InvalidRequest, TransformRefused, TransformFailed, TransformExists."""
+        """Create or replace a transform. Raises InvalidRequest, TransformRefused, TransformFailed, TransformExists."""
         check_transform(request.transform)
         made = in_new_version(request.transform)
         async with self._etl.transforms.tried(made):
@@ -39,22 +40,22 @@ class TransformCalls:
         return pb.ListTransformsResponse(transform=await self._infos(list(self._etl.registry.all()), with_log=False))
 
     async def get(self, name: str, *, with_code: bool = False) -> pb.TransformInfo:
-        """Raises TransformNotFound."""
+        """Return one transform with its log. Raises TransformNotFound."""
         return await self._info(name, with_log=True, with_code=with_code)
 
     async def set(self, request: pb.SetTransformRequest) -> pb.TransformInfo:
-        """Raises TransformNotFound."""
+        """Stop or start a transform. Raises TransformNotFound."""
         await self._etl.registry.change(set_stopped(request.name, stopped=request.stopped))
         self._etl.transforms.follow()
         return await self._info(request.name)
 
     async def delete(self, name: str) -> None:
-        """Raises TransformNotFound."""
+        """Delete a transform. Raises TransformNotFound."""
         await self._etl.registry.change(deleted(name))
         self._etl.transforms.follow()
 
     def state(self, request: pb.TransformStateRequest) -> pb.TransformStateResponse:
-        """Of this process."""
+        """Return the states of transforms in this process."""
         wanted = set(request.name)
         found = [one for one in self._etl.registry.all() if not wanted or one.name in wanted]
         states = {one.name: self._etl.transforms.state(one, with_log=request.with_log) for one in found}

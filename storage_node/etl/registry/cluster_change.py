@@ -1,4 +1,4 @@
-"""Change of a cluster's map that is about transforms or jobs: proposed by this node, and known to it when made."""
+"""Changes of a cluster's map that concern transforms or jobs, proposed by this node."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ CHANGE_TIMEOUT_S = 20.0
 
 
 async def change_cluster_map(node: Node, view: ClusterView, edit: Edit) -> None:
-    """Raises what the edit raises, a ValueError of its own as InvalidRequest; ChangeFailed."""
+    """Change the map. When this returns, this node knows the new map.
+
+    Raises ChangeFailed and what the edit raises; a ValueError of the edit is raised as InvalidRequest.
+    """
     endpoints = [other.peer_endpoint for other in view.nodes]
     try:
         made = await change_map_async(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S, caller=node.caller)
     except LoaderError:
-        raise  # many are a ValueError, too
+        raise  # many of them are ValueErrors as well
     except ValueError as error:
         raise InvalidRequest(str(error)) from error
     await node.learn(made)

@@ -1,7 +1,7 @@
-"""Registry: which transforms there are. In a cluster its map has them, elsewhere the record of the store.
+"""Registry of transforms. In a cluster they are in its map, elsewhere in the store record.
 
-What becomes of the list is said by pure edits; where it is kept, by two classes with the same face. Whoever returns, or
-joins, has all transforms with the map or the record.
+Changes of the list are pure functions (edits). Two classes with the same interface store it. A node that returns or
+joins receives all transforms with the map or the record.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from storage_node.store.store import Store
 MAX_TRANSFORMS = 256
 MAX_CODE_BYTES = 1 << 20
 MAX_ALL_BYTES = 16 << 20
-"""Of all transforms: every node has them, with every version of the map."""
+"""Limit for all transforms together: every node has them, with every version of the map."""
 MAX_WORDS, MAX_TEXT = 256, 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 Edit: TypeAlias = Callable[[Sequence[pb.Transform]], list[pb.Transform]]
@@ -43,7 +43,7 @@ Edit: TypeAlias = Callable[[Sequence[pb.Transform]], list[pb.Transform]]
 
 
 def check_transform(transform: pb.Transform) -> None:
-    """What came from a client. Raises InvalidName, InvalidRequest, TransformRefused."""
+    """Check a transform that a client sent. Raises InvalidName, InvalidRequest, TransformRefused."""
     if not _NAME.fullmatch(transform.name):
         raise InvalidName(
             f"transform {transform.name!r}: a name is 1 to 63 of A-Z a-z 0-9 . _ - and begins with one of the first 62"
@@ -63,12 +63,13 @@ def check_transform(transform: pb.Transform) -> None:
     for text in transform.python.requirement:
         _check_requirement(transform.name, text)
     limits = transform.limits
-    if not 0 <= limits.timeout_s < 1e9 or not 0 <= limits.inflation < 1e9:  # nor what is no number
+    if not 0 <= limits.timeout_s < 1e9 or not 0 <= limits.inflation < 1e9:  # false for NaN
         raise InvalidRequest(f"transform {transform.name!r}: limits that there cannot be: {limits}")
 
 
 def _check_requirement(name: str, text: str) -> None:
-    """Of a package, as pip has them, and no option of pip's. Raises InvalidRequest, TransformRefused."""
+    """Check a requirement: a package in pip's syntax, and not one of pip's options. Raises InvalidRequest,
+    TransformRefused."""
     with needs("packaging", "a transform with requirements", TransformRefused):
         from packaging.requirements import InvalidRequirement, Requirement
     try:
@@ -78,7 +79,7 @@ def _check_requirement(name: str, text: str) -> None:
 
 
 def in_new_version(transform: pb.Transform) -> pb.Transform:
-    """A copy, of a version that there never was."""
+    """Return a copy with a new unique version."""
     made = pb.Transform()
     made.CopyFrom(transform)
     made.uuid, made.stopped, made.created_ns = uuid.uuid4().bytes, False, time.time_ns()
@@ -86,7 +87,7 @@ def in_new_version(transform: pb.Transform) -> pb.Transform:
 
 
 def initialized(made: pb.Transform, *, replace: bool) -> Edit:
-    """With this version of a transform. The edit raises TransformExists, InvalidRequest."""
+    """Return an edit that adds this version of a transform. The edit raises TransformExists, InvalidRequest."""
 
     def edit(transforms: Sequence[pb.Transform]) -> list[pb.Transform]:
         if any(one.uuid == made.uuid for one in transforms):
@@ -106,7 +107,7 @@ def initialized(made: pb.Transform, *, replace: bool) -> Edit:
 
 
 def set_stopped(name: str, *, stopped: bool) -> Edit:
-    """The edit raises TransformNotFound."""
+    """Return an edit that stops or starts a transform. The edit raises TransformNotFound."""
 
     def edit(transforms: Sequence[pb.Transform]) -> list[pb.Transform]:
         changed = []
@@ -123,7 +124,7 @@ def set_stopped(name: str, *, stopped: bool) -> Edit:
 
 
 def deleted(name: str) -> Edit:
-    """The edit raises TransformNotFound."""
+    """Return an edit that deletes a transform. The edit raises TransformNotFound."""
 
     def edit(transforms: Sequence[pb.Transform]) -> list[pb.Transform]:
         _require(transforms, name)
@@ -142,19 +143,19 @@ def _require(transforms: Sequence[pb.Transform], name: str) -> None:
 
 
 class Registry(Protocol):
-    """Belongs to the event loop that stages run on."""
+    """Where transforms are stored. Belongs to the event loop that stages run on."""
 
     def all(self) -> Sequence[pb.Transform]: ...
     def find(self, name: str) -> pb.Transform | None: ...
     async def change(self, edit: Edit) -> None:
-        """Returns when it is lasting. Raises what the edit raises, LoaderError."""
+        """Apply an edit. Returns when the change is durable. Raises what the edit raises, and LoaderError."""
 
 
 class RecordRegistry:
-    """In the record of a store, jobs as well (`JobRecords`).
+    """Transforms and jobs in the record of a store; also a `JobRecords`.
 
     Args:
-        on_thread: runs a function that waits for drives.
+        on_thread: Runs a function that waits for drives.
     """
 
     def __init__(self, store: Store, on_thread: Callable[..., Awaitable[Any]]) -> None:
@@ -163,7 +164,7 @@ class RecordRegistry:
 
     @property
     def view(self) -> None:
-        """Of no cluster."""
+        """Always None: there is no cluster."""
         return None
 
     def _record(self) -> pb.EtlRecord:
@@ -215,7 +216,7 @@ class RecordRegistry:
 
 
 class NodeRegistry:
-    """Of a node: in the map of its cluster, or else in its store's record."""
+    """Registry of a node: in the map of its cluster, or else in its store's record."""
 
     def __init__(self, node: Node, membership: Membership) -> None:
         self._node, self._membership = node, membership

@@ -1,9 +1,9 @@
-"""Bursts: small runs of one stage that wait for a worker, and go to it together.
+"""Bursts: small runs of one stage that wait for a worker and go to it together.
 
-To be given to a worker and taken back costs more than most transforms of a small object: two messages, and two
-processes that wake each other. Runs that have to wait anyway wait with those of the same stage, arguments and tenant;
-whoever's turn it is takes its share of them, so that the other workers have theirs, and no more than the stage is soon
-done with.
+Sending an object to a worker and receiving the result costs more than most transforms of a small object: two messages,
+and two context switches between processes. Runs that have to wait anyway are queued together with those of the same
+stage, arguments and tenant. Each turn takes a share of the queue, so that the other workers get theirs, and no more
+than the stage finishes within a short time.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from storage_node.etl.values import Content, Origin
 
 
 class _Run:
-    """One object, and what is made of it."""
+    """One object and its result."""
 
     def __init__(self, origin: Origin, content: Content) -> None:
         self.origin = origin
         self.input = Content(content.size_bytes, content.checksum, content.data)
-        """Its bytes stay until the burst is over, whenever the caller closes what is its own."""
+        """A reference of its own to the bytes: they stay until the burst is over, even if the caller closes its
+        content."""
         self.made: asyncio.Future[Content] = asyncio.get_running_loop().create_future()
         self.burst: _Burst | None = None
 
     def end(self, outcome: Content | BaseException) -> None:
         self.input.close()
-        if self.made.done():  # given up
+        if self.made.done():  # cancelled by the caller
             if isinstance(outcome, Content):
                 outcome.close()
         elif isinstance(outcome, Content):
@@ -47,14 +48,15 @@ class _Burst:
 
 
 class Bursts:
-    """Of one stage, with the same arguments, for one tenant. Belongs to the event loop.
+    """Bursts of one stage, with the same arguments, for one tenant. Belongs to the event loop.
 
     Args:
-        workers: that runs are shared out to.
-        size: how many are worth a burst now.
-        turn: what is held while a worker is used.
-        run_many: passes inputs through, in a turn: an outcome for each. Cancelled, it lets go of them.
-        on_idle: called when nothing is under way any more.
+        workers: Number of workers among which the queued runs are divided.
+        size: Returns the number of runs that a burst should have now.
+        turn: Returns the context manager that is held while a worker is used.
+        run_many: Passes inputs through, within a turn, and returns one outcome for each. If it is cancelled, it
+            releases them.
+        on_idle: Called when no burst is running any more.
     """
 
     def __init__(
@@ -69,15 +71,15 @@ class Bursts:
         self._on_idle = on_idle
         self._waiting: deque[_Run] = deque()
         self._next: _Burst | None = None
-        """That takes what waits when its turn has come."""
+        """The burst that takes queued runs when its turn comes."""
         self._under_way: set[_Burst] = set()
 
     async def run(self, origin: Origin, content: Content) -> Content:
-        """Pass one input, which is in memory, through. It stays the caller's; what is made of it becomes the caller's.
+        """Pass one input, which is in memory, through. The input remains the caller's; the result becomes the caller's.
 
-        Cancelled, it ends its burst if nobody waits for any other run of it.
+        If this call is cancelled, its burst ends when no caller waits for any other run of it.
 
-        Raises what comes of it.
+        Raises the error of the run.
         """
         mine = _Run(origin, content)
         self._waiting.append(mine)
@@ -89,7 +91,7 @@ class Bursts:
             raise
 
     def _ask(self) -> None:
-        """For the next turn, if any run waits for one."""
+        """Request the next turn if any run waits for one."""
         if self._waiting and self._next is None:
             self._next = burst = _Burst()
             self._under_way.add(burst)
@@ -107,7 +109,7 @@ class Bursts:
                 self._waiting.remove(run)
             run.input.close()
         elif run.made.done() and not run.made.cancelled() and run.made.exception() is None:
-            run.made.result().close()  # made in this very moment
+            run.made.result().close()  # finished at the same moment
         elif all(one.made.done() for one in run.burst.runs):
             run.burst.task.cancel()
 
@@ -127,7 +129,7 @@ class Bursts:
                 for run, outcome in zip(burst.runs, outcomes, strict=True):
                     run.end(outcome)
         except BaseException as error:
-            if self._next is burst:  # its turn has not come, and will not
+            if self._next is burst:  # it never got its turn
                 self._next = None
                 burst.runs.extend(self._waiting)
                 self._waiting.clear()

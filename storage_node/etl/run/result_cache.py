@@ -1,8 +1,8 @@
-"""Result cache: what transforms have made, kept for those who ask again, and made once however many ask at a time.
+"""Result cache: outputs of transforms, kept for later requests. Concurrent requests for one result share one run.
 
-A result is known by what it was made of and by what: the object's version, member and range, and the version and
-arguments of every transform. None of these ever means other bytes, so that nothing is ever taken back. What fails is
-not kept.
+The key of a result consists of everything that it is made of: the object's version, member and range, and the version
+and arguments of every transform. The same key never stands for other bytes, so nothing is ever invalidated. Failures
+are not cached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from storage_node.limits.tasks import retrieve
 
 
 class Shared:
-    """A result that several may read. Whoever has it releases it once."""
+    """A result with several readers. Each reader releases it once."""
 
     __slots__ = ("content", "users")
 
@@ -41,12 +41,13 @@ def result_key(
     versions: tuple[bytes, ...],
     args: tuple[str, ...],
 ) -> Hashable:
-    """By what a result is kept: everything that it is made of. `part`: start and length, of a request that has any."""
+    """Return the cache key of a result, which contains everything that it is made of. `part`: start and length of the
+    requested range, if any."""
     return bucket, name, version, member, part, versions, args
 
 
 def args_of(call: pb.TransformCall) -> tuple[str, ...]:
-    """Of all stages."""
+    """Return the arguments of all stages."""
     return tuple([stage.args for stage in call.stage])
 
 
@@ -57,10 +58,10 @@ class _Making:
 
 
 class ResultCache:
-    """Belongs to one event loop. Least recently used results go first.
+    """Cache that evicts the least recently used results first. Belongs to one event loop.
 
     Args:
-        limit_bytes: of what is kept; a result of more than a quarter of it is not.
+        limit_bytes: Maximum size of the cache. A result larger than a quarter of it is not cached.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -72,7 +73,8 @@ class ResultCache:
         self.misses = 0
 
     def touched(self, key: Hashable) -> Content | None:
-        """What is kept, whose bytes the caller takes at once: they may be closed. May be called from any thread."""
+        """Return a cached result. The caller must read its bytes at once, because it may be closed. May be called from
+        any thread."""
         found = self._kept.get(key)
         if found is None:
             return None
@@ -82,7 +84,7 @@ class ResultCache:
         return found.content
 
     def find(self, key: Hashable) -> Shared | None:
-        """To be released; None where it is not kept."""
+        """Return a cached result, which the caller releases; None if it is not cached."""
         found = self._kept.get(key)
         if found is None:
             return None
@@ -94,9 +96,11 @@ class ResultCache:
     async def get(
         self, key: Hashable, make: Callable[[], Awaitable[Content]], done: Callable[[], None] = lambda: None
     ) -> Shared:
-        """To be released. What `make` raises, all who wait for it raise; it is cancelled when none of them waits.
+        """Return a result, which the caller releases. An error of `make` is raised to all callers that wait for it.
+        `make` is cancelled when no caller waits any more.
 
-        `done`: called once, when `make` is over or will not be called: it may go on for others when this is cancelled.
+        `done` is called once, when `make` has ended or will not be called. If this call is cancelled, `make` may
+        continue for other callers.
         """
         if (found := self.find(key)) is not None:
             done()
@@ -123,7 +127,7 @@ class ResultCache:
                 if not making.task.done():
                     making.task.cancel()
                 elif not making.task.cancelled() and making.task.exception() is None:
-                    making.task.result().release()  # of the making itself
+                    making.task.result().release()  # the reference of the task itself
 
     async def _make(self, key: Hashable, make: Callable[[], Awaitable[Content]]) -> Shared:
         made = Shared(await make())

@@ -1,7 +1,7 @@
-"""Transforms of one node: by name, each in its version, started when it is first asked for and replaced without a gap.
+"""Transforms of one node, by name and version. A stage starts at its first use and is replaced without interruption.
 
-What was begun with one version ends with it: a version that was replaced is closed when its last run has ended. Workers
-are shared by tenants in turns, and what a tenant has had of them is counted in seconds.
+A run ends with the version that it began with: a replaced version is closed when its last run has ended. Tenants share
+the workers in turns, which account for the seconds that each tenant uses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from storage_node.limits.turns import ASKING, TimedTurns
 
 
 def open_stage(transform: pb.Transform, context: StageContext) -> Stage:
-    """Raises TransformRefused, MissingExtra."""
+    """Create the stage of a transform. Raises TransformRefused, MissingExtra."""
     match transform.WhichOneof("source"):
         case "python":
             return PythonStage(transform, context)
@@ -41,7 +41,7 @@ def open_stage(transform: pb.Transform, context: StageContext) -> Stage:
 
 
 class _Opened:
-    """A version, and who uses it."""
+    """An open version of a transform, with the number of its users."""
 
     def __init__(self, transform: pb.Transform, stage: Stage) -> None:
         self.transform, self.stage = transform, stage
@@ -50,7 +50,8 @@ class _Opened:
 
 
 class Admitted:
-    """Stages of a call, as they were when it was taken on: they stay until it is released, whatever replaces them."""
+    """The stages of a call as they were when it was admitted. They stay open until it is released, even if they are
+    replaced."""
 
     def __init__(self, opened: Sequence[_Opened], release: Callable[[_Opened], None]) -> None:
         self._opened, self._release = opened, release
@@ -60,18 +61,19 @@ class Admitted:
         return [one.stage for one in self._opened]
 
     def release(self) -> None:
-        """May be called again."""
+        """Release the stages. May be called again."""
         opened, self._opened = self._opened, ()
         for one in opened:
             self._release(one)
 
 
 class NodeTransforms:
-    """A `Transforms`. Belongs to the event loop that stages run on.
+    """Implementation of `Transforms`. Belongs to the event loop that stages run on.
 
     Args:
-        known: the transform of a name, as the cluster's map or the store's record has it now; None for none.
-        context: what every stage has; logs and counts are each transform's own.
+        known: Returns the current transform of a name, from the cluster's map or the store's record; None if there is
+            none.
+        context: Context that all stages share; logs and counters are separate for each transform.
     """
 
     def __init__(self, known: Callable[[str], pb.Transform | None], context: StageContext) -> None:
@@ -80,15 +82,15 @@ class NodeTransforms:
         self._of_name: dict[str, tuple[StageLog, StageCounts]] = {}
         self._turns = TimedTurns(workers_of(context.config), context.config.tenant_weights)
         self._bursts: dict[tuple[Stage, str, str], Bursts] = {}
-        """By stage, arguments and tenant."""
+        """Keyed by stage, arguments and tenant."""
         self._closing: set[asyncio.Task[None]] = set()
         self._problems: dict[str, str] = {}
         self._closed = False
 
-    # -- a `Transforms`
+    # -- implementation of `Transforms`
 
     def versions(self, call: batch_pb.TransformCall) -> tuple[bytes, ...]:
-        return tuple([self._transform(stage.name).uuid for stage in call.stage])  # of one, mostly: no generator
+        return tuple([self._transform(stage.name).uuid for stage in call.stage])  # faster than a generator
 
     async def run(
         self, call: batch_pb.TransformCall, origin: Origin, content: Content, versions: Sequence[bytes] = ()
@@ -104,7 +106,7 @@ class NodeTransforms:
             admitted.release()
 
     def admit(self, call: batch_pb.TransformCall, versions: Sequence[bytes] = ()) -> Admitted:
-        """Take a call on, to be run by the versions that there are now. To be released. Raises as `run`."""
+        """Admit a call, to be run by the current versions. The caller releases it. Raises as `run`."""
         taken: list[_Opened] = []
         try:
             for at, stage in enumerate(call.stage):
@@ -120,7 +122,7 @@ class NodeTransforms:
     async def run_admitted(
         self, admitted: Admitted, call: batch_pb.TransformCall, origin: Origin, content: Content
     ) -> Content:
-        """As `run`; whoever has admitted it releases it."""
+        """Like `run`, for an admitted call, which the caller releases."""
         try:
             for opened, stage in zip(admitted.stages, call.stage, strict=True):
                 made = await self._counted(opened, stage, origin, content)
@@ -152,7 +154,7 @@ class NodeTransforms:
             raise
         try:
             *before, last = admitted.stages
-            assert isinstance(last, ServerStage)  # or `puts` says no
+            assert isinstance(last, ServerStage)  # otherwise `puts` is false
             target = last.target(destination)
         except ValueError:
             admitted.release()
@@ -163,7 +165,7 @@ class NodeTransforms:
                 content.close()
                 content = made
             stage = call.stage[-1]
-            # Without a turn: no worker is busy, and most of the time another node is. Connections bound it.
+            # Without a turn: no worker of this node is busy. The number of connections is the limit.
             async with self._counting(stage, origin, contextlib.nullcontext()) as counts:
                 put = await last.run_to(origin, content, stage.args, target)
             counts.objects += 1
@@ -175,7 +177,7 @@ class NodeTransforms:
             admitted.release()
 
     def burst(self, call: batch_pb.TransformCall) -> int:
-        """Of the slowest of its stages; 1 where one of them has not begun, or is no worker's."""
+        """The smallest burst size of its stages; 1 if a stage has no running worker."""
         found = []
         for stage in call.stage:
             opened = self._opened.get(stage.name)
@@ -201,7 +203,7 @@ class NodeTransforms:
                     made[at] = outcome
             done, made = made, []
             return done
-        except LoaderError as error:  # none is begun
+        except LoaderError as error:  # nothing has started
             return [error] * len(inputs)
         finally:
             admitted.release()
@@ -210,7 +212,7 @@ class NodeTransforms:
                     one.close()
 
     def kept_result(self, call: batch_pb.TransformCall, size_bytes: int, results: int = 1) -> None:
-        """Somebody was given what had been made before."""
+        """Count results that were served from the cache."""
         counts = self.counts(call.stage[-1].name)
         counts.cache_hits += results
         counts.cache_hit_bytes += size_bytes
@@ -252,7 +254,8 @@ class NodeTransforms:
         origin: Origin,
         turn: contextlib.AbstractAsyncContextManager[None] | None = None,
     ) -> AsyncIterator[StageCounts]:
-        """Around one object's run, in its turn. Raises what that raises, a defect of ours as TransformFailed."""
+        """Context of one object's run, in its turn. Raises what the run raises; an internal error becomes
+        TransformFailed."""
         counts = self.counts(stage.name)
         async with turn or self._turns.turn(ASKING.get()):
             began_s = time.monotonic()
@@ -264,7 +267,7 @@ class NodeTransforms:
                 raise
             except asyncio.CancelledError:
                 raise
-            except Exception as error:  # of this object, not of its neighbours
+            except Exception as error:  # concerns this object only
                 counts.failure(error)
                 raise TransformFailed(f"{stage.name}: {origin}: {type(error).__name__}: {error}") from error
             finally:
@@ -287,7 +290,7 @@ class NodeTransforms:
     async def _counted_burst(
         self, opened: WorkerStage, stage: batch_pb.TransformStage, inputs: Sequence[tuple[Origin, Content]]
     ) -> Sequence[Content | LoaderError]:
-        """In a turn."""
+        """Run a burst within a turn."""
         counts = self.counts(stage.name)
         began_s = time.monotonic()
         counts.running += 1
@@ -296,7 +299,7 @@ class NodeTransforms:
             outcomes = await opened.run_many(inputs, stage.args)
         except LoaderError as error:
             outcomes = [error] * len(inputs)
-        except Exception as error:  # a defect of ours: of these objects, not of their neighbours
+        except Exception as error:  # an internal error: concerns these objects only
             for _ in inputs:
                 counts.failure(error)
             raise TransformFailed(f"{stage.name}: {type(error).__name__}: {error}") from error
@@ -347,7 +350,7 @@ class NodeTransforms:
         except LoaderError as error:
             self._problems[name] = told(error)
             raise
-        except ImportError as error:  # an extra that is missing
+        except ImportError as error:  # a missing extra
             self._problems[name] = told(error)
             raise TransformRefused(f"{name}: {error}") from error
         self._problems.pop(name, None)
@@ -367,7 +370,8 @@ class NodeTransforms:
         task.add_done_callback(retrieve)
 
     def follow(self) -> None:
-        """Close what has been stopped, deleted or replaced since; to be called when the map or the record changes."""
+        """Close the stages of transforms that were stopped, deleted or replaced. Called when the map or the record has
+        changed."""
         for name, opened in list(self._opened.items()):
             transform = self._known(name)
             if transform is None or transform.stopped or transform.uuid != opened.transform.uuid:
@@ -376,7 +380,7 @@ class NodeTransforms:
             del self._of_name[name]
 
     def prepare(self, transforms: Sequence[pb.Transform]) -> None:
-        """Have what takes long made for transforms that other nodes have begun with, before somebody waits for it."""
+        """Create environments for transforms that other nodes use already, before a request waits for them."""
         if self._context.environments is None or not self._context.config.etl_install or self._closed:
             return
         for transform in transforms:
@@ -388,9 +392,10 @@ class NodeTransforms:
 
     @contextlib.asynccontextmanager
     async def tried(self, transform: pb.Transform) -> AsyncIterator[None]:
-        """Whether it can be started here; around making it known, after which it is served by what was started.
+        """Context in which a transform becomes known: first check that it can start here, then serve it with the stage
+        that was started.
 
-        Raises what is wrong with it.
+        Raises the error of the start.
         """
         log, counts = StageLog(), StageCounts()
         try:
@@ -406,7 +411,7 @@ class NodeTransforms:
             raise
         known = self._known(transform.name)
         if known is None or known.uuid != transform.uuid or transform.name in self._opened:
-            await stage.close()  # somebody was faster
+            await stage.close()  # another call was faster
             return
         self._of_name[transform.name] = log, counts
         self._problems.pop(transform.name, None)
@@ -422,7 +427,7 @@ class NodeTransforms:
             await asyncio.wait(self._closing)
         await self._context.http_side.stop()
 
-    # -- what is told
+    # -- state
 
     def _own(self, name: str) -> tuple[StageLog, StageCounts]:
         found = self._of_name.get(name)
@@ -432,11 +437,11 @@ class NodeTransforms:
         return self._own(name)[1]
 
     def all_counts(self) -> dict[str, StageCounts]:
-        """By the names of transforms that there are and that have been used. May be called from any thread."""
+        """Return counters by name, for all existing transforms that have been used. May be called from any thread."""
         return {name: counts for name, (_, counts) in list(self._of_name.items())}
 
     def state(self, transform: pb.Transform, *, with_log: bool) -> pb.NodeTransform:
-        """Of this node; without its uuid."""
+        """Return a transform's state on this node, without the node's uuid."""
         name = transform.name
         found = self._of_name.get(name)
         problem = self._problems.get(name, "")

@@ -1,7 +1,8 @@
-"""Results that transforms' servers put to this node themselves, written as a job writes those that pass through it.
+"""Storage of results that transforms' servers put to this node directly, as a job writes other results.
 
-A result is whole, counted and held to its size before anything of it is written, so that of a server that breaks off
-nothing is left. The token says the metadata, which is the stamp of the source version and of the transforms.
+A result is received completely, counted and checked against its size limit before anything is written, so a server that
+breaks off leaves nothing behind. The token contains the metadata: the stamp of the source version and of the
+transforms.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from storage_node.etl.spool import Spool
 
 
 def taken_by(store: JobStore, putter: Putter, spool: Spool) -> PutResultCallable:
-    """For `HttpSide.put_result`; small results that come together are stored together, by `putter`."""
+    """Return a function for `HttpSide.put_result`. `putter` groups small results that arrive together."""
 
     async def take(claims: PutClaims, chunks: AsyncIterator[bytes]) -> str:
         metadata = claims.extra.get(METADATA, {})

@@ -1,4 +1,4 @@
-"""Requests that ask for transforms: what is said of these checked, and the request for their inputs. Pure functions."""
+"""Requests with transforms: their validation, and the request for their inputs. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_STAGES, MAX_ARGS_BYTES, MAX_CALLS = 16, 64 << 10, 256
 
 
 def check_calls(request: pb.BatchRequest) -> None:
-    """Raises InvalidRequest when what is said of transforms makes no sense."""
+    """Check the transforms of a request. Raises InvalidRequest."""
     if len(request.transform) > MAX_CALLS:
         raise InvalidRequest(f"{len(request.transform)} transforms in one request, at most {MAX_CALLS}")
     check_columns(request, len(request.name))
@@ -32,7 +32,7 @@ def check_calls(request: pb.BatchRequest) -> None:
 
 
 def inputs_of(request: pb.BatchRequest) -> pb.BatchRequest:
-    """The request for what is to be transformed: as it is stored."""
+    """Return the request for the inputs, as they are stored."""
     plain = pb.BatchRequest()
     plain.CopyFrom(request)
     del plain.transform[:], plain.transform_index[:]
@@ -40,7 +40,8 @@ def inputs_of(request: pb.BatchRequest) -> pb.BatchRequest:
     plain.ClearField("resume_checksum")
     transformed = bool(request.transform_index and request.transform_index[0])
     if request.resume_version and not transformed and not (request.version and request.version[0]):
-        # Of the version that its beginning is of; a result begins again where the object is another one.
+        # An entry without transform is resumed in the version of its first part; a result starts over if the object has
+        # changed.
         if not plain.version:
             plain.version.extend([""] * len(plain.name))
         plain.version[0] = request.resume_version

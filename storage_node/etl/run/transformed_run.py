@@ -1,11 +1,11 @@
-"""Transformed run: the entries of a batch passed through their transforms, and framed in request order.
+"""Transformed run: the entries of a batch, passed through their transforms and framed in request order.
 
-What the catalog says of each entry is looked up for all of them at the start, as for any batch; then inputs are read
-one after another, a few ahead of what is due, as far as there is memory for them, and pass through their transforms
-side by side. A result is framed when it is whole: its size is known then, and what goes out is what any batch has.
-Entries without a transform are among them as they are stored.
+All entries are looked up in the catalog at the start, as for any batch. Inputs are then read one group after another,
+ahead of the entry that is due as far as memory permits, and pass through their transforms concurrently. A result is
+framed once it is complete, because its size is known only then. The frames look like those of any other batch. Entries
+without a transform are delivered as they are stored.
 
-No credit, no tenants and no network here: whoever takes the frames sees to that.
+Credit, tenants and networking are not handled here but by the caller that takes the frames.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from storage_node.store.read.batch_table import MAX_ITEM_BYTES
 from storage_node.store.read.frame_plan import MAX_WHOLE_BYTES, FrameSpan
 
 _TOGETHER_BYTES = 256 << 10
-"""Inputs that are read at once, but for one that is larger: each that is kept keeps them all."""
+"""Maximum size of inputs that are read together, except for one that is larger: each cached input keeps all of them in
+memory."""
 
 
 class _Begun(NamedTuple):
-    """An entry that is to pass through its transforms, when its input is there."""
+    """An entry that passes through its transforms as soon as its input has been read."""
 
     call: pb.TransformCall
     versions: tuple[bytes, ...]
@@ -46,10 +47,10 @@ class _Begun(NamedTuple):
 
 
 class TransformedRun:
-    """One batch. Belongs to the event loop; close it.
+    """Run of one batch. Belongs to the event loop. Must be closed.
 
     Args:
-        batch: of `inputs_of(request)`, looked up.
+        batch: Batch of `inputs_of(request)`, looked up.
     """
 
     def __init__(self, settings: RunSettings, request: pb.BatchRequest, batch: StoreBatch) -> None:
@@ -58,11 +59,11 @@ class TransformedRun:
         self._due: deque[Due] = deque()
         self._next = 0
         self._delivering: Due | None = None
-        """Under way no more; it holds its memory until its bytes have been given."""
+        """The entry whose bytes are being framed; it holds its memory until they have been."""
         self._pieces: tuple[int, Shared, int] | None = None
-        """The entry that is being delivered in pieces, its result, and how far it has come."""
+        """The entry that is delivered in pieces, its result, and the offset of the next piece."""
         self._piece_checksum = 0
-        """Of what lies before that."""
+        """CRC-32C of the bytes before that offset."""
         self._status = np.zeros(self._n, np.uint8)
         self._checksum = np.zeros(self._n, np.uint32)
         self._sizes = np.zeros(self._n, np.int64)
@@ -70,12 +71,12 @@ class TransformedRun:
         self._delivered = 0
         self._entries = entry_values(inputs_of(request))
         self._made_by: dict[int, MadeBy] = {}
-        """By the numbers of calls in the request, while nothing is waited for."""
+        """Keyed by the index of the call in the request; valid until the next await."""
 
-    # -- what is taken
+    # -- frames taken by the caller
 
     async def next(self) -> Frame | None:
-        """The next frame, in request order; None when there is none."""
+        """Return the next frame, in request order; None if there is none."""
         if self._pieces is not None:
             return await self._piece()
         parts: list[tuple[int, int, memoryview, int, int, EntryFault | None]] = []
@@ -96,7 +97,7 @@ class TransformedRun:
                 break
             due = self._due[0]
             if parts and not due.task.done():
-                break  # what is there need not wait for it
+                break  # the finished entries need not wait for it
             result = await due.task
             self._delivering = self._due.popleft()
             at = due.position
@@ -136,21 +137,21 @@ class TransformedRun:
 
     @property
     def exhausted(self) -> bool:
-        """All of it has been taken."""
+        """Whether all frames have been taken."""
         return self._next >= self._n and not self._due and self._pieces is None
 
     @property
     def status(self) -> U8:
-        """Of each entry, as far as delivered."""
+        """Status of each entry, as far as delivered."""
         return self._status
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """In bytes, of what was delivered of each entry; 0 of one that failed."""
+        """Delivered bytes of each entry; 0 if it failed."""
         return self._sizes
 
     def end(self) -> pb.End:
-        """Of what has been delivered."""
+        """Return the END message for what has been delivered."""
         n = self._delivered
         status, checksum = self._status[:n], self._checksum[:n]
         return pb.End(
@@ -163,7 +164,7 @@ class TransformedRun:
         )
 
     async def close(self) -> None:
-        """What only this run wants is ended. May be called again."""
+        """Cancel what only this run waits for. May be called again."""
         due, self._due = list(self._due), deque()
         for one in due:
             one.task.cancel()
@@ -239,7 +240,8 @@ class TransformedRun:
         return found
 
     async def _begins_at(self, at: int, content: Content) -> int | Failed:
-        """The first byte that the client has not; what has been made anew, of other bytes, begins again."""
+        """Return the first byte that the client lacks. A result that was computed again and has other bytes starts at
+        0."""
         self._piece_checksum = 0
         if content.size_bytes > MAX_ITEM_BYTES:
             text = (
@@ -261,10 +263,10 @@ class TransformedRun:
             return 0
         return Failed(pb.NOT_FOUND, EntryFault(f"{self._name(at)!r}: no such version is there any more"))
 
-    # -- what is under way
+    # -- entries in progress
 
     def _kept_whole(self, position: int) -> Shared | None:
-        """A result that is kept, and delivered in one go: the short way, without anything under way."""
+        """Return a cached result that fits into one frame: the fast path, without any task."""
         if position >= self._n or self._batch.status[position] or (position == 0 and self._request.resume_offset):
             return None
         which = self._call_of(position)
@@ -276,7 +278,7 @@ class TransformedRun:
             try:
                 made_by = self._made_by[which] = MadeBy(self._settings.transforms.versions(call), args_of(call))
             except LoaderError:
-                return None  # the ordinary way says why
+                return None  # the ordinary path reports the error
         kept = self._settings.cache.find(self._key(position, made_by.versions, made_by.args))
         if kept is None:
             return None
@@ -288,7 +290,7 @@ class TransformedRun:
         return kept
 
     def _count_kept(self) -> None:
-        """Before anything is waited for: transforms may be other ones afterwards."""
+        """Report the cache hits. Called before every await, because transforms may change during it."""
         for which, made_by in self._made_by.items():
             if made_by.kept:
                 self._settings.transforms.kept_result(
@@ -309,22 +311,22 @@ class TransformedRun:
         )
 
     async def _look_ahead(self) -> None:
-        """Begin as many entries as there is room for; the one that is due in any case."""
+        """Start as many entries as there is room for, and always the one that is due."""
         burst = self._burst()
         ahead = burst * self._settings.ahead
         if burst > 1 and len(self._due) > ahead // 2:
-            return  # there will be more to be read together
+            return  # wait until more of them can be read together
         while group := self._group(ahead):
             await self._begin(group)
 
     def _burst(self) -> int:
-        """How many of the next entries are worth to be passed through together."""
+        """Return how many of the next entries should pass through together."""
         if self._next >= self._n or not (which := self._call_of(self._next)):
             return 1
         return self._settings.transforms.burst(self._request.transform[which - 1])
 
     def _group(self, ahead: int) -> list[tuple[int, Room]]:
-        """The next entries, whose inputs are read together, each with its room."""
+        """Return the next entries, whose inputs are read together, each with its reserved room."""
         group: list[tuple[int, Room]] = []
         size_bytes = 0
         while self._next < self._n and len(self._due) + len(group) < ahead:
@@ -367,7 +369,8 @@ class TransformedRun:
             self._due.append(Due(position, room, result, self._kind(position)))
 
     def _begun(self, position: int) -> _Begun | Shared | Failed | None:
-        """What is known already, or wants an input; None for an entry that is delivered as it is stored."""
+        """Return what is known without reading, or a run that needs an input; None for an entry that is delivered as
+        stored."""
         if self._batch.status[position]:
             return self._failed(position)
         which = self._call_of(position)
@@ -379,7 +382,8 @@ class TransformedRun:
             if (kept := self._settings.cache.find(self._key(position, versions, args_of(call)))) is not None:
                 self._settings.transforms.kept_result(call, kept.content.size_bytes)
                 return kept
-            # In the same moment: replaced from now on, it is still these that make it.
+            # No await since the version was read: even if the transform is replaced from now on, these stages make the
+            # result.
             return _Begun(call, versions, Work(self._settings.transforms.admit(call)))
         except LoaderError as error:
             return failed_by(error)
@@ -390,7 +394,7 @@ class TransformedRun:
             work.close()
             return known(source)
         work.source = source
-        # Of what was read, which is newer than what was looked up where the object has been replaced in between.
+        # The version that was read, which is newer than the one looked up if the object was replaced in between.
         key = self._key(position, versions, args_of(call))
         made = asyncio.ensure_future(self._transformed(key, call, position, work))
         made.add_done_callback(work.close_unless_asked)
@@ -415,18 +419,18 @@ class TransformedRun:
         return made
 
     async def _inputs(self, positions: Sequence[int]) -> dict[int, Content | Failed]:
-        """Whole and verified."""
+        """Return complete, verified inputs."""
         if not positions:
             return {}
         found: dict[int, Content | Failed] = await self._settings.on_thread(self._read, positions)
         return found
 
     def _read(self, positions: Sequence[int]) -> dict[int, Content | Failed]:
-        """On a thread."""
+        """Read inputs. Runs on a thread."""
         found: dict[int, Content | Failed] = {}
         for first, stop in _runs(positions):
             size_bytes = int(self._batch.sizes[first:stop].sum())
-            if size_bytes > MAX_IN_MEMORY_BYTES:  # it is alone
+            if size_bytes > MAX_IN_MEMORY_BYTES:  # it is the only one in its group
                 found[first] = self._spooled(first, size_bytes)
                 continue
             frame = self._batch.read(FrameSpan(first, stop, size_bytes))
@@ -440,7 +444,7 @@ class TransformedRun:
         return found
 
     def _spooled(self, position: int, size_bytes: int) -> Content | Failed:
-        """On a thread."""
+        """Copy a large input to the spool. Runs on a thread."""
         content = Content(size_bytes, 0, fd=self._settings.spool.new_file())
         try:
             for offset in range(0, size_bytes, TARGET_PAYLOAD_BYTES):
@@ -463,7 +467,7 @@ class TransformedRun:
     # -- entries
 
     def _call_of(self, position: int) -> int:
-        """Its call's number in the request, from 1 on; 0 for an entry without one."""
+        """Return the index of the entry's call in the request, counted from 1; 0 for an entry without one."""
         return self._request.transform_index[position] if self._request.transform_index else 0
 
     def _value(self, column: str, position: int, default: Any) -> Any:
@@ -477,7 +481,8 @@ class TransformedRun:
         return self._batch.version(position)
 
     def _piece_version(self, position: int, content: Content) -> str:
-        """Of a result it says what it is of and which bytes it has: whoever makes them once more may go on in it."""
+        """Return the version in a piece. For a result it contains the source version, size and checksum, so that a
+        client can resume with any node that computes the same bytes."""
         version = self._version(position)
         if self._kind(position) != pb.TRANSFORMED:
             return version
@@ -502,7 +507,7 @@ def _as_stored(source: Content | Failed) -> Shared | Failed:
 
 
 def _runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Of ascending positions: first and stop of each that follow each other."""
+    """Yield the first and stop of each run of consecutive positions; the positions are ascending."""
     first = stop = positions[0]
     for position in positions:
         if position != stop:

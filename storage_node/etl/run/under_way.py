@@ -1,6 +1,4 @@
-"""Entries under way: what one that passes through transforms holds of memory, of the spool and of its stages, and what
-comes of it. A `TransformedRun` has them, one after another.
-"""
+"""Entries in progress of a `TransformedRun`: the memory, spool space and stages that they hold, and their results."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from storage_node.limits.memory_budget import MemoryBudget
 
 
 class RunSettings:
-    """What the runs of one process share. Belongs to the event loop that stages run on."""
+    """Settings that the runs of one process share. Belongs to the event loop that stages run on."""
 
     def __init__(
         self,
@@ -31,14 +29,14 @@ class RunSettings:
         on_thread: Callable[..., Awaitable[Any]],
         ahead: int,
     ) -> None:
-        """`memory`, `spooled`: of inputs and outputs, those that are files apart."""
+        """`memory`, `spooled`: Budgets for inputs and outputs; `spooled` for those that are files."""
         self.transforms, self.cache, self.memory, self.spooled = transforms, cache, memory, spooled
         self.spool = spool
         self.on_thread, self.ahead = on_thread, ahead
 
 
 class MadeBy:
-    """What makes the results of a call now, and how many that are kept have been delivered."""
+    """Transform versions that make the results of a call now, and counts of delivered cached results."""
 
     __slots__ = ("args", "kept", "kept_bytes", "versions")
 
@@ -48,20 +46,21 @@ class MadeBy:
 
 
 class Failed:
-    """Nothing was made of an entry, and why."""
+    """An entry that failed, with its status and error."""
 
     def __init__(self, status: int, fault: EntryFault) -> None:
         self.status, self.fault = status, fault
 
 
 class Work:
-    """What a result is made of and by what: others may wait for it when the entry that has begun it is given up."""
+    """Input and stages of a result. Other requests may wait for the result after the entry that started it was given
+    up."""
 
     def __init__(self, admitted: Admitted) -> None:
         self.admitted = admitted
         self.source = Content(0, 0)
         self.asked = False
-        """Whoever was asked closes it."""
+        """Whether the work was handed to the code that closes it."""
 
     def close_unless_asked(self, _: object) -> None:
         if not self.asked:
@@ -73,14 +72,15 @@ class Work:
 
 
 class Room:
-    """What an entry that is under way has of memory and of the spool: for its input, then for what is made of it."""
+    """Memory and spool space that an entry in progress holds: first for its input, then for its result."""
 
     def __init__(self, settings: RunSettings) -> None:
         self._memory, self._spooled = settings.memory, settings.spooled
         self._memory_bytes = self._spooled_bytes = 0
 
     def take(self, size_bytes: int, *, anyway: bool) -> bool:
-        """For an input; whether there was room. `anyway`: nothing could go on without it."""
+        """Reserve room for an input; return whether there was room. `anyway`: exceed the budget, because nothing could
+        proceed otherwise."""
         memory_bytes = min(size_bytes, MAX_IN_MEMORY_BYTES)
         spooled_bytes = size_bytes if size_bytes > MAX_IN_MEMORY_BYTES else 0
         if anyway:
@@ -95,7 +95,7 @@ class Room:
         return True
 
     def becomes(self, made: Content | None) -> None:
-        """It holds this in place of the input: it has happened already."""
+        """Hold the room of the result instead of the input's. Never fails, because the result exists already."""
         in_memory = made is not None and made.data is not None
         size_bytes = made.size_bytes if made is not None else 0
         before = self._memory_bytes, self._spooled_bytes
@@ -106,12 +106,12 @@ class Room:
         self._spooled.release(before[1])
 
     def release(self) -> None:
-        """May be called again."""
+        """Release everything. May be called again."""
         self.becomes(None)
 
 
 class Due:
-    """An entry that is under way."""
+    """An entry in progress."""
 
     def __init__(self, position: int, room: Room, task: asyncio.Future[Shared | Failed], kind: int) -> None:
         self.position, self.room, self.task, self.kind = position, room, task, kind
@@ -125,7 +125,7 @@ class Due:
         self.room.becomes(result.content if isinstance(result, Shared) else None)
 
     def release(self) -> None:
-        """Of its room."""
+        """Release its room."""
         self._released = True
         self.room.release()
 
@@ -135,7 +135,7 @@ def failed_by(error: LoaderError) -> Failed:
 
 
 def known(result: Shared | Failed) -> asyncio.Future[Shared | Failed]:
-    """Known already: not a task, which would be done only when the loop has come round to it."""
+    """Return a completed future. A task would complete only in a later iteration of the event loop."""
     made: asyncio.Future[Shared | Failed] = asyncio.get_running_loop().create_future()
     made.set_result(result)
     return made

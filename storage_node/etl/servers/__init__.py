@@ -1,1 +1,1 @@
-"""A node's side of transforms that are servers of somebody's: hpush, hpull, WebSocket and gRPC stream."""
+"""Client side of transforms that are servers: hpush, hpull, WebSocket and gRPC stream."""

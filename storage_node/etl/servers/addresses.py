@@ -1,7 +1,7 @@
-"""Addresses of transforms' servers, held against those that the operator allows. Pure.
+"""Addresses of transforms' servers, checked against the operator's list. Pure functions.
 
-A node sends objects, and tokens, to where a client's transform says: so it goes to origins (scheme, host and port) that
-its operator has listed and to no others, follows no redirect, and asks no proxy.
+A node sends objects and tokens to the address in a client's transform. Therefore it connects only to origins (scheme,
+host and port) that its operator has listed, follows no redirects, and uses no proxy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PORTS = {"http": 80, "https": 443, "grpc": None}
 
 
 def require_allowed(server: pb.TransformServer, allowed: Iterable[str]) -> str:
-    """The address without a slash at its end. "*" allows any. Raises TransformRefused."""
+    """Return the address without a trailing slash. "*" allows any address. Raises TransformRefused."""
     address = server.address
     scheme, host, port = _origin(address)
     wanted = ("grpc",) if server.communication == pb.TransformServer.GRPC else ("http", "https")

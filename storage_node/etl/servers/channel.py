@@ -1,4 +1,4 @@
-"""Channel to a transform's server: what each way of talking to one has to do, and how it can fail."""
+"""Channel to a transform's server: the interface of all protocols, and the errors they raise."""
 
 from __future__ import annotations
 
@@ -9,36 +9,37 @@ from storage_node.etl.values import Content, Origin
 from storage_node.etl.webserver.protocol import Request
 
 CONNECT_S = 5.0
-"""For a connection to be made."""
+"""Time limit for establishing a connection."""
 
 
 class ServerFailed(Exception):
-    """The server said that nothing was made of the object; the message is its."""
+    """The server reported that it made no output for the object; the message is the server's."""
 
 
 class PutFailed(Exception):
-    """The server made it, and could not put it where it was told to."""
+    """The server made the output but could not put it to its destination."""
 
 
 class Unanswered(Exception):
-    """Nobody knows whether it was transformed; it may be asked again."""
+    """It is unknown whether the object was transformed; it may be sent again."""
 
     def __init__(self, message: str, *, connected: bool) -> None:
         super().__init__(message)
         self.connected = connected
-        """Somebody was there, and broke off. Otherwise nobody is, or is not ready yet."""
+        """Whether there was a connection, which broke. Otherwise the server is not running, or not ready yet."""
 
 
 class Channel(Protocol):
-    """Connections to one server, on the node's event loop. Made where they are needed, kept, and closed when broken."""
+    """Connections to one server, on the node's event loop: opened on demand, reused, closed when broken."""
 
     async def ask(self, request: Request, origin: Origin, content: Content, receiver: Receiver) -> str:
-        """Pass one object through; the output goes to `receiver`, unless the request has it put: then its receipt.
+        """Pass one object through. The output goes to `receiver`; if the request has it put elsewhere, return the
+        receipt.
 
-        Cancelled, it leaves no connection behind on which something is under way.
+        If cancelled, no connection remains with a request in progress.
 
         Raises ServerFailed, PutFailed, Unanswered, and what `receiver` raises.
         """
 
     async def close(self) -> None:
-        """Never raises."""
+        """Close all connections. Never raises."""

@@ -1,4 +1,4 @@
-"""gRPC streams to a server, of the service in protos/ais_etl_server.proto."""
+"""gRPC streams to a server, with the service in protos/ais_etl_server.proto."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from storage_node.etl.webserver.protocol import CHUNK_BYTES
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 * CHUNK_BYTES),
     ("grpc.enable_http_proxy", 0),
-    # Where nobody listens it is asked again soon: a server is started anew within seconds.
+    # Reconnect soon after a failure: a server restarts within seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -57,7 +57,7 @@ class GrpcStream:
         return output
 
     def _raise_if_closed(self, error: BaseException) -> None:
-        """A call that is cancelled looks to whoever waits for it as if he were himself."""
+        """Raise Unanswered if the call was cancelled, which otherwise looks like a cancellation of the waiting task."""
         task = asyncio.current_task()
         if self._call.cancelled() and (task is None or not task.cancelling()):
             raise Unanswered(f"{self._address}: the stream was closed", connected=True) from error
@@ -82,7 +82,7 @@ def grpc_channel(address: str) -> MessageChannel:
         try:
             async with asyncio.timeout(CONNECT_S):
                 while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
-                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:  # and not only not yet
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:  # a failure, not a connection in progress
                         raise Unanswered(f"nobody answers at {address}", connected=False)
                     await channel.wait_for_state_change(state)
         except TimeoutError as error:

@@ -1,7 +1,7 @@
-"""hpush and hpull: one HTTP request for each object, over connections that are kept.
+"""hpush and hpull: one HTTP request for each object, over persistent connections.
 
-hpush sends the object as the body of a PUT. hpull sends a GET that says where on this node's HTTP side the object is,
-from where the server fetches it; or which file it is, and then the two are alike.
+hpush sends the object in the body of a PUT. hpull sends a GET with the object's URL on this node's HTTP endpoint, where
+the server fetches it. If the request names a file instead, the two are alike.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     import aiohttp
 
 IDLE_S = 60.0
-"""After which a connection that nobody uses is closed."""
+"""Time after which an unused connection is closed."""
 
 
 def new_session() -> aiohttp.ClientSession:
-    """Of connections that carry what we say and no more: no cookies, no compression, no proxy of the environment.
+    """Return a session that sends only what the node sets: no cookies, no compression, no proxy from the environment.
 
     Raises TransformRefused without aiohttp.
     """
@@ -53,10 +53,10 @@ def new_session() -> aiohttp.ClientSession:
 
 
 class HttpChannel:
-    """Each object is a request; the pool has as many connections as are in use at once."""
+    """Sends each object as one request. The pool has as many connections as there are concurrent requests."""
 
     def __init__(self, address: str, http_side: HttpSide | None, lent_s: float = 0.0) -> None:
-        """`http_side`: hpull, of inputs that it lends for so long; without one hpush."""
+        """`http_side`: Endpoint that lends inputs for `lent_s` seconds (hpull); None for hpush."""
         self._lent_s = lent_s
         self._url = address + TRANSFORM_PATH
         self._http_side = http_side
@@ -85,7 +85,7 @@ class HttpChannel:
             try:
                 return await _answered(answer, request, receiver)
             except BaseException:
-                answer.close()  # with its connection, on which something may be left
+                answer.close()  # closes the connection too: it may have unread data
                 raise
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise Unanswered(f"nobody answers at {self._url}: {error}", connected=False) from error

@@ -1,7 +1,7 @@
-"""Streams of messages to a server, kept in a pool: objects are spread over them, one at a time on each.
+"""Pool of message streams to a server, with one object at a time on each stream.
 
-The messages are those of protos/ais_etl_server.proto, whether a WebSocket carries them or a gRPC stream. One at a time:
-an object that is cancelled or breaks off takes its stream with it, and with two on a stream it would take the other.
+The messages are those of protos/ais_etl_server.proto, over a WebSocket or a gRPC stream. An object that is cancelled or
+breaks off closes its stream; a second object on the same stream would fail with it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from storage_node.limits.tasks import retrieve, settled
 
 
 class Stream(Protocol):
-    """A connection, or a part of one; `send` and `receive` raise Unanswered when it breaks."""
+    """A connection, or a part of one. `send` and `receive` raise Unanswered when it breaks."""
 
     async def send(self, message: pb.ServerInput) -> None: ...
     async def receive(self) -> pb.ServerOutput: ...
     @property
     def closed(self) -> bool: ...
     def close(self) -> None:
-        """At once, whatever is under way."""
+        """Close immediately, even during a request."""
 
 
 class MessageChannel:
-    """As many streams as objects are under way at once."""
+    """A pool with one stream for each concurrent object."""
 
     def __init__(self, connect: Callable[[], Awaitable[Stream]], release: Callable[[], Awaitable[None]]) -> None:
-        """
+        """Create an empty pool.
+
         Args:
-            connect: makes a stream. Raises Unanswered.
-            release: closes what all of them share.
+            connect: Opens a stream. Raises Unanswered.
+            release: Closes what all streams share.
         """
         self._connect, self._release = connect, release
         self._idle: list[Stream] = []
@@ -74,8 +75,8 @@ class MessageChannel:
         return await self._connect()
 
     def _forget_idle(self) -> None:
-        """Close what stands idle: where one broke, a server or a proxy may have let go of all, and an object would find
-        one after another broken until it has no tries left."""
+        """Close all idle streams. When one is broken, a server or proxy may have closed all of them, and an object
+        would use up its attempts on one broken stream after another."""
         for stream in self._idle:
             stream.close()
         self._idle.clear()
@@ -88,14 +89,15 @@ class MessageChannel:
 
 
 async def _asked(stream: Stream, request: Request, content: Content, receiver: Receiver) -> str:
-    """Whole, when it returns or raises ServerFailed or PutFailed: the stream is between two objects then."""
+    """Pass one object through. When it returns or raises ServerFailed or PutFailed, the stream is ready for the next
+    object."""
     if request.file or content.size_bytes <= CHUNK_BYTES:
         data = b"" if request.file else await read(content, 0, CHUNK_BYTES)
         await stream.send(request.message(data, last=True))
         return await _answered(stream, receiver, request)
     sending = asyncio.create_task(_send(stream, request, content))
     try:
-        # The server reads its input to the end even where it has failed, or needs no more of it.
+        # The server reads its input to the end even if it has failed or needs no more of it.
         receipt: str | Exception = await _answered(stream, receiver, request)
     except (ServerFailed, PutFailed) as error:
         receipt = error
@@ -109,7 +111,7 @@ async def _asked(stream: Stream, request: Request, content: Content, receiver: R
 
 
 async def _ended(sending: asyncio.Task[None]) -> None:
-    """It reads the input, which is the caller's again afterwards."""
+    """Cancel the sender and wait for it: it reads the input, which belongs to the caller afterwards."""
     sending.cancel()
     while not sending.done():
         with contextlib.suppress(asyncio.CancelledError):

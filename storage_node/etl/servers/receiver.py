@@ -1,7 +1,7 @@
-"""Receiver of what a server makes: counted, summed and held to its limits while it comes.
+"""Receiver of a server's output: counts it, computes its checksum and enforces its limit while it arrives.
 
-In memory as long as it is small; beyond that in a file of the spool that has no name, so that nothing of it is left
-whatever happens to the node.
+A small output stays in memory. A larger one goes to an unnamed file of the spool, so that nothing is left behind, even
+if the node is killed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from storage_node.store.checksum import crc32c
 
 
 class Receiver:
-    """One output; `take` its chunks, then `content`, or `discard`."""
+    """One output: `take` its chunks, then call `content` or `discard`."""
 
     def __init__(self, max_bytes: int, reason: str, new_file: Callable[[], int]) -> None:
-        """
+        """Create an empty receiver.
+
         Args:
-            max_bytes: more fails.
-            reason: which limit that is, for the message.
-            new_file: the spool's: a descriptor of a file without a name.
+            max_bytes: Maximum size; a larger output fails.
+            reason: Name of that limit, for the message.
+            new_file: Creates an unnamed file of the spool and returns its descriptor.
         """
         self._max_bytes, self._reason, self._new_file = max_bytes, reason, new_file
         self._parts: list[bytes] = []
@@ -31,7 +32,7 @@ class Receiver:
         self.size_bytes = self.checksum = 0
 
     async def take(self, chunk: bytes) -> None:
-        """Raises TransformFailed when it is too much, or when the spool does not take it."""
+        """Add a chunk. Raises TransformFailed if the output is too large or the spool fails."""
         size_bytes = self.size_bytes + len(chunk)
         if size_bytes > self._max_bytes:
             raise TransformFailed(f"it makes more than {self._max_bytes:,} bytes, {self._reason}")
@@ -55,7 +56,7 @@ class Receiver:
                 view = view[os.write(self._fd, view) :]
 
     def content(self) -> Content:
-        """The output, which becomes the caller's."""
+        """Return the output, which becomes the caller's."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             return Content(self.size_bytes, self.checksum, fd=fd)
@@ -63,7 +64,7 @@ class Receiver:
         return Content(self.size_bytes, self.checksum, memoryview(data))
 
     def discard(self) -> None:
-        """May be called again."""
+        """Release the output. May be called again."""
         self._parts = []
         fd, self._fd = self._fd, -1
         if fd >= 0:

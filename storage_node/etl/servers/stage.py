@@ -1,4 +1,4 @@
-"""Stage of a transform that is somebody's server: tries, limits and connections of what passes through it."""
+"""Stage of a transform that is a server: its attempts, limits and connections."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from storage_node.etl.webserver.protocol import MAX_ARGS_BYTES, Request
 from storage_node.etl.worker.stage_context import StageContext
 
 GONE_AFTER_S = 10.0
-"""A server that nobody reaches for so long is gone: long enough to start one anew."""
+"""Time without any connection after which a server is considered gone; long enough for a restart."""
 CLOSE_S = 5.0
-"""For what runs when a stage is closed."""
+"""Time that running objects get when a stage is closed."""
 DEFAULT_RETRIES = 2
-"""Of an object in the middle of which the server broke off."""
+"""Number of retries of an object during which the server broke off."""
 _PAUSES = Backoff(0.05, 1.0)
 _Communication = pb.TransformServer
 
 
 class ServerStage:
-    """One version of a transform that is a server; belongs to the node's event loop."""
+    """One version of a transform that is a server. Belongs to the node's event loop."""
 
     def __init__(self, transform: pb.Transform, context: StageContext, *, gone_after_s: float = GONE_AFTER_S) -> None:
-        """Raises TransformRefused where the operator has not listed the address, or where a library is missing."""
+        """Check the address. Raises TransformRefused if the operator has not listed it, or a library is missing."""
         self._transform, self._context, self._gone_after_s = transform, context, gone_after_s
         self._server = server = transform.server
         limits, config = transform.limits, context.config
@@ -66,14 +66,14 @@ class ServerStage:
                 return HttpChannel(address, None)
 
     async def run(self, origin: Origin, content: Content, args: str) -> Content:
-        """See Stage."""
+        """See `Stage`."""
         return (await self._tried(origin, content, self._request(origin, content, args)))[0].content()
 
     async def run_to(self, origin: Origin, content: Content, args: str, target: PutTarget) -> PutResult:
-        """Pass one input through, whose output the server itself puts to `target`. The input stays the caller's.
+        """Pass one input through; the server itself puts the output to `target`. The input remains the caller's.
 
-        Raises TransformFailed, TransformTimeout, TransformGone; NodeUnavailable where it was made and not taken: it
-        may have been stored, and a condition of the token decides whether it may be stored again.
+        Raises TransformFailed, TransformTimeout, TransformGone. Raises NodeUnavailable if the output was made but not
+        accepted: it may have been stored, and a condition of the token decides whether it may be stored again.
         """
         request = replace(self._request(origin, content, args), put_url=target.url, put_token=target.token)
         try:
@@ -85,7 +85,7 @@ class ServerStage:
             raise TransformFailed(f"{self._transform.name}: {origin}: the server's receipt: {error}") from error
 
     def target(self, destination: Destination) -> PutTarget:
-        """For `run_to`. Raises ValueError where it does not fit into a token."""
+        """Return a target for `run_to`. Raises ValueError if it does not fit into a token."""
         return self._context.http_side.target(
             destination.url,
             destination.bucket,
@@ -96,7 +96,7 @@ class ServerStage:
         )
 
     async def close(self) -> None:
-        """What runs has some seconds to end; then it is broken off, which fails it as gone."""
+        """Wait some seconds for running objects; the others are broken off and fail as gone."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
@@ -117,7 +117,7 @@ class ServerStage:
         return Receiver(self._max_bytes, "the most that it may", self._context.spool.new_file)
 
     async def _tried(self, origin: Origin, content: Content, request: Request) -> tuple[Receiver, str]:
-        """The output, or the receipt, from as many tries as are worth it."""
+        """Return the output or the receipt, retrying as often as permitted."""
         broken = failures = 0
         while True:
             async with self._free:
@@ -159,9 +159,11 @@ class ServerStage:
                 self._nothing_runs.set()
 
     def _require_reached(self, origin: Origin, error: Unanswered) -> None:
-        """All objects together give a server the time that it takes to be started anew. Raises TransformGone."""
+        """Raise TransformGone if the server has been unreachable for too long. All objects share this time, which
+        covers a restart."""
         now_s = asyncio.get_running_loop().time()
-        # Between two tries nobody pauses for longer: otherwise nobody has asked meanwhile.
+        # Pauses between attempts are never longer than this. After a longer gap there were no attempts, so the time
+        # starts over.
         between_s = self._gone_after_s + _PAUSES.longest_s + CONNECT_S
         if self._unreached_since is None or now_s - self._last_unreached > between_s:
             self._unreached_since = now_s

@@ -1,4 +1,4 @@
-"""WebSockets to a server as streams of messages: each message is a binary frame."""
+"""WebSockets to a server as message streams: each message is a binary frame."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WebSocketStream:
 
     @property
     def closed(self) -> bool:
-        """Also where the server has let go of it: nobody reads an idle one, nor answers the server's pings."""
+        """Whether it is closed, also by the server: no task reads an idle stream or answers the server's pings."""
         response = self._socket._response
         connection = response.connection if response is not None else None
         transport = connection.transport if connection is not None else None
@@ -53,13 +53,13 @@ class WebSocketStream:
             raise Unanswered(f"{self._url} sent a frame that is no ServerOutput", connected=True) from error
 
     def close(self) -> None:
-        """The connection, without a word."""
+        """Close the connection without a closing handshake."""
         if (response := self._socket._response) is not None:
             response.close()
 
 
 def websocket_channel(address: str) -> MessageChannel:
-    """Raises TransformRefused without aiohttp."""
+    """Return a pool of WebSockets. Raises TransformRefused without aiohttp."""
     session = new_session()
     url = address + WEBSOCKET_PATH
 

@@ -1,4 +1,4 @@
-"""Servers of one's own for transforms: write one method, and FastAPI, Flask, the standard library or gRPC serves it.
+"""Servers for transforms: an author writes one method, and FastAPI, Flask, the standard library or gRPC serves it.
 
     class Upper(FastAPIServer):
         def transform(self, data, path, args):
@@ -6,7 +6,7 @@
 
     Upper().start("127.0.0.1", 9000)
 
-Importing this imports neither a web framework nor the store: that of a server is imported where one is made.
+This package imports neither a web framework nor the store. A framework is imported when its server is created.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answer of a transform's server to one request over HTTP, the same for every web framework; for threads."""
+"""Response of a transform's server to one HTTP request, common to all web frameworks. Runs in threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storage_node.etl.webserver.protocol import CHECKSUM, PUT_FAILED, RECEIPT, S
 
 @dataclass(slots=True)
 class Answer:
-    """Status and body; an iterator that raises means that the answer is broken off, not ended."""
+    """Status and body. If the body is an iterator that raises, the response is aborted, not ended."""
 
     status: int
     body: bytes | Iterator[bytes] = b""
@@ -20,7 +20,7 @@ class Answer:
 
 
 def answer(server: TransformServer, request: Request, body: Iterable[bytes]) -> Answer:
-    """Never raises; what is left of `body` is the caller's to read or to break off."""
+    """Handle a request. Never raises. The caller reads the rest of `body`, or breaks off."""
     try:
         if not request.path:
             raise Refused("no request for a transform: it has no Ais-Etl-Path")

@@ -1,11 +1,11 @@
-"""Transform server: what an author writes, and what is the same whoever serves it.
+"""Base class of transform servers: the methods that an author writes, and what all web frameworks share.
 
-An author overrides one of three methods: `transform` takes and gives bytes, `transform_file` takes the path of a file,
-`transform_stream` takes and yields chunks. Whichever form a request has, an input as bytes, as a file, or to be fetched
-from a node, is brought into the form that the author chose.
+An author overrides one of three methods: `transform` takes and returns bytes, `transform_file` takes the path of a
+file, `transform_stream` takes and yields chunks. The server converts the input of each request (bytes, a file, or a URL
+to fetch) to the form that the author chose.
 
-A server does what it is asked by whoever reaches it. So it reads no file outside of `file_roots`, and fetches from and
-puts to this machine's own addresses and those of `nodes`, and no others.
+A server executes requests of every client that reaches it. Therefore it reads no file outside of `file_roots`. It
+fetches from and puts to this machine's own addresses and those in `nodes`, and no others.
 """
 
 from __future__ import annotations
@@ -32,56 +32,57 @@ log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """What this server does not do for anybody, or a request that it cannot read."""
+    """The server does not permit the request, or cannot parse it."""
 
 
 class Failed(Exception):
-    """The transform raised; the message says what."""
+    """The transform raised; the message contains its error."""
 
 
 class TransformServer(ABC):
-    """Base of all servers. One object serves many requests at once, in threads: what it holds has to bear that."""
+    """Base of all servers. One object serves many requests concurrently, in threads; its state must be thread-safe."""
 
     file_roots: Sequence[str | os.PathLike[str]] = ()
-    """Folders whose files may be named in place of bytes (`fqn`): the drives of this machine's nodes."""
+    """Folders whose files a request may name instead of sending bytes (`fqn`): the drives of this machine's nodes."""
     nodes: Sequence[str] = ()
-    """Origins of nodes on other machines, as http://10.0.0.4:7490, to fetch from (`hpull`) and put to."""
+    """Origins of nodes on other machines, as http://10.0.0.4:7490, for fetching (`hpull`) and putting."""
     concurrency: int = 0
-    """Objects that are transformed at once in one process; 0: twice as many as there are cores."""
+    """Number of objects transformed concurrently in one process; 0 means twice the number of cores."""
 
-    # -- what an author writes
+    # -- methods for authors
 
     def setup(self) -> None:  # noqa: B027 - most have none
-        """Called once in each process, before it serves: heavy state is made here."""
+        """Create heavy state. Called once in each process, before it serves."""
 
     def transform(self, data: bytes, path: str, args: Any) -> bytes:
-        """Make the output of the whole input.
+        """Return the output for a complete input.
 
         Args:
-            data: the object.
-            path: BUCKET/NAME, for a member of an archive /MEMBER behind it.
-            args: what the request gave for this transform; {} where it gave nothing.
+            data: The object.
+            path: BUCKET/NAME, followed by /MEMBER for a member of an archive.
+            args: Arguments of the request for this transform; {} if there are none.
         """
         raise NotImplementedError
 
     def transform_file(self, file: str, path: str, args: Any) -> bytes:
-        """The same, of a file that may be read and not written."""
+        """Like `transform`, for a file that may be read but not written."""
         raise NotImplementedError
 
     def transform_stream(self, chunks: Iterator[bytes], path: str, args: Any) -> Iterable[bytes]:
-        """The same in constant memory: `chunks` are the input, what is yielded is the output."""
+        """Like `transform`, in constant memory: `chunks` is the input, the yielded chunks are the output."""
         raise NotImplementedError
 
     # -- running
 
     def start(self, host: str = "127.0.0.1", port: int = 8000, *, workers: int = 1) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`; from a process' main thread.
+        """Serve until SIGTERM, SIGINT or `stop`. Must run in a process's main thread.
 
         Args:
-            host: of this machine; another one than loopback lets others have their bytes transformed.
-            workers: processes, where Python code would wait for its own interpreter; one that dies is made anew.
+            host: Address of this machine. With an address other than loopback, other machines can have their bytes
+                transformed.
+            workers: Number of processes, to run Python code in parallel. A process that dies is replaced.
 
-        Raises OSError when it cannot listen, MissingExtra when the web framework is not installed.
+        Raises OSError if it cannot listen, MissingExtra if the web framework is not installed.
         """
         self._require_framework()
         with contextlib.closing(reserved(host, port) if workers > 1 else self._bind(host, port)) as held:
@@ -103,7 +104,7 @@ class TransformServer(ABC):
 
     @contextlib.contextmanager
     def running(self, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-        """Serve from a thread of this process, for tests and notebooks; gives the address. Once for each object."""
+        """Serve from a thread of this process, for tests and notebooks; yields the address. Once per object."""
         self._require_framework()
         with contextlib.closing(self._bind(host, port)) as listener:
             self.setup()
@@ -118,7 +119,8 @@ class TransformServer(ABC):
                 self._link.close()
 
     def _beside(self, held: socket.socket) -> socket.socket:
-        """A listener of this process' own: of a shared one, one process would take all of a node's connections."""
+        """Return a listener of this process. With a shared one, a single process would accept all of a node's
+        connections."""
         return listening(held.getsockname()[:2], held.family, reuse_port=True)
 
     def _bind(self, host: str, port: int) -> socket.socket:
@@ -132,18 +134,19 @@ class TransformServer(ABC):
 
     @abstractmethod
     def _require_framework(self) -> None:
-        """Raises MissingExtra."""
+        """Raise MissingExtra if the framework is not installed."""
 
     def _await_listening(self) -> None:  # noqa: B027 - most have
-        """Returns at once where `_bind` has done it."""
+        """Wait until the server listens. Returns at once if `_bind` has done it."""
 
     @abstractmethod
     def _serve(self, listener: socket.socket) -> None:
-        """Until `stop`."""
+        """Serve until `stop`."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Take no more requests, finish those that run, return soon. From another thread than serves."""
+        """Accept no more requests, finish running ones, and return soon. Called from another thread than the one that
+        serves."""
 
     # -- one object
 
@@ -166,13 +169,13 @@ class TransformServer(ABC):
 
     @property
     def streams(self) -> bool:
-        """The author takes chunks."""
+        """Whether the author takes chunks."""
         return self._form == "transform_stream"
 
     def perform(self, request: Request, body: Iterable[bytes]) -> bytes | Iterator[bytes]:
-        """What becomes of one object: all of it, or the first chunk made and the others when they are asked for.
+        """Return the output for one object: complete, or as an iterator whose first chunk has been made already.
 
-        Raises Refused, Failed, NodeLinkFailed. An iterator raises Failed, too.
+        Raises Refused, Failed, NodeLinkFailed. An iterator raises Failed as well.
         """
         try:
             args = json.loads(request.args) if request.args else {}
@@ -192,7 +195,7 @@ class TransformServer(ABC):
         return self._called(self.transform, data, request.path, args)
 
     def put(self, request: Request, output: bytes | Iterator[bytes]) -> Put:
-        """Pass the output on to where it is wanted; what was taken there. Raises Failed, NodeLinkFailed, Refused."""
+        """Put the output to its destination; return what was stored there. Raises Failed, NodeLinkFailed, Refused."""
         return self._link.put(request.put_url, request.put_token, output)
 
     def _called(self, transform: Any, data: Any, path: str, args: Any) -> bytes:
@@ -252,23 +255,25 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def listening(address: tuple[str, int], family: int, *, reuse_port: bool = False) -> socket.socket:
-    """Raises OSError."""
+    """Return a listening socket. Raises OSError."""
     listener = socket.create_server(address, family=family, backlog=1024, reuse_port=reuse_port)
-    # Its connections inherit it. asyncio would set it, but not where the listener was made without naming TCP.
+    # Accepted connections inherit it. asyncio would set it, but only on a listener that was created with an explicit
+    # TCP protocol.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def reserved(host: str, port: int) -> socket.socket:
-    """Holds a port, and does not listen: others do beside it. Raises OSError where somebody listens already."""
+    """Reserve a port without listening: other sockets listen on it as well. Raises OSError if another server listens
+    already."""
     family = family_of(host)
     holder = socket.socket(family, socket.SOCK_STREAM)
     try:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         with socket.socket(family, socket.SOCK_STREAM) as alone:
-            # Beside connections of an earlier server that are timing out, and not beside another one.
+            # Permits connections of an earlier server in TIME_WAIT, but no other server.
             alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            alone.bind((host, port))  # another server at this port would get half of the connections
+            alone.bind((host, port))  # another server on this port would get half of the connections
             port = alone.getsockname()[1]
         holder.bind((host, port))
     except BaseException:
@@ -287,7 +292,7 @@ def _chunks_of(file: str) -> Iterator[bytes]:
 
 
 def _begun(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """With the first chunk made already, so that a transform that fails at once does before anything is said."""
+    """Compute the first chunk, so that a transform that fails at once does so before the response starts."""
     for first in chunks:
         return itertools.chain((first,), chunks)
     return iter(())

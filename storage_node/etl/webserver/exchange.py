@@ -1,4 +1,4 @@
-"""Exchange of messages over a stream: one object of a WebSocket or a gRPC stream, from input to output; for threads."""
+"""Exchange of messages for one object of a WebSocket or gRPC stream, from input to output. Runs in threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storage_node.etl.webserver.protocol import CHUNK_BYTES, Request, short
 def exchange(
     server: TransformServer, first: pb.ServerInput, more: Iterator[pb.ServerInput]
 ) -> Iterator[pb.ServerOutput]:
-    """What is answered to one object, whose further messages are read from `more` to the last, whatever happens."""
+    """Yield the response to one object. Its further messages are read from `more` up to the last one in any case."""
     body = _data(first, more)
     request = Request.of_message(first)
     try:
@@ -27,12 +27,12 @@ def exchange(
             yield pb.ServerOutput(last=True)
     except (Refused, Failed, NodeLinkFailed) as error:
         yield pb.ServerOutput(error=short(str(error)) or type(error).__name__, last=True)
-    for _ in body:  # what the transform did not want; the next object begins behind it
+    for _ in body:  # unread input; the next object starts after it
         pass
 
 
 def messages_of(output: bytes) -> Iterator[pb.ServerOutput]:
-    """A whole output as messages."""
+    """Yield a complete output as messages."""
     if len(output) <= CHUNK_BYTES:
         yield pb.ServerOutput(data=output, last=True)
         return

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 IDLE_S = 300
-"""After which a connection on which nothing is asked is closed."""
+"""Time after which an idle connection is closed."""
 GRACE_S = 5
-"""For what runs, when it is to stop."""
+"""Time that running requests get at shutdown."""
 
 
 class FastAPIServer(TransformServer):
-    """hpush, hpull and ws by FastAPI. `app` may be given to another ASGI server."""
+    """hpush, hpull and ws with FastAPI. `app` may be passed to another ASGI server."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class FastAPIServer(TransformServer):
             import fastapi
         app = fastapi.FastAPI(title=type(self).__name__)
         app.add_api_route(HEALTH_PATH, _health, response_class=_plain_text())
-        # Below FastAPI's reading of parameters, which costs as much as all the rest of a small request.
+        # Bypasses FastAPI's parameter parsing, which costs as much as the rest of a small request.
         app.router.add_route(TRANSFORM_PATH, self._transform, methods=["GET", "PUT"])
         app.router.add_websocket_route(WEBSOCKET_PATH, self._websocket)
         return app
@@ -77,7 +77,7 @@ class FastAPIServer(TransformServer):
             self._server.run(sockets=[listener])
 
     def stop(self) -> None:
-        """Returns at once; what runs has some seconds to end."""
+        """Stop. Returns at once; running requests get some seconds to finish."""
         self._stopped = True
         if self._server is not None:
             self._server.should_exit = True
@@ -118,7 +118,7 @@ class FastAPIServer(TransformServer):
                 for frame in await in_thread(self._threads, _frames, self, inputs):
                     await socket.send_bytes(frame)
         except WebSocketDisconnect:
-            pass  # between two objects that is how it ends; in the middle of one the node asks again
+            pass  # the normal end between two objects; within one, the node retries
 
 
 def _frames(server: TransformServer, inputs: list[pb.ServerInput]) -> list[bytes]:
@@ -131,7 +131,8 @@ async def _inputs(socket: starlette.websockets.WebSocket) -> AsyncIterator[pb.Se
 
 
 def _streamed(chunks: AsyncIterator[bytes], status: int, headers: dict[str, str]) -> starlette.responses.Response:
-    """Not Starlette's own: that looks out for the client's end, and takes what is still to come of the input for it."""
+    """Return a streamed response. Starlette's own watches for a disconnect of the client, and mistakes the rest of the
+    input for it."""
     from starlette.responses import Response
 
     class Streamed(Response):

@@ -1,4 +1,4 @@
-"""Transform server on Flask; served by Werkzeug's own server, in a thread for each connection."""
+"""Transform server on Flask, served by Werkzeug's server with a thread for each connection."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import flask
 
 IDLE_S = 300.0
-"""After which a connection on which nothing is asked is closed."""
+"""Time after which an idle connection is closed."""
 
 
 class FlaskServer(TransformServer):
-    """hpush and hpull by Flask. `app` may be given to another WSGI server, as `gunicorn module:server.app`."""
+    """hpush and hpull with Flask. `app` may be passed to another WSGI server, as `gunicorn module:server.app`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class FlaskServer(TransformServer):
 
         class Server(ThreadedWSGIServer):
             def handle_error(self, request: object, client_address: object) -> None:
-                """Whoever asked has gone: that is no news."""
+                """Ignore the error: the client has disconnected."""
 
         host, port = listener.getsockname()[:2]
         self._server = Server(host, port, self.app, _handler(), fd=listener.fileno())
@@ -68,7 +68,7 @@ class FlaskServer(TransformServer):
             self._server.server_close()
 
     def stop(self) -> None:
-        """Returns when no more connections are taken."""
+        """Stop. Returns when no more connections are accepted."""
         self._stopped = True
         if self._server is not None:
             self._server.shutdown()
@@ -80,7 +80,7 @@ def _chunks(stream: Any) -> Iterator[bytes]:
 
 
 def _drain(body: Iterator[bytes]) -> None:
-    """What the transform did not want; the next request begins behind it."""
+    """Read input that the transform did not use; the next request starts after it."""
     for _ in body:
         pass
 
@@ -91,7 +91,8 @@ def _and_drained(output: Iterator[bytes], body: Iterator[bytes]) -> Iterator[byt
 
 
 def _handler() -> type[Any]:
-    """Werkzeug's, but for its way of closing the connection after each answer: what comes here is read to its end."""
+    """Return Werkzeug's handler with persistent connections. It would close the connection after each response; here
+    every request is read to its end."""
     from werkzeug.serving import WSGIRequestHandler
 
     class Handler(WSGIRequestHandler):
@@ -102,7 +103,7 @@ def _handler() -> type[Any]:
 
         def run_wsgi(self) -> None:
             if self.path != TRANSFORM_PATH and self.command not in ("GET", "HEAD"):
-                self.close_connection = True  # a route of the author's may have left some of the body
+                self.close_connection = True  # a route of the author may have left some of the body unread
             said: list[Any] = []
 
             def start_response(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
@@ -112,7 +113,7 @@ def _handler() -> type[Any]:
             try:
                 self._send(said[0], said[1], output)
             except Exception:
-                self.close_connection = True  # without its end the answer is seen to be broken off
+                self.close_connection = True  # without its end, the client sees that the response was aborted
                 raise
             finally:
                 output.close()
@@ -134,6 +135,6 @@ def _handler() -> type[Any]:
             self.wfile.flush()
 
         def log(self, type: str, message: str, *args: object) -> None:
-            """What fails is logged where it fails; the rest is not."""
+            """Log nothing: errors are logged where they occur."""
 
     return Handler

@@ -19,13 +19,13 @@ from storage_node.etl.webserver.loop_bridge import MAX_THREADS, each_in_thread, 
 from storage_node.etl.webserver.protocol import CHUNK_BYTES
 
 GRACE_S = 5.0
-"""For what runs, when it is to stop."""
+"""Time that running requests get at shutdown."""
 START_S = 10.0
 _OPTIONS = (("grpc.so_reuseport", 1), ("grpc.max_receive_message_length", 4 * CHUNK_BYTES))
 
 
 class GRPCServer(TransformServer):
-    """Our own stream, of protos/ais_etl_server.proto; addresses begin with grpc://."""
+    """The stream of protos/ais_etl_server.proto; addresses start with grpc://."""
 
     _scheme = "grpc"
 
@@ -40,7 +40,7 @@ class GRPCServer(TransformServer):
         pass
 
     def _bind(self, host: str, port: int) -> socket.socket:
-        """gRPC listens by itself, beside what holds the port."""
+        """Reserve the port; gRPC opens its own listener on it."""
         return reserved(host, port)
 
     def _beside(self, held: socket.socket) -> socket.socket:
@@ -66,7 +66,7 @@ class GRPCServer(TransformServer):
         await server.stop(GRACE_S)
 
     def stop(self) -> None:
-        """Returns at once; what runs has some seconds to end."""
+        """Stop. Returns at once; running requests get some seconds to finish."""
         if self._loop is None or self._loop.is_closed():
             self._stopping.set()
         else:
@@ -78,7 +78,7 @@ class _Servicer(rpc.TransformStreamServicer):
         self._server, self._threads = server, threads
         self._ending = False
         self._between: set[asyncio.Task[Any]] = set()
-        """Streams between two objects: they would stay so until their node has another."""
+        """Streams between two objects, which stay open until their node sends another object."""
 
     async def Run(self, requests: AsyncIterator[pb.ServerInput], context: Any) -> None:
         task = asyncio.current_task()
@@ -109,14 +109,14 @@ class _Servicer(rpc.TransformStreamServicer):
         return pb.ServerHealthResponse()
 
     def end_streams(self) -> None:
-        """At once between two objects, otherwise after the one that is under way."""
+        """End streams: at once between two objects, otherwise after the current object."""
         self._ending = True
         for task in self._between:
             task.cancel()
 
 
 async def _inputs(context: Any) -> AsyncIterator[pb.ServerInput]:
-    """Raises ConnectionError when the node breaks off in the middle of an object."""
+    """Yield the input. Raises ConnectionError if the node breaks off within an object."""
     while (message := await context.read()) is not grpc.aio.EOF:
         yield message
     raise ConnectionError("the node broke off in the middle of the input")

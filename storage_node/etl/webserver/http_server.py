@@ -1,4 +1,4 @@
-"""Transform server of the standard library: a thread for each connection, and nothing to install."""
+"""Transform server of the standard library: a thread for each connection, and no dependencies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from storage_node.etl.webserver.base import TransformServer
 from storage_node.etl.webserver.protocol import CHUNK_BYTES, HEALTH_PATH, TRANSFORM_PATH, Request
 
 IDLE_S = 300.0
-"""After which a connection on which nothing is asked is closed."""
+"""Time after which an idle connection is closed."""
 _LONGEST_LINE = 1 << 16
 
 
 class HTTPMultiThreadedServer(TransformServer):
-    """hpush and hpull by `http.server`."""
+    """hpush and hpull with `http.server`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class HTTPMultiThreadedServer(TransformServer):
 
 
 class _Server(ThreadingHTTPServer):
-    """That can end connections on which nobody asks anything."""
+    """A server that can close idle connections."""
 
     daemon_threads = True
     block_on_close = False
@@ -70,7 +70,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Whoever asked has gone: that is no news."""
+        """Ignore the error: the client has disconnected."""
 
     def end_connections(self) -> None:
         with self._lock:
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = self._body()
         self._send(answer(self.transforms, Request.of_headers(self.headers), body))
-        for _ in body:  # what the transform did not want; the next request begins behind it
+        for _ in body:  # unread input; the next request starts after it
             pass
 
     def _body(self) -> Iterator[bytes]:
@@ -147,11 +147,11 @@ class _Handler(BaseHTTPRequestHandler):
                         self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
                         self.wfile.flush()
             except Exception:
-                # Without its end the answer is seen to be broken off.
+                # Without its end, the client sees that the response was aborted.
                 self.close_connection = True
                 raise
             self.wfile.write(b"0\r\n\r\n")
         self.wfile.flush()
 
     def log_message(self, format: str, *args: object) -> None:
-        """What fails is logged where it fails; the rest is not."""
+        """Log nothing: errors are logged where they occur."""

@@ -1,4 +1,4 @@
-"""Bridge between an event loop, which talks, and the threads that transform."""
+"""Bridge between an event loop, which communicates, and the threads that transform."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 MAX_THREADS = 256
-"""Of which most wait: for their turn, for a node, for what comes."""
+"""Most of these threads wait: for their turn, for a node, or for input."""
 
 
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[..., T], *arguments: Any) -> T:
@@ -17,14 +17,14 @@ async def in_thread(threads: ThreadPoolExecutor, work: Callable[..., T], *argume
 
 
 async def each_in_thread(threads: ThreadPoolExecutor, items: Iterator[T]) -> AsyncIterator[T]:
-    """What an iterator makes in threads, one after another."""
+    """Yield the items of an iterator that runs in threads, one after another."""
     done: Any = object()
     while (item := await in_thread(threads, next, items, done)) is not done:
         yield item
 
 
 def from_loop(items: AsyncIterator[T]) -> Iterator[T]:
-    """For a thread: what comes on the event loop of whoever calls this."""
+    """Return an iterator, for a thread, over items that arrive on the caller's event loop."""
     loop = asyncio.get_running_loop()
 
     async def following() -> T:

@@ -1,7 +1,7 @@
-"""Link from a transform's server to nodes: inputs are fetched and outputs are put over connections that are kept.
+"""Link from a transform's server to nodes: fetches inputs and puts outputs over persistent connections.
 
-Whoever reaches the server names the address. So only this machine's own addresses and the origins that the author has
-listed are gone to, and where a redirect leads is not.
+Any client that reaches the server can name an address. Therefore the link connects only to this machine's own addresses
+and to the origins that the author has listed, and follows no redirects.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from storage_node.etl.webserver.protocol import CHUNK_BYTES, MAX_ERROR_CHARACTER
 from storage_node.settings.config import is_loopback
 
 TIMEOUT_S = 60.0
-"""Of silence, in either direction."""
+"""Maximum time without data, in either direction."""
 
 
 class NodeLinkFailed(Exception):
-    """The node did not give, or did not take; the message says what it said."""
+    """The node did not send or did not accept the data; the message contains its response."""
 
 
 @dataclass(slots=True)
 class Put:
-    """What a node has taken."""
+    """The output as a node has stored it."""
 
     receipt: str
     size_bytes: int
@@ -35,7 +35,7 @@ class Put:
 
 
 class NodeLink:
-    """Connections to each node; used by threads that serve requests."""
+    """Connections to each node, used by the threads that serve requests."""
 
     def __init__(self, origins: Sequence[str] = ()) -> None:
         self._origins = {_origin(url) for url in origins}
@@ -44,18 +44,18 @@ class NodeLink:
         self._closed = False  # guarded by _lock
 
     def fetched(self, url: str, token: str) -> Iterator[bytes]:
-        """The input, in chunks. Raises NodeLinkFailed, also while it is consumed."""
+        """Yield the input in chunks. Raises NodeLinkFailed, also while it is consumed."""
         with self._connection(url, "the input could not be fetched from the node") as connection:
             answer = _asked(connection, "GET", url, token, b"")
             wanted, got = answer.length, 0
             while chunk := answer.read(CHUNK_BYTES):
                 got += len(chunk)
                 yield chunk
-            if wanted is not None and got != wanted:  # http.client says nothing of it
+            if wanted is not None and got != wanted:  # http.client does not report it
                 raise ConnectionError(f"it broke off after {got:,} of {wanted:,} bytes")
 
     def put(self, url: str, token: str, output: bytes | Iterator[bytes]) -> Put:
-        """Raises NodeLinkFailed, and what `output` raises."""
+        """Put an output. Raises NodeLinkFailed, and what `output` raises."""
         taken = Put("", 0, 0)
 
         def counted(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -68,7 +68,7 @@ class NodeLink:
             if isinstance(output, bytes):
                 taken.size_bytes, taken.checksum = len(output), crc32c(output)
             else:
-                connection.close()  # what is made only once is not sent into a connection that has gone stale
+                connection.close()  # an iterator cannot be sent again if the connection is stale
                 output = counted(output)
             answer = _asked(connection, "PUT", url, token, output)
             answer.read()
@@ -76,7 +76,7 @@ class NodeLink:
         return taken
 
     def close(self) -> None:
-        """Connections that are not in use now, and others after their use."""
+        """Close idle connections now, and the others after their use."""
         with self._lock:
             self._closed = True
             for connections in self._idle.values():
@@ -85,7 +85,8 @@ class NodeLink:
 
     @contextlib.contextmanager
     def _connection(self, url: str, failure: str) -> Iterator[http.client.HTTPConnection]:
-        """One that nobody else uses; kept for the next unless this raises, which it does as NodeLinkFailed."""
+        """Return a connection for exclusive use. It is reused afterwards unless this raises; errors of the connection
+        become NodeLinkFailed."""
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or 80
         if parts.scheme != "http" or parts.username or (not is_loopback(host) and _origin(url) not in self._origins):
@@ -98,7 +99,7 @@ class NodeLink:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise NodeLinkFailed(f"{failure}: {error!r}") from error
-        except BaseException:  # what is left of the answer would be taken for the next one
+        except BaseException:  # the rest of the response would be mistaken for the next one
             connection.close()
             raise
         with self._lock:
@@ -124,7 +125,7 @@ def _asked(
         connection.close()
         if not was_open:
             raise
-        connection.request(method, path, body or None, headers)  # the node had closed it meanwhile
+        connection.request(method, path, body or None, headers)  # the node had closed the idle connection
         answer = connection.getresponse()
     if answer.status not in (200, 204):
         said = answer.read(MAX_ERROR_CHARACTERS).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Worker processes of a transform's server: forks that share its listener; one that dies is made anew."""
+"""Worker processes of a transform's server: forks that share its port. A process that dies is replaced."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _GRACE_S = 10.0
 
 
 def serve(count: int, work: Callable[[], None]) -> None:
-    """Run `work` in so many processes until SIGTERM or SIGINT, which is passed on to them; from the main thread.
+    """Run `work` in `count` processes until SIGTERM or SIGINT, which is forwarded to them. Must run in the main thread.
 
-    Nothing of the caller's may have threads yet: what is forked has none of them.
+    The caller must not have started threads yet, because forked processes do not have them.
     """
     running: dict[int, float] = {}
     stopping = False

@@ -1,12 +1,13 @@
-"""HTTP between a node and a transform's server: where to ask, and what stands in the headers.
+"""HTTP protocol between a node and a transform's server: paths and headers.
 
     GET  /health      200 when transforms may be sent
-    PUT  /transform   hpush: the body is the input; without one where a file is named
-    GET  /transform   hpull: the input is fetched from the node, or is the file that is named
+    PUT  /transform   hpush: the body is the input; no body if a file is named
+    GET  /transform   hpull: the input is fetched from the node, or is the named file
     GET  /ws          a WebSocket, whose binary frames are the messages of protos/ais_etl_server.proto
 
-200 with the output, 204 where it was put to where the node said, 4xx and 5xx with one line that says why not. What a
-header holds that need not be ASCII is percent-encoded. A WebSocket or a gRPC stream has the same request as a message.
+The response is 200 with the output, 204 if the output was put to its destination, 4xx or 5xx with one line that gives
+the reason. Header values that may be non-ASCII are percent-encoded. Over a WebSocket or a gRPC stream, the same request
+is a message.
 """
 
 from __future__ import annotations
@@ -29,34 +30,34 @@ SOURCE_TOKEN = "Ais-Etl-Source-Token"
 PUT_URL = "Ais-Etl-Put-Url"
 PUT_TOKEN = "Ais-Etl-Put-Token"
 RECEIPT = "Ais-Etl-Receipt"
-"""Of an answer: what the node said that took the output."""
+"""In a response: the receipt of the node that stored the output."""
 SIZE = "Ais-Etl-Size"
 CHECKSUM = "Ais-Etl-Checksum"
 """CRC-32C, eight hexadecimal digits."""
 PUT_FAILED = "Ais-Etl-Put-Failed"
-"""Of an error: the transform was well, but nobody took its output."""
+"""In an error: the transform succeeded, but its output was not accepted."""
 
 CHUNK_BYTES = 1 << 20
 MAX_ARGS_BYTES = 4096
-"""Of arguments as headers: more than this, percent-encoded, some servers refuse."""
+"""Maximum size of arguments in headers: percent-encoded, more than this is rejected by some servers."""
 MAX_ERROR_CHARACTERS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a node asks of a server for one object; the input itself comes beside it, or from where this says."""
+    """A node's request to a server for one object. The input is sent along with it, or fetched from where it says."""
 
     path: str
-    """BUCKET/NAME, for a member /MEMBER behind it."""
+    """BUCKET/NAME, followed by /MEMBER for a member."""
     args: str = ""
-    """JSON; empty for none."""
+    """JSON; empty if there are none."""
     file: str = ""
-    """The input is this file."""
+    """Path of the file that is the input."""
     source_url: str = ""
-    """The input is fetched from there."""
+    """URL from which the input is fetched."""
     source_token: str = ""
     put_url: str = ""
-    """The output is put there."""
+    """URL to which the output is put."""
     put_token: str = ""
 
     def headers(self) -> dict[str, str]:
@@ -70,7 +71,7 @@ class Request:
 
     @classmethod
     def of_headers(cls, headers: Any) -> Request:
-        """`headers`: of any framework; its `get` finds names in any case."""
+        """Parse headers of any framework; its `get` must ignore case."""
         return cls(
             unquote(headers.get(PATH, "")),
             unquote(headers.get(ARGS, "")),
@@ -86,7 +87,7 @@ class Request:
         return cls(first.path, first.args, first.file, put_url=first.put_url, put_token=first.put_token)
 
     def message(self, data: bytes | memoryview = b"", last: bool = False) -> pb.ServerInput:
-        """The first of an object."""
+        """Return the first message of an object."""
         return pb.ServerInput(
             path=self.path,
             args=self.args,
@@ -99,6 +100,6 @@ class Request:
 
 
 def short(text: str) -> str:
-    """An error's text as one that may be sent and shown."""
+    """Shorten an error's text for sending and display."""
     text = text.strip()
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 2] + " …"

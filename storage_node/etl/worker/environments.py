@@ -1,7 +1,7 @@
-"""Environments: interpreters that have the packages which a transform requires, made by what the node runs on.
+"""Environments: Python interpreters with the packages that a transform requires, created by the node's platform.
 
-A node on Ray has Ray make them (`storage_node.ops.ray_environments`); any other has none, and its operator names an
-interpreter that has what is needed (`etl_python`).
+A node on Ray has Ray create them (`storage_node.ops.ray_environments`). Any other node has none; there, the operator
+names an interpreter that has the packages (`etl_python`).
 """
 
 from __future__ import annotations
@@ -15,34 +15,36 @@ from storage_node.etl.worker.program import missing_of
 
 
 class Environment(Protocol):
-    """One that is there until it is released."""
+    """An environment that exists until it is released."""
 
     @property
     def python(self) -> str:
-        """Path of its interpreter, on this machine."""
+        """Path of its interpreter on this machine."""
 
     def release(self) -> None:
-        """Nobody uses it any more; it may be taken away. May be called again."""
+        """Release the environment; it may be removed from then on. May be called again."""
 
 
 class Environments(Protocol):
-    """Belongs to the event loop that stages run on."""
+    """Creates environments. Belongs to the event loop that stages run on."""
 
     async def make(self, requirements: Sequence[str], log: Callable[[bytes], None]) -> Environment:
-        """One with these packages, on this machine, beside those of the node's own interpreter.
+        """Return an environment on this machine with these packages, in addition to those of the node's own
+        interpreter.
 
-        The same ones are made once, and kept for a while after. It may take minutes; there is a limit to it. Cancelled,
-        nothing is left that uses it.
+        Equal requirements share one environment, which is kept for a while after its last use. Creating one may take
+        minutes; there is a time limit. If the call is cancelled, it holds no environment.
 
         Args:
-            log: takes what the installer says where it fails.
+            log: Receives the output of the installer if it fails.
 
         Raises TransformFailed.
         """
 
 
 def is_needed(requirements: Sequence[str]) -> bool:
-    """Whether this process's own interpreter would not do: what is required by an address may be another build."""
+    """Return whether this process's own interpreter does not suffice. A requirement given by URL always needs an
+    environment, because the installed package may be another build."""
     if not requirements:
         return False
     with needs("packaging", "a transform with requirements", TransformRefused):

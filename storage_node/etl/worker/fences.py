@@ -1,13 +1,14 @@
-"""Fences around a worker: limits that the kernel holds, and what a worker does not inherit.
+"""Limits of a worker process: those that the kernel enforces, and what the worker does not inherit.
 
-Each worker is a process in a session of its own, killed as a group; it dies with the process that started it, has
-limits of memory, of the size of its files and of descriptors, a scrubbed environment, an empty folder to work in, a low
-priority, and, where the operator says so and the system allows it, another user and a network of its own with nothing
-in it. It inherits one descriptor, its socket. Workers import this module before they begin: it imports next to nothing.
+Each worker is a process in a session of its own, killed as a group. It dies with the process that started it. It has
+limits on memory, on the size of its files and on descriptors, a scrubbed environment, an empty working folder and a low
+priority. If the operator says so and the system allows it, it also has another user, and a network namespace with
+nothing in it. It inherits one descriptor, its socket. Workers import this module before they start, so it imports very
+little.
 
-docs/etl.md says what these do not hold off: without another user, a worker reads what the node's user may read. The
-folders of drives are closed to other users (`storage_node/store/permissions.py`). Programs that a worker of a command
-starts are restricted further, see `sandbox.py`.
+docs/etl.md lists what these limits do not prevent: without another user, a worker reads what the node's user may read.
+The folders of drives are closed to other users (`storage_node/store/permissions.py`). Programs that the worker of a
+command starts are restricted further, see `sandbox.py`.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CLONE_NEWNET, _CLONE_NEWUSER = 0x40000000, 0x10000000
 _DESCRIPTORS = 256
 _ENTRIES_LOOKED_AT = 4000
-"""Of a worker's folder, so that looking takes milliseconds."""
+"""Maximum number of entries of a worker's folder that are counted, so that a check takes milliseconds."""
 NICENESS = 5
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
-"""Of the environment: what finds programs and libraries. Nothing that says who we are to anybody."""
+"""Environment variables that a worker keeps: those that locate programs and libraries. None of them contains a
+credential."""
 
 _SWITCH = """
 import os, sys
@@ -48,36 +50,39 @@ try:
 except OSError as error:
     sys.exit(f"etl_user={user} may not run {argv[0]} ({error.strerror}): etl_python names an interpreter that it may")
 """
-"""Program that becomes another user and then the worker.
+"""Program that becomes another user and then executes the worker.
 
-`Popen` would fork to change the user, and not vfork: handlers of gRPC then run in the child, and now and then crash it.
+To change the user, `Popen` would fork instead of using vfork. gRPC's fork handlers would then run in the child and
+occasionally crash it.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Fences:
-    """Of one worker. Sent to it as JSON."""
+    """Limits of one worker. Sent to it as JSON."""
 
     memory_bytes: int
-    """Of private memory that it may write to (RLIMIT_DATA). Beyond, its allocations fail; what it has in memory is
-    watched besides, for what that does not count."""
+    """Limit of private writable memory (RLIMIT_DATA). Allocations beyond it fail. The resident memory is watched as
+    well, because RLIMIT_DATA does not count all of it."""
     file_bytes: int
-    """Of a file that it writes, and so of an output (RLIMIT_FSIZE)."""
+    """Maximum size of a file that it writes, and so of an output (RLIMIT_FSIZE)."""
     network: bool
     processes: int
-    """That the worker's user may have, threads among them (RLIMIT_NPROC); 0: any. The kernel counts those of a user,
-    whoever started them: it holds where workers have one of their own, and does nothing to root."""
+    """Maximum number of processes and threads of the worker's user (RLIMIT_NPROC); 0 means no limit. The kernel counts
+    all processes of a user, regardless of which process started them. The limit is therefore useful only if workers
+    have a user of their own, and it does not apply to root."""
     parent: int
-    """The process whose death it must not outlive."""
+    """Process id of the parent, which the worker must not outlive."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def start(argv: list[str], folder: Path, keep_fd: int, stderr: int, user: str) -> subprocess.Popen[bytes]:
-    """A process of its own session, with nothing of ours but `keep_fd`. Raises TransformRefused, OSError.
+    """Start a process in a session of its own, which inherits no descriptor except `keep_fd`. Raises TransformRefused,
+    OSError.
 
-    One that cannot run as that user ends, and says why.
+    A process that cannot run as that user exits with a message.
     """
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment |= {"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -97,7 +102,7 @@ def start(argv: list[str], folder: Path, keep_fd: int, stderr: int, user: str) -
 
 
 def ids_of(user: str) -> tuple[int, int]:
-    """Uid and gid. Raises TransformRefused where there is no such user."""
+    """Return the uid and gid of a user. Raises TransformRefused if the user does not exist."""
     import pwd
 
     from ais_loader.errors import TransformRefused
@@ -110,17 +115,19 @@ def ids_of(user: str) -> tuple[int, int]:
 
 
 def enter(fences: Fences) -> None:
-    """In the worker, before anything of its transform is loaded. Raises OSError where a fence cannot be put up."""
+    """Apply the limits in the worker, before any code of its transform is loaded. Raises OSError if one cannot be
+    applied."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != fences.parent:  # it died before that
+    if os.getppid() != fences.parent:  # it died before the call
         sys.exit(1)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # programs that are another user's to whoever runs them
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # disables setuid programs
     if not fences.network and libc.unshare(_CLONE_NEWNET):
         if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
             number = ctypes.get_errno()
             raise OSError(number, f"etl_network=false: no network namespace can be made here ({os.strerror(number)})")
-        # Whoever makes a user namespace may do anything in it, and what it starts may then not open its input.
+        # The creator of a user namespace has all capabilities in it, and the programs that it starts could then not
+        # open their input.
         drop_capabilities(libc)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
@@ -133,7 +140,7 @@ def enter(fences: Fences) -> None:
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn` of a program that a worker starts: the worker has one thread."""
+    """For `preexec_fn` of a program that a worker starts. Safe there, because the worker has one thread."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -144,16 +151,17 @@ def _limit(which: int, value: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """The worker and all that it has started and that did not make a session of its own."""
+    """Kill the worker and every process that it has started, except those with a session of their own."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def folder_bytes(folder: Path, beyond: int) -> int:
-    """What a worker has written below its folder, as far as that is soon told; no further than to be above `beyond`."""
+    """Return the bytes in the files below a worker's folder. Counting stops when they exceed `beyond`, and after a
+    bounded number of entries."""
     found, left, entries_left = 0, [folder], _ENTRIES_LOOKED_AT
     while left and found <= beyond and entries_left:
-        with contextlib.suppress(OSError), os.scandir(left.pop()) as entries:  # they come and go meanwhile
+        with contextlib.suppress(OSError), os.scandir(left.pop()) as entries:  # files may vanish
             for entry in entries:
                 entries_left -= 1
                 if entry.is_dir(follow_symlinks=False):
@@ -166,7 +174,7 @@ def folder_bytes(folder: Path, beyond: int) -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """What a process has in memory; 0 for one that has gone."""
+    """Return the resident memory of a process; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError, ValueError):

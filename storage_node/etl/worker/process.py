@@ -1,9 +1,10 @@
-"""Worker process, as the node has it: started, asked, watched, and ended.
+"""Worker process from the node's side: it is started, sent objects, watched, and ended.
 
-Small objects are sent several at once, and worked on one after another: each has an answer and a time limit of its own.
-Whatever a worker does - raise, hang, grow, lie, close its socket, die - ends in an error of the object that it was at,
-typed, and at worst in the end of the worker; those that it has not answered go to another one. The node reads heads of
-fixed size and bounded JSON from it, and counts and sums the output itself, of a copy that no worker has.
+Small objects are sent several at once and processed one after another; each has a result and a time limit of its own.
+Whatever a worker does (raise, hang, grow, send garbage, close its socket, die) ends in a typed error for the object in
+progress and, at worst, in the end of the worker. Objects without a result go to another worker. The node reads heads of
+fixed size and bounded JSON from it, and counts and checksums the output itself, in memory that the worker cannot
+change.
 """
 
 from __future__ import annotations
@@ -54,24 +55,24 @@ from storage_node.etl.worker.program import (
 from storage_node.limits.tasks import settled
 
 START_TIMEOUT_S = 60.0
-"""To load what a transform needs, which may be a model."""
+"""Time limit for loading a transform, which may include a model."""
 _LOOK_S = 0.25
-"""How often a worker that is at work is looked at."""
+"""Interval at which a busy worker is checked."""
 _LEFT_S = 1.0
-"""How often one is that is soon done with each object."""
+"""Interval of the checks between objects, for a worker that finishes each one quickly."""
 _SURE_S = 0.5
-"""It has answered no longer ago, and so is alive."""
+"""A worker that has replied within this time is assumed to be alive."""
 _READ_BYTES = 256 << 10
 _BUFFER_BYTES = 208 << 10
-"""Of the socket, in each direction, if the system allows it: so much is sent without waiting."""
+"""Socket buffer in each direction, if the system allows it: up to this many bytes are sent without waiting."""
 _TOLD = 500
-"""Characters of what it wrote last, in an error."""
+"""Maximum length of the worker's last output line in an error, in characters."""
 _END_S = 0.5
-"""For the end of a process to be seen, whose socket has been closed."""
+"""Time that a process gets to end after its socket was closed."""
 
 
 class WorkerDied(TransformFailed):
-    """It ended in the middle of an object, by itself or by something outside: another one may do better."""
+    """The worker ended during an object, by itself or from outside. Another worker may succeed."""
 
 
 class WorkerInput(NamedTuple):
@@ -80,11 +81,11 @@ class WorkerInput(NamedTuple):
     origin: str
     content: Content
     max_bytes: int
-    """Of what is made of it."""
+    """Maximum size of the output."""
 
 
 class _Asked:
-    """A request, and what has come of it."""
+    """A request and its outcome."""
 
     __slots__ = ("max_bytes", "number", "outcome", "set_up", "written_bytes")
 
@@ -92,17 +93,17 @@ class _Asked:
         self.number, self.max_bytes, self.set_up = number, max_bytes, set_up
         self.outcome: Content | TransformError | TransformRefused | None = None
         self.written_bytes: int | None = None
-        """In the output file, where they wait to be taken."""
+        """Size of the output in the output file, which waits to be taken."""
 
 
 class WorkerProcess:
-    """Belongs to one event loop; one call at a time.
+    """One worker. Belongs to one event loop; one call at a time.
 
     Args:
-        memory_bytes: of it in memory, beyond which it is ended.
-        folder_bytes: of files in its folder, likewise.
-        on_thread: runs a function that may wait for a drive.
-        log: takes what it writes to stdout and stderr.
+        memory_bytes: Limit of its resident memory; it is ended beyond it.
+        folder_bytes: Limit of the files in its folder, likewise.
+        on_thread: Runs a function that may wait for a drive.
+        log: Receives what it writes to stdout and stderr.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class WorkerProcess:
         self._area: mmap.mmap | None = None
         """See worker.py."""
         self._output_at = 0
-        """In the area, of the next answer; 0 where none may be there."""
+        """Offset in the area of the next output; 0 if none is expected there."""
         self._folder: str | None = None
         self._killed_for: TransformFailed | TransformTimeout | None = None
         self._ending = False
@@ -134,11 +135,11 @@ class WorkerProcess:
         self._received = bytearray()
         self._number = SET_UP_NUMBER - 1
         self._asked: deque[_Asked] = deque()
-        """Not answered yet; the worker is at the first one."""
+        """Requests without a reply; the worker processes the first one."""
         self._timeout_s = 0.0
         self._wake: asyncio.Future[None] | None = None
         self._silent = False
-        """Nothing comes from it any more."""
+        """Whether the socket is closed."""
         self.idle_since_s = 0.0
 
     @property
@@ -146,11 +147,13 @@ class WorkerProcess:
         process = self._process
         if process is None or self._ending or self._silent or process.returncode is not None:
             return False
-        # To ask the system costs as much as a small object. One that dies in this moment is found out when it is asked.
+        # A system call costs as much as a small object. A worker that dies just now is detected when the next object is
+        # sent.
         return time.monotonic() - self.idle_since_s < _SURE_S or process.poll() is None
 
     async def start(self, setup: dict[str, Any], code: bytes, fences: Fences, *, python: str, user: str) -> None:
-        """Returns when it is ready. Raises TransformFailed with what went wrong, TransformRefused, OSError."""
+        """Start the worker. Returns when it is ready. Raises TransformFailed with the reason, TransformRefused,
+        OSError."""
         try:
             self._folder = str(self._spool.new_folder(ids_of(user) if user else None))
         except PermissionError as error:
@@ -198,12 +201,13 @@ class WorkerProcess:
     async def run(
         self, inputs: Sequence[WorkerInput], args: str, timeout_s: float
     ) -> list[Content | TransformError | None]:
-        """What it makes of each, one after another; None for those that it has not answered, because of another one.
-        For all of several, where it cannot be told which of them has ended it. Cancelled, it is ended.
+        """Return the outcome of each input, processed in order; None for an input without a reply because of another
+        input. If it cannot be determined which of several inputs ended the worker, no further input gets an outcome. If
+        the call is cancelled, the worker is ended.
 
         Args:
-            inputs: one, or several that are in memory and have room in a burst, of INLINE_BYTES at most each.
-            timeout_s: for each of them.
+            inputs: One input, or several that are in memory, fit into a burst and have at most INLINE_BYTES each.
+            timeout_s: Time limit for each of them.
         """
         asked = [_Asked(self._number + at, each.max_bytes) for at, each in enumerate(inputs, 1)]
         fds: list[int] = []
@@ -244,7 +248,7 @@ class WorkerProcess:
     # -- the wire
 
     async def _exchange(self, asked: list[_Asked], data: bytes, fds: list[int], timeout_s: float) -> None:
-        """Until each has its outcome, or the worker has ended. Raises OSError of this node's."""
+        """Send requests and wait until each has its outcome, or the worker has ended. Raises OSError of this node."""
         self._number += len(asked)
         self._asked.extend(asked)
         self._timeout_s = timeout_s
@@ -253,7 +257,7 @@ class WorkerProcess:
         try:
             try:
                 await self._send(data, fds)
-            except OSError:  # it may have said why, before it went
+            except OSError:  # it may have sent the reason before it ended
                 while self._receive():
                     pass
                 self._hear_no_more()
@@ -274,7 +278,7 @@ class WorkerProcess:
                 self._look.cancel()
                 self._look = None
             self.idle_since_s = time.monotonic()
-            # What is soon done is never looked at while it is: what it leaves behind is.
+            # A worker that finishes each object quickly is never checked while busy, so it is checked here.
             if self.idle_since_s - self._looked_at_s > _LEFT_S and (found := self._outgrown()) is not None:
                 self._log(f"{found}\n".encode())
                 self.kill()
@@ -285,7 +289,7 @@ class WorkerProcess:
             try:
                 sent = socket.send_fds(self._socket, [data[: REQUEST.size]], fds)
                 data, fds = data[sent:], []
-            except BlockingIOError:  # until it has read what was sent before
+            except BlockingIOError:  # the socket is full: wait until the worker has read
                 await self._writable()
         if data:
             await self._loop.sock_sendall(self._socket, data)
@@ -300,7 +304,7 @@ class WorkerProcess:
             self._loop.remove_writer(self._socket)
 
     async def _take_written(self, first: _Asked) -> None:
-        """What lies in the output file; the worker waits for it to be taken."""
+        """Take the contents of the output file; the worker waits for that."""
         size_bytes, first.written_bytes = first.written_bytes or 0, None
         if size_bytes > first.max_bytes:
             first.outcome = _too_much(size_bytes, first.max_bytes)
@@ -320,7 +324,7 @@ class WorkerProcess:
                 fds = [self._output]
             text = json.dumps({"fds": ["output"] if fds else []}).encode()
             await self._send(REQUEST.pack(0, len(text), 0, TAKEN) + text, fds)
-        except OSError:  # of the drive or of the socket: what it has made is good all the same
+        except OSError:  # of the drive or of the socket: the output is valid all the same
             self.kill()
         self._parse()
 
@@ -332,7 +336,7 @@ class WorkerProcess:
                 wake.set_result(None)
 
     def _receive(self) -> bool:
-        """Whether anything came."""
+        """Return whether anything was received."""
         assert self._socket is not None
         try:
             data = self._socket.recv(_READ_BYTES)
@@ -353,7 +357,7 @@ class WorkerProcess:
         self._silent = True
 
     def _parse(self) -> None:
-        """What has come, as far as it is whole."""
+        """Parse the complete messages among the received bytes."""
         received, at = self._received, 0
         while len(received) - at >= REPLY.size and not (self._asked and self._asked[0].written_bytes is not None):
             number, kind, of_data, of_json = REPLY.unpack_from(received, at)
@@ -387,7 +391,7 @@ class WorkerProcess:
                         first.outcome = Content.of(self._area[self._output_at : self._output_at + of_data])
                     if kind == IS_IN_AREA:
                         self._output_at += room_for(of_data)
-            except (ValueError, AttributeError):  # JSON that is none, or another thing than it should be
+            except (ValueError, AttributeError):  # invalid JSON, or JSON of another type
                 received.clear()
                 self._end_confused(_nonsense())
                 return
@@ -397,7 +401,7 @@ class WorkerProcess:
         del received[:at]
 
     def _answered(self) -> None:
-        """By the first; the time of the next one begins."""
+        """Remove the first request, which has its outcome. The time limit of the next one starts."""
         self._asked.popleft()
         self._deadline_s = time.monotonic() + self._timeout_s
 
@@ -412,7 +416,8 @@ class WorkerProcess:
         )
 
     def _give_up(self, error: TransformError) -> None:
-        """The one that it was at has failed with its worker. Others before it may be done, and are not answered."""
+        """Fail the request that the worker was processing. Earlier ones may be done without having a reply yet; they
+        get no outcome."""
         if not self._asked:
             return
         assert self._area is not None
@@ -422,14 +427,15 @@ class WorkerProcess:
         self._asked.clear()
 
     def _end_confused(self, error: TransformError) -> None:
-        """Which of several has written what makes no sense cannot be told: answers wait for each other."""
+        """End the worker after an invalid message. Among several requests, the one that sent it cannot be determined,
+        because replies are buffered."""
         self.kill()
         if len(self._asked) == 1:
             self._asked[0].outcome = error
         self._asked.clear()
 
     async def _ended(self) -> TransformFailed | TransformTimeout:
-        """Why nothing comes from it any more."""
+        """Return why the socket was closed."""
         assert self._process is not None
         deadline_s = time.monotonic() + _END_S
         while (code := self._process.poll()) is None and time.monotonic() < deadline_s:
@@ -451,7 +457,7 @@ class WorkerProcess:
         if time.monotonic() >= self._deadline_s:
             self._killed_for = TransformTimeout("it took too long, and was ended (timeout_s)")
         elif self._process.poll() is not None:
-            pass  # something that it has started holds its socket open
+            pass  # a process that it has started keeps the socket open
         elif (found := self._outgrown()) is not None:
             self._killed_for = found
         else:
@@ -460,7 +466,7 @@ class WorkerProcess:
         self.kill()
 
     def _outgrown(self) -> TransformFailed | None:
-        """Of what it has more than it may; None for nothing. Files may be of the objects before."""
+        """Return the limit that the worker exceeds; None if there is none. Files may stem from earlier objects."""
         if self._process is None or self._folder is None:
             return None
         self._looked_at_s = time.monotonic()
@@ -491,7 +497,7 @@ class WorkerProcess:
     # -- the end
 
     def kill(self) -> None:
-        """Whoever waits for an answer is told, also where a process of another session holds the socket open."""
+        """Kill the worker. Pending calls are woken, even if a process of another session keeps the socket open."""
         self._ending = True
         if self._process is not None:
             kill_group(self._process.pid)
@@ -500,11 +506,11 @@ class WorkerProcess:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     async def close(self) -> None:
-        """End it, and wait until it has. May be called again, and for one that has not started."""
+        """End the worker and wait for it. May be called again, and for one that was not started."""
         if self._look is not None:
             self._look.cancel()
         self.kill()
-        # First what needs no waiting: who waits may be cancelled.
+        # First the steps that need no waiting, because the caller may be cancelled.
         if self._socket is not None and self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket)
             self._socket.close()
@@ -529,7 +535,7 @@ def _request(asked: _Asked, said: dict[str, Any], place: int, size_bytes: int, d
 
 
 def _new_area() -> tuple[int, mmap.mmap]:
-    """Its descriptor, and where it is. It keeps its size, whatever a worker does to it. Raises OSError."""
+    """Return a descriptor and a mapping of a new area, sealed so that no worker can change its size. Raises OSError."""
     fd = os.memfd_create("area", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, AREA_BYTES)

@@ -1,9 +1,9 @@
-"""Worker: the process in which a transform runs, one object at a time, and what it and the node say to each other.
+"""Worker: the process in which a transform runs, one object at a time, and its protocol with the node.
 
-Run by a node as `python -m storage_node.etl.worker.program FD`, behind the fences of `fences.py`. It imports as little as
-it can: a worker is started when there is work, and again when one has died.
+A node runs it as `python -m storage_node.etl.worker FD`, restricted by `fences.py`. It imports as little as possible,
+because a worker is started when there is work, and again when one has died.
 
-What an author writes is a function, or a class that is made once in each worker, for heavy state:
+An author writes a function, or a class that is instantiated once in each worker, for heavy state:
 
     def shout(data: memoryview, suffix: str = "!") -> bytes: ...        # args by name
     class Embed:
@@ -12,18 +12,19 @@ What an author writes is a function, or a class that is made once in each worker
     def stream(chunks: Iterator[memoryview]) -> Iterator[bytes]: ...    # streaming=True: in constant memory
     def by_path(path: str) -> bytes: ...                                # path=True: a file to open and read
 
-One that has a parameter `origin` is given "bucket/name" there. What is returned, or yielded, is bytes-like.
+A function with a parameter `origin` receives "bucket/name" in it. The returned or yielded values are bytes-like.
 
-On the wire, over a socket pair: heads of fixed size, JSON behind them, then bytes. Small inputs and outputs travel
-there; larger inputs lie in a memory file that both have mapped, or are a file whose descriptor comes along; larger
-outputs go into a file of the spool that the node has sent, which the worker waits for the node to have taken. The node
-takes nothing of what a worker says on trust: it counts and sums what is there, and never unpickles anything. An answer
-bears the number of its request, so that one that comes twice, or from a process that the transform has forked, is never
-taken for another object's.
+The protocol runs over a socket pair: heads of fixed size, followed by JSON, followed by bytes. Small inputs and outputs
+are sent inline. Larger inputs are in a memory file that both processes have mapped, or in a file whose descriptor is
+sent along. Larger outputs go to a spool file that the node has sent; the worker then waits until the node has taken the
+output. The node does not trust the worker: it counts and checksums the data itself, and never unpickles anything. A
+reply carries the number of its request, so that a duplicate reply, or one from a process that the transform has forked,
+is never mistaken for another object's.
 
-Small objects come in bursts: one request of many, whose inputs lie one after another in an area that both have mapped,
-and so do their outputs. They are answered one after another as well, several answers at a time; the area says which
-object is being worked on. It cannot be made smaller: whoever reads what is no more there is ended by the kernel.
+Small objects are sent in bursts: one request for many objects, whose inputs are stored one after another in an area
+that both processes have mapped, and so are their outputs. The replies are in the same order, several of them per send.
+A field of the area contains the number of the object in progress. The area is sealed against shrinking, because access
+to a page that no longer exists would kill the node.
 """
 
 from __future__ import annotations
@@ -50,54 +51,55 @@ from storage_node.etl.worker.sandbox import TRUNCATE_ABI, Offered, Sandbox, adop
 from storage_node.settings.command_template import FILES, WrongArgument, parse
 
 REQUEST = struct.Struct("<QIQB")
-"""Its number, bytes of JSON, bytes of data, where the data is. As many descriptors come along as the JSON says."""
+"""Number, bytes of JSON, bytes of data, location of the data. The JSON lists the descriptors that are sent along."""
 REPLY = struct.Struct("<QBQI")
-"""Number of the request, what it is, bytes of data, bytes of JSON; JSON and then data, if it is inline, follow."""
+"""Number of the request, kind, bytes of data, bytes of JSON. The JSON follows, and then the data if it is inline."""
 INLINE, SHARED, FILE, TAKEN, BURST = 0, 1, 2, 3, 4
-"""Where an input is: behind the request, in the memory file, in a file of its own. TAKEN is no request: the node has
-what lay in the output file. BURST: the inputs of so many requests are in the area, the JSON has their sizes."""
+"""Location of an input: inline behind the request, in the memory file, or in a file of its own. TAKEN is not a request:
+the node has taken the contents of the output file. BURST: the inputs of several requests are in the area, and the JSON
+has their sizes."""
 READY, IS_INLINE, IS_FILE, RAISED, IS_IN_AREA = 0, 1, 2, 3, 4
 AT_WORK = struct.Struct("<Q")
-"""At the beginning of the area: number of the request that is being worked on."""
+"""Field at the start of the area: number of the request in progress."""
 _ALIGNED = 64
 INPUTS_AT, BURST_BYTES = 64 << 10, 1 << 20
-"""Of the area: where the inputs of a burst begin, and how many bytes they may have, and the outputs that follow."""
+"""Layout of the area: start of a burst's inputs, and the maximum size of the inputs and of the outputs that follow."""
 OUTPUTS_AT = INPUTS_AT + BURST_BYTES
 AREA_BYTES = OUTPUTS_AT + BURST_BYTES
 SET_UP_NUMBER = 1
-"""Of the first request; the others count on from it."""
+"""Number of the first request; the others follow consecutively."""
 INLINE_BYTES = 64 << 10
 CHUNK_BYTES = 1 << 20
 MAX_JSON_BYTES = 1 << 20
 _MAX_FDS = 4
 _ANSWER_S = 0.005
-"""For so long answers of a burst wait for those of others."""
+"""Time that replies of a burst are buffered to be sent together."""
 _READ_BYTES = 256 << 10
 _TOLD = 2000
-"""Characters of what an error says."""
+"""Maximum length of an error, in characters."""
 _STDERR_BYTES = 16 << 10
-"""Of the end of what a command writes to stderr: they go to the log of its transform."""
+"""Bytes from the end of a command's stderr that are copied to the log of its transform."""
 _LAST_LINES, _LAST_CHARACTERS = 5, 400
-"""Of these, in the error of its object."""
+"""The part of it that the error of its object contains."""
 
 
 def room_for(size_bytes: int) -> int:
-    """Bytes of the area that an object takes, so that the next one begins where numbers may be read from."""
+    """Return the bytes of the area that an object occupies: its size, rounded up so that the next object is aligned."""
     return -(-size_bytes // _ALIGNED) * _ALIGNED
 
 
 class Failed(Exception):
-    """What the object's entry is to say."""
+    """Raised with the message for the object's entry."""
 
 
 class Input:
-    """Of one call."""
+    """Input of one call."""
 
     def __init__(self, data: memoryview | None, fd: int, offset: int, size_bytes: int) -> None:
         self.data, self.fd, self.offset, self.size_bytes = data, fd, offset, size_bytes
 
     def view(self) -> memoryview:
-        """All of it; a file is mapped."""
+        """Return all bytes; a file is mapped."""
         if self.data is not None:
             return self.data
         if not self.size_bytes:
@@ -118,10 +120,10 @@ class Input:
             yield memoryview(part)
 
     def file(self, *, own: bool = False) -> str:
-        """A path that opens it, from this process and from its children, until the call is over.
+        """Return a path that opens the input, from this process and from its children, until the call ends.
 
         Args:
-            own: whether it must be a copy of this process's, so that nobody can change the object by it.
+            own: Whether it must be a private copy, so that the object cannot be changed through it.
         """
         whole = self.data is None and self.offset == 0 and os.fstat(self.fd).st_size == self.size_bytes and not own
         if not whole:
@@ -151,20 +153,20 @@ class Worker:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._received, self._at = b"", 0
-        """What has come, and how much of it has been read."""
+        """Received bytes, and the number of them that have been parsed."""
         self._fds: list[int] = []
-        """Descriptors that have come, in order, for messages that have not been read."""
+        """Received descriptors, in order, of messages that have not been parsed."""
         self._ahead: deque[_Message] = deque()
         self._shared, self._output, self._number = -1, -1, 0
         self._area = -1
         self._inputs: memoryview | None = None
-        """Of the area, once there has been a burst."""
+        """Inputs in the area, mapped at the first burst."""
         self._written: mmap.mmap | None = None
-        """The area, to write to."""
+        """The area, mapped for writing."""
         self._output_at = 0
-        """Where the next output of a burst goes; 0 for one that is no burst's."""
+        """Offset in the area of the next output of a burst; 0 outside of a burst."""
         self._answers = bytearray()
-        """Not sent yet."""
+        """Replies that have not been sent yet."""
         self._run: Callable[[Input, dict[str, Any]], Any] = _nothing
 
     def serve(self) -> None:
@@ -212,7 +214,8 @@ class Worker:
         self._output_at = 0
 
     def _leave(self) -> None:
-        """In a process that the transform has forked: it has no part in the burst that it was forked in, either."""
+        """Close everything in a process that the transform has forked, which must not reply, not even in the burst that
+        it was forked in."""
         for fd in (self._socket.detach(), self._shared, self._output, self._area):
             if fd >= 0:
                 os.close(fd)
@@ -239,7 +242,7 @@ class Worker:
             self._output = came["output"]
 
     def _read(self) -> _Message | None:
-        """The next thing that the node says; None when it has gone."""
+        """Return the next message of the node; None if the node has closed the socket."""
         if self._at == len(self._received) and not self._more():
             return None
         number, json_bytes, size_bytes, place = REQUEST.unpack(self._exactly(REQUEST.size))
@@ -257,7 +260,8 @@ class Worker:
         return self._received[at : self._at]
 
     def _more(self) -> bool:
-        """Descriptors come with the first byte of their message, and end what is received with it."""
+        """Receive more. Descriptors arrive with the first byte of their message, and a single receive never goes past
+        them."""
         left = self._received[self._at :]
         data, fds, _, _ = socket.recv_fds(self._socket, _READ_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         self._fds += fds
@@ -265,7 +269,8 @@ class Worker:
         return bool(data)
 
     def _wait_until_taken(self) -> None:
-        """The output file is the next object's then. Requests that had been sent before are kept."""
+        """Wait until the node has taken the output file, which is then free for the next object. Requests that arrive
+        meanwhile are queued."""
         while (message := self._read()) is not None:
             if message.place == TAKEN:
                 self._use_output(message.fds)
@@ -311,13 +316,14 @@ class Worker:
         self._wait_until_taken()
 
     def _write(self, parts: Iterable[Any]) -> int:
-        """Over what the file has of the object before: pages that it has need not be given back and found anew."""
+        """Overwrite the output file in place. Pages of the previous output are reused, which is cheaper than freeing
+        and allocating them."""
         os.lseek(self._output, 0, os.SEEK_SET)
         size_bytes = sum(_write(self._output, part) for part in parts)
         os.ftruncate(self._output, size_bytes)
         return size_bytes
 
-    # -- what runs
+    # -- the transform
 
     def _set_up(self, setup: dict[str, Any], source: Input) -> None:
         if setup["kind"] == "command":
@@ -325,7 +331,7 @@ class Worker:
             return
         if (running := f"{sys.version_info[0]}.{sys.version_info[1]}") != setup["python"]:
             raise Failed(f"it was pickled by Python {setup['python']}, and Python {running} runs it: init it from that")
-        # A process that the transform forks has no part in this: it would answer, too, and keep the socket open.
+        # A process that the transform forks must not reply, and must not keep the socket open.
         os.register_at_fork(after_in_child=self._leave)
         _require(setup["requirements"])
         try:
@@ -349,7 +355,7 @@ class Worker:
 
 
 class _Written:
-    """An output that is in the output file already."""
+    """An output that has already been written to the output file."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -394,7 +400,9 @@ class _Command:
         if not isinstance(given, dict):
             raise Failed(f"args: need an object of names and values, got {type(given).__name__}")
         self._runs += 1
-        folder = os.path.abspath(f"run-{self._runs}")  # what one object leaves behind is not there for the next one
+        folder = os.path.abspath(
+            f"run-{self._runs}"
+        )  # a folder per object, so that files of one object are not there for the next
         try:
             words = self._line.fill(self._fixed | given, {kind: f"{folder}/{self._bases[kind]}" for kind in FILES})
         except WrongArgument as error:
@@ -411,16 +419,16 @@ class _Command:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run_words(self, words: list[str], source: Input, folder: str) -> None:
-        """Returns when the command and all that it has started have ended. Raises Failed."""
+        """Run the command. Returns when it and everything that it has started have ended. Raises Failed."""
         by_file, to_file = self._line.uses("input"), self._line.uses("output")
         offered, sandbox = self._offered, None
-        # Older versions of Landlock let a command truncate what it may only read.
+        # Older versions of Landlock let a command truncate files that it may only read.
         path = source.file(own=offered is not None and 0 < offered.landlock_abi < TRUNCATE_ABI)
         os.ftruncate(self._worker.output, 0)
         os.lseek(self._worker.output, 0, os.SEEK_SET)
 
         def in_child() -> None:
-            if by_file:  # whatever the command starts may open descriptors of this process, which it becomes
+            if by_file:  # the command becomes this process, and its children may open its descriptors
                 os.symlink(f"/proc/{os.getpid()}/fd/{source.fd}", f"{folder}/{self._file_name('input')}")
             if sandbox is not None:
                 sandbox.enter()
@@ -464,8 +472,8 @@ class _Command:
             raise Failed(f"{os.path.basename(words[0])} ended with {done.returncode}: {lines}")
 
     def _take_output(self, place: int, program: str) -> None:
-        """Copy {output} into the output file. A link or a device is no output, because this process may open what the
-        command may not. Raises Failed."""
+        """Copy {output} into the output file. Links and devices are rejected, because this process may open files that
+        the command may not. Raises Failed."""
         try:
             fd = os.open(
                 self._file_name("output"),
@@ -487,12 +495,12 @@ class _Command:
 
 
 def last_lines(text: str) -> str:
-    """The end of what a command has written: the reason of a failure, behind banners and warnings."""
+    """Return the end of a command's output: the reason of a failure comes after banners and warnings."""
     return "\n".join(text.splitlines()[-_LAST_LINES:])[-_LAST_CHARACTERS:]
 
 
 def missing_of(requirements: Sequence[str]) -> list[str]:
-    """Packages that this interpreter has not got, or has in another version, each with what there is."""
+    """Return the packages that this interpreter lacks, or has in an unsuitable version, each with what is installed."""
     if not requirements:
         return []
     from importlib import metadata
@@ -515,7 +523,7 @@ def missing_of(requirements: Sequence[str]) -> list[str]:
 
 
 def _require(requirements: list[str]) -> None:
-    """Raises Failed for what is missing."""
+    """Raise Failed if packages are missing."""
     if missing := missing_of(requirements):
         raise Failed(
             f"{sys.executable} has not what it needs: {', '.join(missing)}; install it there, or set etl_python "
@@ -532,7 +540,7 @@ def _write(fd: int, part: Any) -> int:
 
 
 def _told(error: BaseException) -> str:
-    """The error, and where in the transform's own code it was raised."""
+    """Return the error, and the place in the transform's own code where it was raised."""
     said = "".join(traceback.format_exception_only(error)).strip()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     where = f" ({frames[-1].name}, line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
@@ -545,7 +553,7 @@ def _nothing(source: Input, said: dict[str, Any]) -> Any:
 
 def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
-    sock.set_inheritable(False)  # nor do programs that it starts
+    sock.set_inheritable(False)  # not inherited by programs that it starts
     try:
         enter(Fences(**json.loads(sys.argv[2])))
     except OSError as error:

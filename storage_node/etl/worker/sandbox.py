@@ -1,15 +1,15 @@
-"""Sandbox of commands: what a program that a transform runs may open, and whom it may talk to.
+"""Sandbox of commands: restricts what a program that a transform runs may open and communicate with.
 
-Three mechanisms of the kernel, all of which an ordinary user may use, hold a command and everything that it starts:
+Three mechanisms of the kernel, all of which an ordinary user may use, restrict a command and everything that it starts:
 
 - Landlock: it reads programs and libraries, the folders that the operator adds, and its input. It writes only below its
-  scratch folder. It cannot look into other processes, signal them, or use TCP, as far as the kernel's version goes.
-- seccomp: it cannot make a socket of any kind, change modes, owners and attributes of files, or leave its process
+  scratch folder. It cannot inspect other processes, signal them, or use TCP, as far as the kernel's version supports.
+- seccomp: it cannot create a socket of any kind, change modes, owners and attributes of files, or leave its process
   group, which ends with its worker.
-- Capabilities: it has none, also where its user is root.
+- Capabilities: it has none, even if its user is root.
 
-`offered` tells what this kernel has. The node asks, and tells its workers: a worker that is told of a mechanism uses it
-or fails. Workers import this module, so it imports little.
+`offered` returns what this kernel supports. The node queries it and sends it to its workers. A worker uses every
+mechanism that it is sent, or fails. Workers import this module, so it imports little.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 7, 1 << 8
 _MAKE_SOCK, _MAKE_FIFO, _MAKE_SYM, _REFER, _TRUNCATE = 1 << 9, 1 << 10, 1 << 12, 1 << 13, 1 << 14
 _FS_BITS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""How many file rights each version of Landlock knows; 16 from version 5 on."""
+"""Number of file rights in each version of Landlock; 16 from version 5 on."""
 _NET_RIGHTS, _SCOPES = 0b11, 0b11
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _SCRATCH = (
@@ -76,9 +76,11 @@ class _Calls:
     away: tuple[int, ...]
     """socket, io_uring_setup (which makes sockets, too), setpgid, setsid."""
     shared: tuple[int, ...]
-    """add_key, request_key, keyctl, shmget, shmat: what other processes of the same user keep in the kernel."""
+    """add_key, request_key, keyctl, shmget, shmat: access to what other processes of the same user keep in the kernel.
+    """
     prlimit: int
-    """prlimit64, which a command may use for its own process (pid 0): it could take limits away from the node."""
+    """prlimit64, which a command may use for its own process only (pid 0): otherwise it could remove limits of the
+    node."""
     truncating: tuple[int, ...]
     """truncate, which Landlock covers only in later versions."""
     attributes: tuple[int, ...]
@@ -110,10 +112,10 @@ _X32_CALLS = 0x40000000
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The mechanisms of a kernel that can hold commands. Sent to workers as JSON."""
+    """Mechanisms of a kernel that can restrict commands. Sent to workers as JSON."""
 
     landlock_abi: int
-    """0: none."""
+    """Version of Landlock; 0 if there is none."""
     seccomp: bool
 
     def as_json(self) -> dict[str, Any]:
@@ -121,7 +123,7 @@ class Offered:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Sentences about a command: the things that it can do because the kernel lacks something."""
+        """Sentences about a command, each naming something that it can do because the kernel lacks a mechanism."""
         found = []
         if not self.landlock_abi:
             found.append("it can read and write every file that its user can (no Landlock in this kernel)")
@@ -138,7 +140,7 @@ class Offered:
         return tuple(found)
 
     def __str__(self) -> str:
-        """For status: the mechanisms in use, and what is lacking."""
+        """Text for status: the mechanisms in use, and what is lacking."""
         used = []
         if self.landlock_abi:
             used.append(f"Landlock ABI {self.landlock_abi}")
@@ -149,25 +151,25 @@ class Offered:
 
 
 def offered() -> Offered:
-    """Ask the kernel. It costs two system calls."""
+    """Query the kernel. It costs two system calls."""
     libc = ctypes.CDLL(None, use_errno=True)
     abi = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ABI_QUERY))
-    # A filter that lies nowhere is refused as that where filters are known, and otherwise as an unknown mode.
+    # With a null filter, a kernel that knows filters fails with EFAULT; otherwise it rejects the mode.
     libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), None, 0, 0)
     seccomp = ctypes.get_errno() == errno.EFAULT and platform.machine() in _CALLS
     return Offered(max(0, abi), seccomp)
 
 
 class Sandbox:
-    """The sandbox of one run. Made by a worker before it starts the command, entered by the command's process.
+    """Sandbox of one run. Created by a worker before it starts the command, entered by the command's process.
 
     Args:
-        readable: files and folders that may be read and executed, besides the system's.
-        input_fd: a file that may be read; -1 for none.
-        output_fds: files that may be written. The command has them as its standard streams, and may open them anew, by
+        readable: Files and folders that may be read and executed, in addition to the system's.
+        input_fd: File that may be read; -1 for none.
+        output_fds: Files that may be written. The command has them as its standard streams, and may reopen them through
             /dev/stdout and the like.
 
-    Raises OSError where the kernel refuses.
+    Raises OSError if the kernel refuses.
     """
 
     def __init__(
@@ -198,9 +200,10 @@ class Sandbox:
             raise
 
     def enter(self) -> None:
-        """In the process of the command, between fork and exec. Raises OSError; then the command must not run."""
+        """Apply the sandbox in the process of the command, between fork and exec. Raises OSError; then the command must
+        not run."""
         libc = self._libc
-        for number in range(_CAPABILITIES):  # root would have them again after exec
+        for number in range(_CAPABILITIES):  # otherwise root would regain them at exec
             libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0)
         libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
         drop_capabilities(libc)
@@ -217,7 +220,7 @@ class Sandbox:
             self._ruleset = -1
 
     def _allow_path(self, path: str, rights: int) -> None:
-        """Allow a path. One that does not exist needs no rule."""
+        """Allow a path. A path that does not exist needs no rule."""
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
@@ -234,7 +237,7 @@ class Sandbox:
         try:
             _checked(self._libc.syscall(_ADD_RULE, self._ruleset, _PATH_BENEATH, rule, ctypes.c_uint32(0)))
         except OSError as error:
-            if error.errno != errno.EBADFD:  # a memory file: whoever has its descriptor may open it
+            if error.errno != errno.EBADFD:  # a memory file: the holder of its descriptor may open it
                 raise
 
 
@@ -247,12 +250,12 @@ def drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def adopt_orphans() -> None:
-    """From now on, what a child of this process leaves behind is a child of this process."""
+    """From now on, orphaned descendants of this process become its children."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
 
 
 def end_children() -> None:
-    """Kill all children of this process, and what becomes its child by that. Returns when none is left."""
+    """Kill all children of this process, and the orphans that it adopts by that. Returns when none is left."""
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG)[0]:
@@ -278,9 +281,9 @@ def _children() -> list[int]:
 
 
 def _filter(offered: Offered) -> bytes:
-    """A program of the kernel's classic BPF that fails some calls with EPERM, skips some, and lets all others through.
+    """Return a classic BPF program that fails some system calls with EPERM, skips some, and allows all others.
 
-    Programs of another machine (32-bit ones) are killed, as their calls have other numbers.
+    Programs of another architecture (32-bit ones) are killed, because their calls have other numbers.
     """
     calls = _CALLS[platform.machine()]
     denied = (*calls.away, *calls.shared, *(calls.truncating if offered.landlock_abi < TRUNCATE_ABI else ()))
@@ -289,7 +292,8 @@ def _filter(offered: Offered) -> bytes:
     kill, allow, fail = 0x80000000, 0x7FFF0000, 0x00050000
     number_at, machine_at, first_argument_at = 0, 4, 16
     left = len(denied) + len(skipped)
-    """Comparisons with these calls; 3 instructions about prlimit64 follow, then the three ends: allow, skip, deny."""
+    """Number of comparisons with these calls. Three instructions for prlimit64 follow, then the three ends: allow,
+    skip, deny."""
     program = [(load, 0, 0, machine_at), (equal, 1, 0, calls.machine), (give, 0, 0, kill), (load, 0, 0, number_at)]
     program.append((at_least, left + 5, 0, _X32_CALLS))
     program += [(equal, left - at + 4, 0, call) for at, call in enumerate(denied)]

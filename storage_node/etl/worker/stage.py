@@ -1,7 +1,7 @@
 """Worker stage: a transform's pool of worker processes, for Python code and for commands.
 
-Workers are started when there is work for them, up to as many as run at once, kept for a while, and started anew when
-one has died: at once for the next object, and with growing pauses while none gets as far as to be ready.
+Workers are started when there is work for them, up to the number that run concurrently, and kept for a while. A worker
+that has died is replaced: at once for the next object, and with growing delays while no new worker becomes ready.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ from storage_node.settings.config import ServerConfig
 IDLE_S = 60.0
 DEFAULT_RETRIES = 1
 _BURST = 64
-"""Small objects that are sent to a worker together, at most."""
+"""Maximum number of small objects that are sent to a worker together."""
 _BURST_S = 0.03
-"""For which they keep it busy, about: others wait for their turn meanwhile."""
+"""Approximate time that a burst keeps a worker busy; others wait for their turn meanwhile."""
 _PAUSES = Backoff(0.5, 30.0, jitter=0.2)
 PROCESSES_PER_WORKER = 64
-"""Threads among them, where workers have a user of their own: all that there may be share as many."""
+"""Maximum number of processes and threads, if workers have a user of their own. It is multiplied by the number of
+workers and shared by all of them."""
 
 
 class WorkerStage(ABC):
-    """A `Stage`. Subclasses say what a worker is set up with."""
+    """A `Stage` on worker processes. Subclasses define the setup of a worker."""
 
     def __init__(self, transform: pb.Transform, context: StageContext) -> None:
-        """Raises TransformRefused."""
+        """Read the limits of the transform. Raises TransformRefused."""
         self._transform, self._context = transform, context
         config, limits = context.config, transform.limits
         self._timeout_s = min(limits.timeout_s or config.etl_timeout_s, config.etl_timeout_s)
@@ -75,19 +76,19 @@ class WorkerStage(ABC):
 
     @abstractmethod
     def _setup(self) -> tuple[dict[str, Any], bytes]:
-        """What a worker is told, and the code that it is given."""
+        """Return the setup message of a worker, and the code that it receives."""
 
     async def _python(self) -> str:
-        """The interpreter that runs workers; "" for this process's own. Raises TransformFailed."""
+        """Return the interpreter that runs workers; "" for this process's own. Raises TransformFailed."""
         return self._context.config.etl_python
 
     @property
     def problem(self) -> str:
-        """Why no worker could be started when that was last tried; "" where one could."""
+        """The error of the last attempt to start a worker; "" if it succeeded."""
         return "" if self._last_failure is None else told(self._last_failure)
 
     async def run(self, origin: Origin, content: Content, args: str) -> Content:
-        """See Stage."""
+        """See `Stage`."""
         (made,) = await self.run_many([(origin, content)], args)
         if isinstance(made, LoaderError):
             raise made
@@ -95,16 +96,17 @@ class WorkerStage(ABC):
 
     @property
     def burst(self) -> int:
-        """How many small objects it is worth to pass through at once: as many as a worker is soon done with."""
+        """Number of small objects that should be passed through together: as many as a worker finishes within a short
+        time."""
         return self._burst
 
     async def run_many(self, inputs: Sequence[tuple[Origin, Content]], args: str) -> list[Content | LoaderError]:
-        """As `run` of each, by one worker. Cancelled, nothing is left of what was made."""
+        """Like `run` for each input, by one worker. If it is cancelled, no output remains."""
         made: list[Content | LoaderError | None] = [None] * len(inputs)
         tries: Counter[int] = Counter()
         left = list(range(len(inputs)))
         alone: set[int] = set()
-        """One of them has ended a worker, and it cannot be told which."""
+        """Inputs that are sent alone, because one of them has ended a worker and it cannot be determined which."""
         try:
             while left:
                 some = self._together(inputs, left, alone)
@@ -131,7 +133,7 @@ class WorkerStage(ABC):
     def _together(
         self, inputs: Sequence[tuple[Origin, Content]], left: Sequence[int], alone: Collection[int]
     ) -> list[int]:
-        """Which of those that are left go to a worker at once."""
+        """Return which of the remaining inputs are sent to a worker together."""
         some: list[int] = []
         size_bytes = 0
         for at in left[: self._burst]:
@@ -147,7 +149,7 @@ class WorkerStage(ABC):
     async def _by_one_worker(
         self, inputs: Sequence[tuple[Origin, Content]], args: str
     ) -> list[Content | LoaderError | None]:
-        """None for those that were not begun. Raises TransformError, TransformRefused."""
+        """Return the outcomes; None for inputs that were not started. Raises TransformError, TransformRefused."""
         inflation = self._transform.limits.inflation
         given = []
         for origin, content in inputs:
@@ -171,14 +173,15 @@ class WorkerStage(ABC):
         return named
 
     def _adapt(self, count: int, seconds: float) -> None:
-        """To how long so many have taken: what a busy machine adds to each burst is no reason for smaller ones."""
+        """Adapt the burst size to the duration of a burst. The thresholds are wide, so that a busy machine, which
+        delays each burst, does not shrink them."""
         if seconds > 4 * _BURST_S:
             self._burst = max(1, int(count * _BURST_S / seconds))
         elif seconds < _BURST_S and count == self._burst:
             self._burst = min(_BURST, 2 * count)
 
     async def try_out(self) -> None:
-        """Start a worker. Raises what that raises."""
+        """Start a worker. Raises the error of the start."""
         self._give_back(await self._worker())
 
     async def _worker(self) -> WorkerProcess:
@@ -219,7 +222,7 @@ class WorkerStage(ABC):
         return worker
 
     def _failed(self, error: TransformError | TransformRefused) -> None:
-        """No worker is ready; for a while there is no other try."""
+        """Record that no worker could be started, and delay the next attempt."""
         self._not_before_s = time.monotonic() + _PAUSES.pause_s(self._failures)
         self._failures += 1
         self._last_failure = error
@@ -235,7 +238,7 @@ class WorkerStage(ABC):
             self._ending = asyncio.get_running_loop().call_later(IDLE_S, self._end_idle)
 
     def _end_idle(self) -> None:
-        """Those that have had nothing to do for long."""
+        """End workers that have been idle for long."""
         self._ending = None
         now_s = time.monotonic()
         for worker in [one for one in self._idle if now_s - one.idle_since_s >= IDLE_S - 1]:
@@ -251,7 +254,7 @@ class WorkerStage(ABC):
         task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """See Stage: those who run have their time-out to end in."""
+        """See `Stage`: running objects get the transform's time limit to finish."""
         self._closed = True
         if self._ending is not None:
             self._ending.cancel()
@@ -267,7 +270,7 @@ class WorkerStage(ABC):
 
 
 class PythonStage(WorkerStage):
-    """A function or a class of a client's."""
+    """A function or a class of a client."""
 
     def __init__(self, transform: pb.Transform, context: StageContext) -> None:
         if not context.config.etl_code:
@@ -282,7 +285,7 @@ class PythonStage(WorkerStage):
         self._needs_environment = installs and is_needed(requirements)
 
     def prepare(self) -> None:
-        """Begin to make what the first worker would wait for."""
+        """Start creating what the first worker would wait for."""
         if self._needs_environment and time.monotonic() >= self._not_before_s:
             self._begin_environment()
 
@@ -300,12 +303,12 @@ class PythonStage(WorkerStage):
         if (error := made.exception()) is None:
             self._failures, self._last_failure = 0, None
             return
-        self._environment = None  # and the next one who needs it has it made anew
+        self._environment = None  # the next caller creates it again
         if isinstance(error, TransformError):
             self._failed(type(error)(f"{self._transform.name}: it does not start: {error}"))
 
     async def _python(self) -> str:
-        """See WorkerStage. Where who waits is cancelled it is made all the same, for the next one."""
+        """See `WorkerStage`. If the caller is cancelled, the environment is still created, for the next one."""
         if not self._needs_environment:
             return await super()._python()
         making = self._begin_environment()
@@ -317,7 +320,7 @@ class PythonStage(WorkerStage):
             raise
 
     async def close(self) -> None:
-        """See Stage."""
+        """See `Stage`."""
         making, self._environment = self._environment, None
         if making is not None and not making.done():
             making.cancel()
@@ -340,7 +343,7 @@ class PythonStage(WorkerStage):
 
 
 class CommandStage(WorkerStage):
-    """A command that the operator lists, by its name, or one that a client wrote, where clients may run code."""
+    """A command that the operator lists, by its name, or one that a client wrote, if clients may run code."""
 
     def __init__(self, transform: pb.Transform, context: StageContext) -> None:
         super().__init__(transform, context)
@@ -366,7 +369,7 @@ class CommandStage(WorkerStage):
             )
 
     def _words_of(self, command: pb.Command, config: ServerConfig) -> tuple[list[str], str]:
-        """The words, and what an error about an argument ends with. Raises TransformRefused, WrongCommand."""
+        """Return the words, and the suffix of errors about an argument. Raises TransformRefused, WrongCommand."""
         if not command.template:
             if not config.etl_code:
                 raise TransformRefused(
@@ -385,7 +388,7 @@ class CommandStage(WorkerStage):
         return words_of(text), f"; {command.template} takes {parse_text(text).usage}"
 
     def _fixed_arguments(self, words: list[str], command: pb.Command) -> dict[str, Any]:
-        """The arguments that the transform itself gives. Raises WrongArgument."""
+        """Return the arguments that the transform itself sets. Raises WrongArgument."""
         try:
             fixed = json.loads(command.args or "{}")
         except ValueError as error:
@@ -393,7 +396,7 @@ class CommandStage(WorkerStage):
         if not isinstance(fixed, dict):
             raise WrongArgument("need an object of names and values")
         line = parse(words)
-        # A request may give those that are missing here.
+        # Arguments that are missing here may come with a request.
         known = {argument.name: argument for argument in line.arguments}
         for name, value in fixed.items():
             if name not in known:
@@ -417,7 +420,7 @@ class CommandStage(WorkerStage):
 
 
 def listed(commands: Mapping[str, str]) -> str:
-    """The commands of a node and their arguments, for people."""
+    """Describe the commands of a node and their arguments, for messages."""
     return ", ".join(f"{name} ({parse_text(text).usage})" for name, text in commands.items()) or "none"
 
 
@@ -429,7 +432,7 @@ def sandbox_state(config: ServerConfig) -> str:
 
 
 def sandbox_warnings(config: ServerConfig, drives: Sequence[Path]) -> list[str]:
-    """Warnings for the operator of a node that starts: what its sandbox of commands lacks."""
+    """Return warnings for the operator of a node that starts: what its sandbox of commands lacks."""
     if not sandbox_state(config) or config.etl_sandbox == "off":
         return []
     then = "commands are refused" if config.etl_sandbox == "required" else "a command is not fully contained"
@@ -442,5 +445,5 @@ def sandbox_warnings(config: ServerConfig, drives: Sequence[Path]) -> list[str]:
 
 
 def workers_of(config: ServerConfig) -> int:
-    """Objects that are transformed at once."""
+    """Return the number of objects that are transformed concurrently."""
     return config.etl_workers or len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Stage context: what a transform's stage has of its node, its log and its counts."""
+"""Stage context: what a transform's stage gets from its node, with its log and its counters."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from storage_node.settings.config import ServerConfig
 LOG_BYTES = 64 << 10
 ERRORS_KEPT = 20
 _TOLD = 500
-"""Characters of an error in the list of a transform's latest ones."""
+"""Maximum length of an error, in characters, in the list of a transform's latest errors."""
 
 
 @dataclass(slots=True)
 class StageCounts:
-    """Of one transform since the node began, all its versions together."""
+    """Counters of one transform since the node started, over all its versions."""
 
     objects: int = 0
     failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys((TransformFailed.kind,), 0))
-    """Objects of which nothing was made, by the error's kind."""
+    """Number of objects without a result, by the error's kind."""
     input_bytes: int = 0
     output_bytes: int = 0
     busy_s: float = 0.0
     running: int = 0
-    """Workers, or connections to its server, that are busy."""
+    """Number of busy workers, or of busy connections to its server."""
     cache_hits: int = 0
     cache_misses: int = 0
-    """Results that were asked for, and had to be made."""
+    """Number of requested results that had to be computed."""
     cache_hit_bytes: int = 0
     restarts: int = 0
     workers: int = 0
@@ -53,9 +53,9 @@ class StageCounts:
 
 
 def told(error: BaseException) -> str:
-    """An error in one line, for the list of a transform's latest ones.
+    """Return an error as one line, for the list of a transform's latest errors.
 
-    A long one keeps both ends: whose error it is, and what a program wrote last.
+    A long text keeps both ends: the object it belongs to, and what a program wrote last.
     """
     with suppress(Exception):
         said = legible(" ".join(str(error).split()))
@@ -66,7 +66,7 @@ def told(error: BaseException) -> str:
 
 
 class StageLog:
-    """The end of what a transform's processes have written. Thread-safe: one append, one read."""
+    """The end of the output of a transform's processes. Thread-safe: one append, one read."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -80,11 +80,11 @@ class StageLog:
 
 @dataclass(slots=True)
 class StageContext:
-    """Belongs to the event loop that stages run on.
+    """Context of a stage. Belongs to the event loop that stages run on.
 
     Args:
-        on_thread: runs a function that may wait for a drive.
-        environments: where packages that transforms require can be installed for them.
+        on_thread: Runs a function that may wait for a drive.
+        environments: Installs the packages that transforms require, where that is possible.
     """
 
     config: ServerConfig
