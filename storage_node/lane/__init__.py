@@ -1,1 +1,1 @@
-"""Lanes: GetBatch sessions over stream sockets beside gRPC, opened through it."""
+"""Lanes: stream sockets beside gRPC, opened through it, that carry GetBatch sessions and calls."""

@@ -1,7 +1,7 @@
-"""Calls by a lane: gRPC's methods, with their own messages, one call after another on one connection.
+"""Calls over a lane: gRPC's methods with their own messages, one call after another on one connection.
 
-The method is the very one that gRPC calls, with what stands around it: admission, deadlines, counts. Only the carrier
-is another: a message is read from the socket, and the bytes of objects are not packed into messages at all.
+The called methods are those that gRPC calls, including admission, deadlines and counters. Only the transport differs:
+messages are read from the socket, and the bytes of objects are not packed into messages.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from storage_node.limits.tasks import retrieve
 from storage_node.limits.turns import ASKING
 
 _READ_BYTES = 64 << 10
-"""A lane holds this much of a message outside the budget."""
+"""Part of a message that a lane may hold outside the budget."""
 _STEP_BYTES = 256 << 10
-"""Room is acquired in steps, as bytes arrive; for a whole piece at once only while there is plenty."""
+"""Memory is acquired in steps, as bytes arrive; for a complete piece at once only while memory is plentiful."""
 _PIECE_BYTES = 1 << 20
-"""Largest piece of an object's bytes that the event loop receives before they are handed on."""
+"""Largest piece of an object that the event loop receives before it is passed on."""
 _STALL_S = 0.05
-"""Pause of a client after which the part of a piece that has arrived is handed on, and its room becomes free."""
+"""Pause of a client after which the received part of a piece is passed on, so that the memory of the rest is released.
+"""
 _TRICKLE_BYTES = 4 << 10
 _TRICKLE_S = 0.02
 """Pause after a late client has sent less than _TRICKLE_BYTES, so that it cannot wake the event loop for each byte."""
@@ -42,7 +43,7 @@ _MAX_NAME_BYTES = 200
 
 
 class ObjectBytes:
-    """As a PutRequest with nothing but data; a view, good until the next message is asked for."""
+    """A substitute for a PutRequest with data only. The data is a view, valid until the next message is requested."""
 
     __slots__ = ("data",)
 
@@ -57,13 +58,13 @@ class ObjectBytes:
 
 
 class LaneCalls:
-    """Calls of one lane; belongs to one task of the node's event loop.
+    """Calls of one lane. Belongs to one task of the node's event loop.
 
     Args:
         methods: gRPC's handlers, by "Service/Method".
-        place: of the lane. It counts as idle until the first message of a call is complete.
-        streams: whose budget holds the messages.
-        waits: how many reader threads may wait for clients at the same time.
+        place: Slot of the lane. It counts as idle until the first message of a call is complete.
+        streams: Owner of the budget for messages.
+        waits: Limits the number of reader threads that wait for clients at the same time.
     """
 
     def __init__(
@@ -87,20 +88,20 @@ class LaneCalls:
         self._waits = waits
         self._received = bytearray()
         self._whole = False
-        """All of this call's messages have been read, and nothing of the next one's."""
+        """Whether all messages of this call have been read, and nothing of the next call."""
         self._gone = False
         self._as_they_come = False
         self._data_bytes = 0
-        """Bytes of an object that have been announced and not yet received."""
+        """Announced bytes of an object that have not been received."""
         self._data_waited_s = 0.0
-        """How long the event loop has waited for the bytes of one DATA message."""
+        """Time that the event loop has waited for the bytes of one DATA message."""
         self._is_late = False
-        """Reader threads do not wait for this lane: the last bytes that one of them waited for came too late, and
-        none have come in time since."""
+        """Whether reader threads do not wait for this lane: the last bytes that one of them waited for came too late,
+        and none have come in time since."""
         self._undelivered: Received[Any] | None = None
 
     def took(self, begun: bytes) -> None:
-        """What has been received already."""
+        """Add bytes that have been received already."""
         self._received += begun
 
     async def begun(self) -> None:
@@ -109,7 +110,7 @@ class LaneCalls:
             self._received += await self._connection.receive(_READ_BYTES)
 
     async def one(self) -> bool:
-        """Serve a call; whether another one may come. Raises EOFError, OSError, SilenceTimeout."""
+        """Serve one call; return whether another one may follow. Raises EOFError, OSError, SilenceTimeout."""
         ASKING.set(self._tenant)
         self._whole = self._as_they_come = False
         self._data_bytes = 0
@@ -134,7 +135,7 @@ class LaneCalls:
         return self._whole
 
     async def _first(self) -> tuple[Any, Received[Any] | None]:
-        """The handler of a call, and its first message. Raises EOFError, OSError, InvalidRequest, SilenceTimeout."""
+        """Return the handler and first message of a call. Raises EOFError, OSError, InvalidRequest, SilenceTimeout."""
         if self._is_first_here():
             return await self._beginning()
         try:
@@ -149,7 +150,7 @@ class LaneCalls:
             self._place.moved()
 
     def _is_first_here(self) -> bool:
-        """Whether the name of the method and the first message have arrived."""
+        """Return whether the name of the method and the first message have arrived."""
         stop = 0
         for _ in range(2):
             if len(self._received) < stop + HEADER.size:
@@ -182,10 +183,10 @@ class LaneCalls:
         await self._connection.write(error_message(kind, message), REFUSED if self._whole else FAILED)
 
     async def _requests(self, handler: Any, first: Received[Any] | None) -> AsyncGenerator[Received[Any], None]:
-        """Raises InvalidRequest, Overloaded, SilenceTimeout; CancelledError, as gRPC does, when the client goes before
-        it has sent all.
+        """Yield the messages of a call. Raises InvalidRequest, Overloaded, SilenceTimeout. Raises CancelledError, as
+        gRPC does, if the client disconnects before it has sent everything.
 
-        What follows a large message comes in while that is worked on.
+        While a large message is being processed, the next one is already received.
         """
         ahead: asyncio.Task[Received[Any] | None] | None = None
         request = first
@@ -202,7 +203,7 @@ class LaneCalls:
                     return
                 request = await (ahead or self._request(handler))
                 ahead = None
-        except LoaderError:  # SilenceTimeout is an OSError, too
+        except LoaderError:  # SilenceTimeout is an OSError as well
             raise
         except (EOFError, OSError) as error:
             self._gone = True
@@ -216,12 +217,12 @@ class LaneCalls:
                     self._release(ahead.result())
 
     def _release(self, received: Received[Any] | None) -> None:
-        """Give back the room of a message that nobody has taken."""
+        """Release the memory of a message that was not passed on."""
         if received is not None and received.reserved_bytes:
             self._streams.messages.release(received.reserved_bytes)
 
     async def _request(self, handler: Any) -> Received[Any] | None:
-        """The next one; None where none comes any more. Raises EOFError, OSError, InvalidRequest, Overloaded,
+        """Receive the next message; None if there are no more. Raises EOFError, OSError, InvalidRequest, Overloaded,
         SilenceTimeout."""
         if self._data_bytes:
             return await self._piece()
@@ -258,7 +259,7 @@ class LaneCalls:
         return parsed
 
     async def _next(self) -> tuple[int, int]:
-        """Size and kind of what comes. Raises EOFError, OSError, InvalidRequest."""
+        """Return the size and kind of the next message. Raises EOFError, OSError, InvalidRequest."""
         while len(self._received) < HEADER.size:
             self._received += await self._connection.receive(_READ_BYTES)
         size_bytes, kind = HEADER.unpack_from(self._received)
@@ -274,7 +275,7 @@ class LaneCalls:
         return begun
 
     async def _message(self, size_bytes: int) -> tuple[bytes, int]:
-        """A whole message, and the room that it has acquired: none for a small one.
+        """Receive a complete message; return it with the memory acquired for it, which is 0 for a small message.
 
         Raises EOFError, OSError, Overloaded, SilenceTimeout.
         """
@@ -287,7 +288,7 @@ class LaneCalls:
                 while filled < size_bytes:
                     allowed = min(size_bytes, reserved_bytes + _READ_BYTES)
                     if filled >= allowed:
-                        # Twice as much as has arrived, so that few steps are needed.
+                        # Doubled at every step, so that few steps are needed.
                         step_bytes = min(size_bytes - reserved_bytes, max(_STEP_BYTES, reserved_bytes))
                         await self._streams.acquire(step_bytes, reserved_bytes)
                         reserved_bytes += step_bytes
@@ -303,9 +304,9 @@ class LaneCalls:
         return b"".join(parts), reserved_bytes
 
     async def _piece(self) -> Received[ObjectBytes]:
-        """The next bytes of an object, at most _PIECE_BYTES. Raises EOFError, OSError.
+        """Receive the next bytes of an object, at most _PIECE_BYTES. Raises EOFError, OSError.
 
-        A client that pauses holds no more than what it has sent of one step.
+        A client that pauses holds no more memory than for what it has sent of one step.
         """
         began_s = time.monotonic()
         wanted = min(self._data_bytes, _PIECE_BYTES)
@@ -346,14 +347,14 @@ class LaneCalls:
         return Received(ObjectBytes(room[:filled]), filled, reserved_bytes)
 
     async def _drain(self) -> None:
-        """A client that is still sending reads why it need not before it finds that the connection has ended."""
+        """Let a client that is still sending read the error before it finds the connection closed."""
         self._connection.end_writing()
         try:
             async with asyncio.timeout(_DRAIN_S):
                 while True:
                     await self._connection.receive(_READ_BYTES)
         except (TimeoutError, EOFError, OSError):
-            """Now it knows, or never will."""
+            """The client has read the error, or never will."""
 
 
 class _Aborted(Exception):
@@ -364,13 +365,13 @@ class _Aborted(Exception):
 
 
 class _Context:
-    """What services use of gRPC's context."""
+    """Substitute for gRPC's context, with the methods that services use."""
 
     def __init__(
         self, connection: LaneConnection, tenant: str, handler: Any, take_as_they_come: Callable[[], None]
     ) -> None:
         self.take_as_they_come = take_as_they_come
-        """From now on bytes of objects are ComingBytes."""
+        """From now on, the bytes of objects are passed on as ComingBytes."""
         self._connection = connection
         self._tenant = tenant
         self._serialize = handler.response_serializer

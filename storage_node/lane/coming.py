@@ -1,8 +1,8 @@
-"""Bytes of an object that are still on their way: a thread that writes them takes them straight from the socket.
+"""Object bytes that a reader thread receives directly from the socket while it writes them.
 
-So they are in no buffer that is as large as they, what follows comes in while a piece is written, and a small object
-costs one visit to a thread. A reader thread waits for a client for 10 ms at most, and only a few of the threads wait at
-the same time. The event loop receives what comes later than that.
+They need no buffer of their size, the next bytes arrive while a piece is written, and a small object costs one switch
+to a thread. A reader thread waits for a client for 10 ms at most, and only a limited number of threads wait at the same
+time. Bytes that arrive later are received by the event loop.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any
 from ais_loader.wire.lane import HEADER, LAST
 
 PIECE_BYTES = 256 << 10
-"""As are written and checked at once."""
+"""Size of the pieces that are written and checksummed at once."""
 WAIT_S = 0.01
-"""That all of an object's bytes may be waited for, together: others need the thread, too."""
+"""Total time that a thread may wait for the bytes of one object; others need the thread as well."""
 _MAX_ENDING_BYTES = 64 << 10
 _of_thread = threading.local()
 
 
 class ComingBytes:
-    """As a PutRequest with data, whose bytes are to be taken by `each`. Belongs to one thread at a time.
+    """A substitute for a PutRequest with data, whose bytes are received with `each`. Belongs to one thread at a time.
 
     Args:
-        sock: non-blocking; nobody else reads from it meanwhile.
-        received: what has come already, of the bytes and of what follows; what is taken is removed.
-        size_bytes: how many there will be.
-        last: makes the last message of the call of its bytes. It is told of no other.
-        waits: how many threads may wait for clients at the same time. If no more may, a thread takes only what has
-            arrived.
+        sock: Non-blocking socket, from which nothing else reads meanwhile.
+        received: Bytes that have been received already, of this object and of what follows; consumed bytes are removed.
+        size_bytes: Size of the object.
+        last: Parses the last message of the call. It is called for no other message.
+        waits: Limits the number of threads that wait for clients at the same time. At the limit, a thread takes only
+            what has arrived.
     """
 
     __slots__ = ("_last", "_received", "_socket", "_wait_s", "_waits", "left_bytes", "was_late")
@@ -53,9 +53,9 @@ class ComingBytes:
         self._waits = waits
         self._wait_s = WAIT_S
         self.was_late = False
-        """Whether a thread has waited for them in vain."""
+        """Whether a thread has waited for bytes that did not arrive in time."""
         self.left_bytes = size_bytes
-        """That `each` has not taken."""
+        """Number of bytes that `each` has not passed on."""
 
     def WhichOneof(self, group: str) -> str:
         return "data"
@@ -64,10 +64,11 @@ class ComingBytes:
         return name == "data"
 
     def each(self, write: Callable[[memoryview], None]) -> Any | None:
-        """Hand on the bytes in pieces, which are views that are good until the next one, as long as they keep coming.
+        """Pass on the bytes in pieces, as long as they keep arriving. Each piece is a view that is valid until the next
+        one.
 
-        Returns the last message of the call, where all have been taken and that follows at once; else None. Raises what
-        `write` raises, and InvalidRequest.
+        Returns the last message of the call if all bytes have been passed on and it follows at once; otherwise None.
+        Raises what `write` raises, and InvalidRequest.
         """
         room = _room()
         self._wait_s = WAIT_S
@@ -84,7 +85,7 @@ class ComingBytes:
         return self._ending()
 
     def _begin(self, room: memoryview, wanted: int) -> int:
-        """Of what has been received already."""
+        """Copy from the bytes that have been received already."""
         count = min(wanted, len(self._received))
         if count:
             room[:count] = memoryview(self._received)[:count]
@@ -92,7 +93,8 @@ class ComingBytes:
         return count
 
     def _receive_into(self, room: memoryview) -> int:
-        """How many bytes; 0 where none come for now, or ever: whoever waits for them finds out which."""
+        """Return the number of received bytes; 0 if none are available now or at all. The event loop, which then waits
+        for them, finds out which."""
         try:
             return self._socket.recv_into(room)
         except BlockingIOError:
@@ -107,7 +109,7 @@ class ComingBytes:
             return 0
 
     def _has_come(self) -> bool:
-        """Whether anything has, after waiting for as long as may still be waited."""
+        """Return whether bytes have arrived, waiting for the rest of the permitted time."""
         if self._wait_s <= 0:
             self.was_late = True
             return False
@@ -135,7 +137,7 @@ class ComingBytes:
         return self._last(message)
 
     def _has(self, size_bytes: int) -> bool:
-        """Whether so much has been received."""
+        """Return whether `size_bytes` have been received."""
         while (missing := size_bytes - len(self._received)) > 0:
             part = memoryview(bytearray(missing))
             if not (count := self._receive_into(part)):
@@ -145,7 +147,7 @@ class ComingBytes:
 
 
 def _room() -> memoryview:
-    """The same for all that one thread takes."""
+    """Return a buffer that all calls on one thread share."""
     room: memoryview | None = getattr(_of_thread, "room", None)
     if room is None:
         room = _of_thread.room = memoryview(bytearray(PIECE_BYTES))

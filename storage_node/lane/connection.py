@@ -1,4 +1,4 @@
-"""Lane's connection at the node: whole messages in and out of one non-blocking socket, without a thread."""
+"""Connection of a lane at the node: complete messages in and out of one non-blocking socket, without a thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from storage_node.store.read.file_frame import FileFrame
 
 _READ_BYTES = 64 << 10
 _PARTS_AT_ONCE = 1024
-"""As many as the kernel takes."""
+"""Maximum number of buffers that the kernel accepts at once."""
 
 
 class OnThread(Protocol):
@@ -30,13 +30,13 @@ class OnThread(Protocol):
 
 
 class LaneConnection:
-    """Belongs to the node's event loop. One task reads, one at a time writes.
+    """One connection. Belongs to the node's event loop. One task reads; one at a time writes.
 
     Args:
-        max_request_bytes: a larger request ends the session.
-        message_timeout_s: how long a message that has begun may take to arrive.
-        requests: budget for requests that have arrived in part.
-        on_thread: runs a function that may wait for a drive, off the event loop.
+        max_request_bytes: A larger request ends the session.
+        message_timeout_s: Time limit for the arrival of a message that has begun.
+        requests: Budget for partially received requests.
+        on_thread: Runs a function that may wait for a drive, outside the event loop.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LaneConnection:
         self._written = asyncio.Event()
 
     async def exactly(self, size_bytes: int) -> bytes:
-        """Raises EOFError when the client ends before."""
+        """Receive exactly `size_bytes`. Raises EOFError if the client disconnects before."""
         data = bytearray()
         while len(data) < size_bytes:
             part = await self._loop.sock_recv(self._socket, size_bytes - len(data))
@@ -67,19 +67,19 @@ class LaneConnection:
         return bytes(data)
 
     async def receive(self, most_bytes: int) -> bytes:
-        """What has come, at least one byte. Raises EOFError, OSError."""
+        """Receive at least one byte. Raises EOFError, OSError."""
         part = await self._loop.sock_recv(self._socket, most_bytes)
         if not part:
             raise EOFError("the connection has ended")
         return part
 
     async def receive_into(self, view: memoryview, wait_s: float | None = None) -> int:
-        """Number of bytes that have come; 0 if none have within `wait_s`. Raises EOFError, OSError."""
+        """Return the number of received bytes; 0 if none arrive within `wait_s`. Raises EOFError, OSError."""
         while True:
             try:
                 count = self._socket.recv_into(view)
             except BlockingIOError:
-                # Never cancelled while it receives: bytes would be lost.
+                # A receive is never cancelled, because its bytes would be lost.
                 if not await self._ready(self._loop.add_reader, self._loop.remove_reader, wait_s):
                     return 0
                 continue
@@ -90,22 +90,25 @@ class LaneConnection:
     def coming(
         self, received: bytearray, size_bytes: int, last: Callable[[bytes], Any], waits: threading.Semaphore
     ) -> ComingBytes:
-        """So many bytes, to be taken on another thread. Until then nobody else may read."""
+        """Return `size_bytes` that another thread receives. Until then, nothing else may read."""
         return ComingBytes(self._socket, received, size_bytes, last, waits)
 
     def end_writing(self) -> None:
-        """The client finds the end behind what has been written."""
+        """Close the sending side. The client sees the end after what has been written."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     async def requests(self, begun: bytes = b"") -> AsyncGenerator[pb.SessionRequest, None]:
-        """Raises EOFError when the client has ended the connection, whatever is still due to it; InvalidRequest for
-        what is no request, SilenceTimeout and Overloaded for one that arrives too slowly or finds no room, OSError when
-        the connection breaks. `begun`: what has been received of them already."""
+        """Yield the requests of a session. `begun`: bytes that have been received already.
+
+        Raises EOFError when the client has ended the connection, even if results are still due. Raises InvalidRequest
+        for an invalid request, SilenceTimeout and Overloaded for one that arrives too slowly or finds no memory,
+        OSError when the connection breaks.
+        """
         data = bytearray(begun)
         held_bytes = 0
         ends_s: float | None = None
-        """When a request that has arrived in part has to be complete."""
+        """Deadline for completing a partially received request."""
         try:
             while True:
                 while (message := self._whole_request(data)) is not None:
@@ -131,7 +134,7 @@ class LaneConnection:
             self._requests.release(held_bytes)
 
     def _whole_request(self, data: bytearray) -> bytes | None:
-        """Takes the first message out of `data`; None if it is not complete. Raises InvalidRequest."""
+        """Remove and return the first message in `data`; None if it is incomplete. Raises InvalidRequest."""
         if len(data) < HEADER.size:
             return None
         size_bytes, kind = HEADER.unpack_from(data)
@@ -158,7 +161,7 @@ class LaneConnection:
             raise self.too_slow() from None
 
     async def _reserve(self, more_bytes: int, own_bytes: int, ends_s: float | None) -> None:
-        """Raises Overloaded."""
+        """Acquire memory for a request. Raises Overloaded."""
         try:
             async with asyncio.timeout_at(ends_s):
                 await self._requests.acquire(more_bytes, own_bytes)
@@ -168,14 +171,14 @@ class LaneConnection:
             ) from None
 
     def too_slow(self) -> SilenceTimeout:
-        """The error of a message that has not arrived in time."""
+        """Return the error for a message that has not arrived in time."""
         return SilenceTimeout(
             f"a message was not complete {self._message_timeout_s:g} s after it had begun (message_timeout_s): send "
             "messages without pauses"
         )
 
     async def write(self, message: bytes, kind: int = MESSAGE) -> None:
-        """Raises OSError."""
+        """Write a message. Raises OSError."""
         with self._whole():
             await self._write(HEADER.pack(len(message), kind), memoryview(message))
 
@@ -191,7 +194,7 @@ class LaneConnection:
             await self._loop.sock_sendall(self._socket, rest[sent - len(head) :])
 
     async def write_parts(self, parts: Sequence[bytes | memoryview]) -> None:
-        """As `write`, of a message in parts."""
+        """Like `write`, for a message in parts."""
         with self._whole():
             left = deque((HEADER.pack(sum(map(len, parts)), MESSAGE), *parts))
             while left:
@@ -206,7 +209,7 @@ class LaneConnection:
                     left[0] = memoryview(left[0])[sent:]
 
     async def write_file(self, frame: FileFrame) -> None:
-        """As `write`, of a frame that stays the caller's."""
+        """Like `write`, for a frame, which remains the caller's."""
         with self._whole():
             await self._write_file(frame)
 
@@ -214,7 +217,7 @@ class LaneConnection:
         header = HEADER.pack(len(frame), MESSAGE)
         await self._loop.sock_sendall(self._socket, header + frame.prefix)
         while True:
-            if frame.cached:  # quicker than to hand it to a thread and back
+            if frame.cached:  # faster than switching to a thread and back
                 frame.send(self._socket, 0)
             else:
                 await self._on_thread(frame.send, self._socket)
@@ -224,8 +227,8 @@ class LaneConnection:
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """What is not written to its end, for whatever reason, ends the connection: the client must not wait for the
-        rest, nor take what comes next for it."""
+        """Context of one message. If it is not written completely, for whatever reason, the connection ends: the client
+        must neither wait for the rest nor mistake the next message for it."""
         self._writing += 1
         try:
             yield
@@ -246,7 +249,7 @@ class LaneConnection:
     async def _ready(
         self, watch: Callable[..., object], ignore: Callable[..., object], wait_s: float | None = None
     ) -> bool:
-        """Whether the socket can be read, or written, within `wait_s`."""
+        """Return whether the socket becomes readable or writable within `wait_s`."""
         ready: asyncio.Future[bool] = self._loop.create_future()
 
         def wake(is_ready: bool) -> None:
@@ -263,10 +266,10 @@ class LaneConnection:
                 timer.cancel()
 
     async def close(self) -> None:
-        """What is still being written breaks off, and whoever writes it finds out.
+        """Close the connection. A write in progress is aborted and raises.
 
-        The socket is closed when nobody uses it: an event loop says nothing more to those who wait for a socket that
-        has been closed, and its number may be that of another connection by then.
+        The socket is closed only when no task uses it: an event loop does not wake tasks that wait for a closed socket,
+        and its number may then belong to another connection.
         """
         while self._writing:
             self._shut()

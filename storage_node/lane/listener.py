@@ -1,8 +1,9 @@
-"""Lane listener: takes connections that bring a token, and serves the session, or the calls, that each carries.
+"""Lane listener: accepts connections that present a token, and serves the session or the calls that each carries.
 
-Two sockets listen: one in the abstract namespace of Unix sockets, by a name drawn at each start, so that nothing is
-left in a folder and nobody else's can be met; and one by TCP, for clients on other machines. Neither serves anybody
-without a token that gRPC has given. An idle lane is a task that waits: it costs no thread.
+Two sockets listen. One is in the abstract namespace of Unix sockets, under a name drawn at each start, so that no file
+is left behind and no other process's socket is met by accident. The other is TCP, for clients on other machines.
+Neither serves a connection without a token that was issued over gRPC. An idle lane is a waiting task; it costs no
+thread.
 """
 
 from __future__ import annotations
@@ -33,28 +34,29 @@ log = logging.getLogger(__name__)
 
 GREETING_TIMEOUT_S = 5.0
 MAX_STRANGERS = 128
-"""Connections that have not shown a token yet. If there are more, the oldest of the peer with the most is closed."""
+"""Maximum number of connections without a token. Beyond it, the oldest connection of the peer with the most is closed.
+"""
 _IDLE_S = 1e-6
 """Idle time after which a lane without a call gives way to a new one: practically none."""
 _WAITING_SHARE = 4
-"""One of so many reader threads may wait for clients."""
+"""One in this many reader threads may wait for clients."""
 CLOSED_BECAUSE = ("token", "strangers", "lanes", "descriptors", "idle", "message")
-"""Why the node closes, or refuses, connections of lanes by itself."""
+"""Reasons for which the node itself closes or refuses connections of lanes."""
 _BACKLOG = 1024
 _READ_BYTES = 64 << 10
 _SEND_BUFFER_BYTES = 4 << 20
 _UNTAKEN_MS = 20_000
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group, as SO_PEERCRED tells them."""
+"""Process, user and group, as returned by SO_PEERCRED."""
 
 
 class LaneListener:
-    """Belongs to the node's event loop.
+    """Listener for lanes. Belongs to the node's event loop.
 
     Args:
-        host: where clients reach the node by TCP, as for gRPC. `port`: 0 picks a free one.
-        max_request_bytes: of one message.
-        methods: gRPC's handlers of those whose calls lanes carry too.
+        host: Address at which clients reach the node over TCP, as for gRPC. `port`: 0 picks a free one.
+        max_request_bytes: Maximum size of one message.
+        methods: gRPC's handlers of the methods that can also be called over lanes.
     """
 
     def __init__(
@@ -66,13 +68,13 @@ class LaneListener:
         config = batches.node.config
         self._message_timeout_s = config.message_timeout_s
         self._idle: set[asyncio.Task[None]] = set()
-        """Tasks of lanes that carry no call now."""
+        """Tasks of lanes without a call in progress."""
         self._places = Places(config.max_lanes, _IDLE_S, tenant_limit=config.max_lanes_per_peer)
-        """Places of lanes that have shown a token, by peer."""
+        """Slots of lanes that have presented a token, by peer."""
         self._waits = threading.Semaphore(config.read_threads // _WAITING_SHARE)
-        """Reader threads that wait for bytes of objects."""
+        """Limits the reader threads that wait for bytes of objects."""
         self.closed = dict.fromkeys(CLOSED_BECAUSE, 0)
-        """How many connections the node has closed or refused by itself, by reason."""
+        """Number of connections that the node itself has closed or refused, by reason."""
         self._stopping = False
         self._tokens = LaneTokens()
         self._unix_name = f"ais-loader-lane-{secrets.token_hex(16)}"
@@ -102,14 +104,14 @@ class LaneListener:
             self._accepting.append(asyncio.create_task(self._accept(listening), name="lanes"))
 
     def close(self) -> None:
-        """Listen no more. May be called again."""
+        """Stop listening. May be called again."""
         for task in self._accepting:
             task.cancel()
         for listening in self._listening:
             listening.close()
 
     async def stop(self, grace_s: float) -> None:
-        """Take no further connection; let those that are there end for `grace_s`."""
+        """Accept no further connections; give those that exist `grace_s` to end."""
         self.close()
         self._stopping = True
         for task in self._idle:
@@ -122,7 +124,7 @@ class LaneListener:
         await asyncio.gather(*self._accepting, *left, return_exceptions=True)
 
     def offer(self, tenant: str) -> pb.OpenLaneResponse:
-        """Where one lane may be opened."""
+        """Return the addresses and a token for opening one lane."""
         token = self._tokens.give(tenant)
         return pb.OpenLaneResponse(
             token=token,
@@ -137,7 +139,7 @@ class LaneListener:
         while True:
             try:
                 sock, _ = await loop.sock_accept(listening)
-            except OSError as error:  # no descriptor left, or a connection that has gone already
+            except OSError as error:  # no descriptor is left, or the client has disconnected
                 log.warning("a lane could not be accepted: %s", error)
                 await asyncio.sleep(0.1)
                 continue
@@ -145,7 +147,7 @@ class LaneListener:
                 sock.close()
                 continue
             if listening.family == socket.AF_UNIX:
-                # As much as the system allows (net.core.wmem_max): a frame then leaves in one go.
+                # The maximum that the system permits (net.core.wmem_max): a frame is then sent in one call.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             else:
                 _set_tcp_options(sock)
@@ -154,14 +156,14 @@ class LaneListener:
             self._strangers[task] = peer
             task.add_done_callback(self._serving.discard)
             task.add_done_callback(retrieve)
-            # Its token may have arrived already: it is looked at before another connection can take its place.
+            # The token may have arrived already: check it before another connection can displace this one.
             await asyncio.sleep(0)
 
     def _admitted(self, sock: socket.socket) -> str | None:
-        """The peer of a new connection, for which room has been made; None if there is none."""
+        """Return the peer of a new connection, after making room for it; None if there is no room."""
         try:
             peer = _peer_of(sock)
-        except OSError:  # it has gone already
+        except OSError:  # it has disconnected
             return None
         if is_reserved(sock.fileno()) and not (self._end_stranger() or self._end_still()):
             self.closed["descriptors"] += 1
@@ -171,7 +173,7 @@ class LaneListener:
         return peer
 
     def _end_stranger(self) -> bool:
-        """End the oldest connection without a token of the peer that has most of them."""
+        """End the oldest connection without a token, of the peer that has most of them."""
         if not self._strangers:
             return False
         (most, _), *_ = Counter(self._strangers.values()).most_common(1)
@@ -208,18 +210,18 @@ class LaneListener:
                     self.closed["message"] += 1
                 await connection.write(error_message(error.kind, str(error)), FAILED)
         except (OSError, EOFError):
-            """The client has gone: nobody is there to be told."""
+            """The client has disconnected, so the error cannot be sent."""
         finally:
             await connection.close()
 
     @contextlib.contextmanager
     def _place(self, peer: str) -> Iterator[Place]:
-        """Raises Overloaded."""
+        """Context of a slot. Raises Overloaded."""
         task = asyncio.current_task()
         assert task is not None
 
         def evict() -> None:
-            # Whoever keeps it finds out before a call is made, and opens another one.
+            # The client notices it before its next call, and opens another lane.
             self.closed["idle"] += 1
             task.cancel()
 
@@ -227,7 +229,7 @@ class LaneListener:
         if place is None:
             self.closed["lanes"] += 1
             if self._places.held >= self._places.limit:
-                self._batches.places.reclaim(_any)  # the next one finds its place
+                self._batches.places.reclaim(_any)  # makes a slot available for the next attempt
             raise Overloaded(
                 f"{self._places.held:,} lanes are open (max_lanes={self._places.limit:,}), or all that one peer may "
                 "have (max_lanes_per_peer), and none of them is idle: go on by gRPC"
@@ -238,7 +240,7 @@ class LaneListener:
             place.give_back()
 
     async def _serve_welcomed(self, sock: socket.socket, connection: LaneConnection, tenant: str, place: Place) -> None:
-        """The session, or the calls, of a lane. Raises LoaderError, EOFError, OSError."""
+        """Serve the session or the calls of a lane. Raises LoaderError, EOFError, OSError."""
         with self._waiting(place):
             begun = await connection.receive(_READ_BYTES)
             if len(begun) < HEADER.size:
@@ -248,7 +250,7 @@ class LaneListener:
                 except TimeoutError:
                     raise connection.too_slow() from None
         if HEADER.unpack_from(begun)[1] != CALL:
-            # By TCP, sending from files was found to be slower than reading and sending (benchmarks/lane.md).
+            # Over TCP, sending from files was measured to be slower than reading and sending (benchmarks/lane.md).
             from_files = sock.family == socket.AF_UNIX
             await self._batches.serve(
                 connection.requests(begun), connection, tenant, connection, sends_files=from_files
@@ -271,7 +273,7 @@ class LaneListener:
 
     @contextlib.contextmanager
     def _waiting(self, place: Place) -> Iterator[None]:
-        """Nothing of a client is under way: its lane may be ended."""
+        """Context in which nothing is in progress for the client: its lane may be ended."""
         task = asyncio.current_task()
         assert task is not None
         self._idle.add(task)
@@ -282,7 +284,7 @@ class LaneListener:
             self._idle.discard(task)
 
     async def _greeted(self, connection: LaneConnection) -> str | None:
-        """The tenant whose lane it is; None for who brings no good token. Raises EOFError, OSError."""
+        """Return the tenant of the lane; None without a valid token. Raises EOFError, OSError."""
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -300,7 +302,7 @@ def _any(_: Place) -> bool:
 
 
 def _peer_of(sock: socket.socket) -> str:
-    """The process at the other end of a Unix socket, or the address at that of another one. Raises OSError."""
+    """Return the peer: the process at the other end of a Unix socket, or the IP address. Raises OSError."""
     if sock.family == socket.AF_UNIX:
         process, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         return f"process {process}"
@@ -308,11 +310,11 @@ def _peer_of(sock: socket.socket) -> str:
 
 
 def _set_tcp_options(sock: socket.socket) -> None:
-    """A message leaves at once; a client whose machine has gone without a word is found out."""
+    """Disable Nagle's algorithm, and detect a client whose machine has disappeared."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    # Also in the middle of a message that it does not take any more: frames are held until then.
+    # Also during a message that the client no longer receives: its frames stay in memory until then.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)

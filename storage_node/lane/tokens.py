@@ -1,4 +1,4 @@
-"""Tokens of lanes: each is given to one client by gRPC, and lets one connection in, for a short time."""
+"""Tokens of lanes: each is issued to one client over gRPC and admits one connection, for a short time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MAX_PENDING = 4096
 
 
 class LaneTokens:
-    """Belongs to the node's event loop."""
+    """Issued tokens. Belongs to the node's event loop."""
 
     def __init__(self) -> None:
         self._pending: dict[bytes, tuple[float, str]] = {}
-        """Until when each is good, and for which tenant; oldest first."""
+        """Expiry and tenant of each token; oldest first."""
 
     def give(self, tenant: str) -> bytes:
-        """A new token. If MAX_PENDING others are unused, the oldest one of them is no longer valid."""
+        """Return a new token. If MAX_PENDING others are unused, the oldest of them becomes invalid."""
         now = time.monotonic()
         while self._pending and (len(self._pending) >= MAX_PENDING or next(iter(self._pending.values()))[0] < now):
             del self._pending[next(iter(self._pending))]
@@ -28,6 +28,6 @@ class LaneTokens:
         return token
 
     def take(self, token: bytes) -> str | None:
-        """The tenant it was given to; None for one that is wrong, used or too old. It is not good again."""
+        """Return the tenant of a token; None if it is wrong, used or expired. The token becomes invalid."""
         until_s, tenant = self._pending.pop(token, (0.0, ""))
         return tenant if until_s >= time.monotonic() else None
