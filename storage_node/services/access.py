@@ -1,8 +1,8 @@
 """Access table: every method of a node, and who may call it.
 
-Where clients listen, there is what clients may call and nothing else; all of it, and what peers and operators may call,
-is served by the peer listener. A method that is not in the table is served nowhere: a new one is nobody's until it is
-given to somebody here.
+The client listener serves only what clients may call. The peer listener serves all of that, and what peers and
+operators may call. A method that is not in the table is not served anywhere, so a new method is unavailable until it is
+added here.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from storage_node.services.decoding import RequestReader, guarded
 
 
 class Role(enum.Flag):
-    """Of who calls."""
+    """Role of a caller."""
 
     CLIENT = enum.auto()
     PEER = enum.auto()
-    """A node of the same cluster. What clients may do, it may do for them."""
+    """A node of the same cluster. What clients may do, it may do on their behalf."""
     OPERATOR = enum.auto()
-    """A command of whoever runs the nodes."""
+    """A command of the nodes' operator."""
 
 
 CALLER: ContextVar[Role] = ContextVar("caller", default=Role.CLIENT)
-"""Role of whoever makes the call that a task serves. Where clients listen, all are clients."""
+"""Role of the caller of the call that a task serves. At the client listener, all are clients."""
 
 ANYONE = Role.CLIENT | Role.PEER | Role.OPERATOR
 INSIDE = Role.PEER | Role.OPERATOR
@@ -109,18 +109,18 @@ TABLE: Mapping[str, Role] = {
     "Drives/EnableDrive": Role.OPERATOR,
 }
 STRANGERS = frozenset({"Cluster/GetMap", "Cluster/Witness"})
-"""What a node may ask of those whose map it is not in: by these it finds out."""
+"""Methods that a node may call on nodes whose map does not contain it; by these it finds out."""
 PACKAGE = "ais_loader.v1"
 NOBODY = Role(0)
 
 
 def who_may(path: str) -> Role:
-    """For a method by its path on the wire, /package.Service/Method."""
+    """Return who may call a method, given its path on the wire, /package.Service/Method."""
     return TABLE.get(path.removeprefix(f"/{PACKAGE}."), NOBODY)
 
 
 class Methods:
-    """What the generated `add_..._to_server` functions take for a server: the methods that are added to it."""
+    """Substitute for a server in the generated `add_..._to_server` functions: collects the methods that they add."""
 
     def __init__(self, reader: RequestReader) -> None:
         self._reader = reader
@@ -129,24 +129,25 @@ class Methods:
     def add_registered_method_handlers(
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler], *, sizes: bool = True
     ) -> None:
-        """`sizes`: see `guarded`."""
+        """Add the methods of a service. `sizes`: see `guarded`."""
         self._by_path |= {
             f"/{service}/{name}": guarded(handler, sizes=sizes, reader=self._reader)
             for name, handler in handlers.items()
         }
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        """The same methods again, in a form that does not tell them."""
+        """Ignore the same methods in another form, which does not list them."""
 
     def of_lanes(self, names: Sequence[str], roles: Role) -> dict[str, grpc.RpcMethodHandler]:
-        """Those of these methods that one of these roles may call, by their names."""
+        """Return those of these methods that one of these roles may call, by name."""
         paths = {name: f"/{PACKAGE}.{name}" for name in names}
         return {name: self._by_path[path] for name, path in paths.items() if who_may(path) & roles}
 
     def served_to(
         self, roles: Role, note: Callable[[grpc.HandlerCallDetails], None] | None = None
     ) -> grpc.GenericRpcHandler:
-        """Those that one of these roles may call, for a server. `note`: called in each call's task before anything."""
+        """Return a handler, for a server, of the methods that one of these roles may call. `note` is called first in
+        each call's task."""
         return _Served({path: handler for path, handler in self._by_path.items() if who_may(path) & roles}, note)
 
 

@@ -1,6 +1,6 @@
 """Call metrics: decorators that count the calls on single objects, one line above each method of a service.
 
-A call is counted when it ends, an error by its kind, payload bytes as they pass. In a PUT of many objects each object
+A call is counted when it ends, an error by its kind, payload bytes as they pass. In a PUT of many objects, each object
 counts as one.
 """
 
@@ -33,7 +33,7 @@ S = TypeVar("S", bound=_HasNode)
 
 
 def counted(operation: str) -> Callable[[Callable[[S, Q, Any], Awaitable[R]]], Callable[[S, Q, Any], Awaitable[R]]]:
-    """For a method with one response."""
+    """Decorate a method with one response."""
 
     def decorate(method: Callable[[S, Q, Any], Awaitable[R]]) -> Callable[[S, Q, Any], Awaitable[R]]:
         @functools.wraps(method)
@@ -51,7 +51,7 @@ def counted(operation: str) -> Callable[[Callable[[S, Q, Any], Awaitable[R]]], C
 def counted_stream(
     operation: str,
 ) -> Callable[[Callable[[S, Q, Any], AsyncIterator[R]]], Callable[[S, Q, Any], AsyncIterator[R]]]:
-    """For a method, an asynchronous generator, with many responses."""
+    """Decorate a method with many responses, which is an asynchronous generator."""
 
     def decorate(method: Callable[[S, Q, Any], AsyncIterator[R]]) -> Callable[[S, Q, Any], AsyncIterator[R]]:
         @functools.wraps(method)
@@ -69,7 +69,7 @@ def counted_stream(
 
 
 def count_each(counts: NodeMetrics, operation: str, kinds: Iterable[str]) -> None:
-    """Count an operation on many objects as one on each: `kinds` has the kind of each one's error, "" for none."""
+    """Count an operation on many objects as one for each: `kinds` contains the error kind of each, "" for success."""
     for kind in kinds:
         count(counts.requests, operation)
         if kind:
@@ -77,7 +77,7 @@ def count_each(counts: NodeMetrics, operation: str, kinds: Iterable[str]) -> Non
 
 
 class _Call:
-    """One call; stands in for gRPC's context, to see how the call is aborted."""
+    """One call. It replaces gRPC's context in order to see how the call is aborted."""
 
     def __init__(self, counts: NodeMetrics, operation: str, context: Any) -> None:
         self._counts = counts
@@ -115,7 +115,7 @@ class _Call:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A client that has all it wants cancels its call: no error.
+        # A client that needs nothing more cancels its call, which is not an error.
         cancelled = kind is None or issubclass(kind, asyncio.CancelledError | GeneratorExit)
         failed_as = self._kind or ("" if cancelled else "internal")
         if self._whole or failed_as:

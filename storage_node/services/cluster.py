@@ -1,4 +1,4 @@
-"""Cluster service: a node's map, and its acceptor's part in changing it."""
+"""Cluster service: a node's map, and the acceptor's role in changing it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _GET_MAP = f"/{PACKAGE}.Cluster/GetMap"
 
 
 class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
-    """
+    """The Cluster service of one node.
+
     Args:
-        peer_endpoint: as it is told, see GetMapResponse.
-        is_inside: see `PeerCheck.is_inside`.
+        peer_endpoint: Returns the endpoint in the response, see GetMapResponse.
+        is_inside: See `PeerCheck.is_inside`.
     """
 
     def __init__(
@@ -51,9 +52,9 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
         return response
 
     def _for_clients(self, map_: pb.ClusterMap) -> pb.ClusterMap:
-        """What clients route by: without the code and the jobs of ETL, which may be megabytes.
+        """Return what clients need for routing: the map without the code and the jobs of ETL, which may be megabytes.
 
-        No new map is ever made of it: who may propose or teach one says what it is with every call.
+        No new map is ever derived from it: callers that may propose or teach a map identify themselves in every call.
         """
         if (self._of_clients.cluster_uuid, self._of_clients.version) != (map_.cluster_uuid, map_.version):
             bare = pb.ClusterMap()

@@ -1,7 +1,8 @@
-"""Compose service: one object made of parts of others, written by the same path as a PUT.
+"""Compose service: creates an object from parts of others, by the same path as a PUT.
 
-The parts become the messages of a PUT, so that everything that holds for one holds here: staged, checked, replicated,
-visible whole or not at all. Memory is that of a few messages of 1 MiB, whatever the size.
+The parts become the messages of a PUT. Therefore everything that holds for a PUT holds here: the object is staged,
+verified, replicated, and visible completely or not at all. It needs memory for a few messages of 1 MiB, whatever the
+size.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
         told_bytes = 0
         try:
             while not (await asyncio.wait([writing], timeout=PROGRESS_S))[0]:
-                if composing.moved_bytes > told_bytes:  # silence means that nothing moves
+                if composing.moved_bytes > told_bytes:  # without progress nothing is sent
                     told_bytes = composing.moved_bytes
                     yield pb.ComposeResponse(moved_bytes=told_bytes)
             info = await writing
@@ -61,14 +62,14 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
             await asyncio.wait([writing])
 
     async def _write(self, composing: Composing) -> objects.ObjectInfo:
-        """What was stored, be it by an earlier try, whose answer was lost. Raises LoaderError."""
+        """Return what was stored, possibly by an earlier attempt whose response was lost. Raises LoaderError."""
         header = composing.request.object
         if header.condition.repeat_ms and (done := await self._objects.done_earlier(header)) is not None:
             return done
         try:
             return await self._store(composing)
         except ObjectNotFound:
-            # An object that is made of its own former version has taken that away: a second try finds no source.
+            # A composed object may replace its own source. A retry then does not find the source.
             if not header.condition.write_id:
                 raise
             record = await self._node.read(done_earlier, self._node.store, header)
@@ -79,10 +80,10 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
                 pb.ComposeRange(bucket=header.bucket, name=header.name, version=str(record.version))
             )
             try:
-                # It may not be on enough nodes yet. What it was checked against has been, when it was made.
+                # It may not have enough replicas yet. Its checks were made at the first attempt.
                 return await self._store(Composing(again, self._sources))
             except ObjectNotFound:
-                return info_of(header.bucket, header.name, record)  # and replaced since
+                return info_of(header.bucket, header.name, record)  # it has been replaced since
 
     async def _store(self, composing: Composing) -> objects.ObjectInfo:
         async with aclosing(composing.messages()) as messages:
@@ -98,7 +99,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
 
 
 class Composing:
-    """The messages of the PUT that a request amounts to."""
+    """Produces the messages of the PUT that a request amounts to."""
 
     def __init__(self, request: pb.ComposeRequest, sources: SourceReader) -> None:
         self.request = request
@@ -108,7 +109,7 @@ class Composing:
         self.moved_bytes = 0
 
     async def messages(self) -> AsyncGenerator[objects.PutRequest, None]:
-        """Raises LoaderError, CorruptObject of a source that is damaged wherever it is."""
+        """Yield the messages. Raises LoaderError; CorruptObject if all replicas of a source are damaged."""
         request = self.request
         try:
             header = objects.PutHeader()

@@ -1,4 +1,4 @@
-"""Contents services: what concerns many objects of a bucket at once, for clients and for other nodes."""
+"""Contents services: operations on many objects of a bucket, for clients and for other nodes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.summary import Tally
 
 MAX_NAMES = 10_000
-"""Of one request to delete."""
+"""Maximum number of names in one deletion request."""
 MAX_HEADS = 1000
-"""Of one request to describe objects, which have metadata each."""
+"""Maximum number of names in one request to describe objects, each of which has metadata."""
 
 
 class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
@@ -59,7 +59,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         return answer
 
     def _heads(self, request: pb.HeadManyRequest) -> tuple[pb.HeadManyResponse, list[str]]:
-        """The answer, and of each name the kind of its failure, or empty. Raises BucketNotFound."""
+        """Return the response, and for each name the kind of its failure, or "". Raises BucketNotFound."""
         answer, kinds = pb.HeadManyResponse(), []
         self._store.bucket(request.bucket)
         for position, name in enumerate(request.name):
@@ -91,7 +91,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         yield pb.SummarizeResponse(counted=tally.objects, summary=summary)
 
     async def _count_here(self, request: pb.SummarizeRequest, tally: Tally) -> AsyncIterator[int]:
-        """What this node has, which is all that there is. Raises LoaderError."""
+        """Count the objects of a node without a cluster. Raises LoaderError."""
         found = self._store.objects(request.bucket, request.prefix)
 
         def count_some() -> bool:
@@ -114,7 +114,7 @@ class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
             await abort(context, error)
         membership = self._node.membership
         view = membership.view if membership is not None else None
-        answer.map_version = view.version if view is not None else 0  # as it is afterwards
+        answer.map_version = view.version if view is not None else 0  # the version after the change
         return answer
 
     async def ListNames(self, request: pb.ListNamesRequest, context: Context) -> pb.ListNamesResponse:

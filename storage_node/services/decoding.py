@@ -1,7 +1,8 @@
-"""Reading and decoding of requests: what is no message of its method's kind is refused, as any other wrong request is.
+"""Reading and decoding of requests: an invalid message is refused as InvalidRequest.
 
-gRPC itself reads the request of a call that has only one, and waits for it as long as the client likes, with everything
-that has arrived in memory. So a node takes such a call as one with many requests, and reads the first one itself.
+gRPC itself would read the request of a call with a single request. It waits for it as long as the client likes, and
+keeps all that has arrived in memory. Therefore a node declares such a call as one with many requests, and reads the
+first one itself.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from storage_node.services.errors import abort
 
 
 class RequestReader:
-    """Reads the request of calls that have only one. Belongs to the node's event loop.
+    """Reads the request of calls that have a single request. Belongs to the node's event loop.
 
     Args:
-        places: of calls whose request has not arrived completely.
+        places: Slots of calls whose request has not arrived completely.
     """
 
     def __init__(self, places: Places, timeout_s: float) -> None:
@@ -33,7 +34,7 @@ class RequestReader:
         self._timeout_s = timeout_s
 
     async def read(self, requests: AsyncIterator[Any], context: Any) -> Any:
-        """Raises InvalidRequest, SilenceTimeout, Overloaded."""
+        """Read the request of a call. Raises InvalidRequest, SilenceTimeout, Overloaded."""
         loop = asyncio.get_running_loop()
         deadline = asyncio.timeout(self._timeout_s)
         place = self._places.take(tenant_of(context), lambda: deadline.reschedule(loop.time()))
@@ -59,16 +60,16 @@ class RequestReader:
 
 
 def guarded(handler: grpc.RpcMethodHandler, *, sizes: bool, reader: RequestReader) -> grpc.RpcMethodHandler:
-    """A method's handler that refuses what it cannot decode with INVALID_ARGUMENT; by itself gRPC says UNKNOWN.
+    """Return a handler that refuses undecodable requests with INVALID_ARGUMENT; gRPC itself answers UNKNOWN.
 
-    `sizes`: where there are many requests, they come to the method as `Received`.
+    `sizes`: Pass streamed requests to the method as `Received`.
     """
     response = "stream" if handler.response_streaming else "unary"
     if handler.request_streaming:
         method = getattr(handler, f"stream_{response}")
     else:
         method = _reading(getattr(handler, f"unary_{response}"), reader)
-    # gRPC tells generators from coroutines that write for themselves.
+    # gRPC distinguishes generators from coroutines that write responses themselves.
     guard = _yielding if inspect.isasyncgenfunction(method) else _answering
     take = _received if sizes and handler.request_streaming else _decoded
     return handler._replace(
@@ -81,7 +82,7 @@ def guarded(handler: grpc.RpcMethodHandler, *, sizes: bool, reader: RequestReade
 
 
 def _decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:
-    """Raises InvalidRequest."""
+    """Decode a message. Raises InvalidRequest."""
     try:
         return decode(data)
     except DecodeError as error:
@@ -89,12 +90,12 @@ def _decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:
 
 
 def _received(decode: Callable[[bytes], Any], data: bytes) -> Received[Any]:
-    """Raises InvalidRequest."""
+    """Decode a message and keep its size. Raises InvalidRequest."""
     return Received(_decoded(decode, data), len(data))
 
 
 def _reading(behaviour: Callable[..., Any], reader: RequestReader) -> Callable[..., Any]:
-    """A method that takes many requests, from one that takes one."""
+    """Convert a method with one request to a method with a stream of requests."""
     if not inspect.isasyncgenfunction(behaviour):
 
         async def answer(requests: AsyncIterator[Any], context: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Drives service: an operator's commands for the drives of this node."""
+"""Drives service: operator commands for the drives of this node."""
 
 from __future__ import annotations
 

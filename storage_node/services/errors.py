@@ -1,4 +1,4 @@
-"""gRPC statuses of errors, and the abort of a call with one of them."""
+"""gRPC statuses of errors, and the abort of a call with an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from storage_node.store.stale_replicas import ReplicaStale
 
 TELL_S = 5.0
 MAX_DETAILS = 600
-"""Characters of an error's message. They travel percent-encoded in the trailer, and one of more than 8 KiB is lost."""
+"""Maximum length of an error's message, in characters. It is sent percent-encoded in the trailer, and a trailer of more
+than 8 KiB is lost."""
 
 _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     errors.InvalidName: grpc.StatusCode.INVALID_ARGUMENT,
@@ -65,16 +66,16 @@ _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     NotAMember: grpc.StatusCode.ABORTED,
     errors.StaleMap: grpc.StatusCode.ABORTED,
 }
-"""By exact class; of any other it is INTERNAL. Clients go by the kind, which stands in the trailer."""
+"""Status by exact class; INTERNAL for all others. Clients use the kind, which is in the trailer."""
 
 
 def encodable(text: str) -> str:
-    """As the wire takes it: a path of other bytes than UTF-8 has characters in it that are none."""
+    """Make a text encodable as UTF-8. A path with other bytes contains surrogate characters."""
     return text.encode(errors="backslashreplace").decode()
 
 
 class Context(Protocol):
-    """What these services use of grpc.aio's context."""
+    """The methods of grpc.aio's context that these services use."""
 
     async def abort(
         self, code: grpc.StatusCode, details: str = ..., trailing_metadata: tuple[tuple[str, str], ...] = ...
@@ -84,7 +85,7 @@ class Context(Protocol):
 
 
 async def abort(context: Context, error: errors.LoaderError, more: tuple[tuple[str, str], ...] = ()) -> NoReturn:
-    """End the call with this error, and `more` metadata."""
+    """End the call with this error, and with additional trailing metadata `more`."""
     code = _STATUS.get(type(error), grpc.StatusCode.INTERNAL)
     message = encodable(str(error))
     if len(message) > MAX_DETAILS:
@@ -93,6 +94,7 @@ async def abort(context: Context, error: errors.LoaderError, more: tuple[tuple[s
         async with asyncio.timeout(TELL_S):
             await context.abort(code, message, ((ERROR_KIND_KEY, error.kind), *more))
     except TimeoutError:
-        # Its status is on its way, behind what the client does not read: nothing of the call may stay here for that.
+        # The status is queued behind data that the client does not read. The call's resources must not be kept until it
+        # does.
         raise asyncio.CancelledError from error
     raise AssertionError("gRPC's abort raises")

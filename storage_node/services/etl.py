@@ -1,4 +1,4 @@
-"""Etl service: transforms made, shown, stopped and replaced, by any node for all of them."""
+"""Etl service: creates, lists, stops and replaces transforms, by any node for all nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATE_TIMEOUT_S = 5.0
 
 
 class EtlService(EtlJobsService):
-    """The whole of the Etl service."""
+    """The complete Etl service."""
 
     def __init__(self, node: Node, jobs: JobManager, calls: TransformCalls) -> None:
         super().__init__(node, jobs)
@@ -56,7 +56,7 @@ class EtlService(EtlJobsService):
 
 
 class EtlPeerService(EtlJobsPeerService):
-    """What nodes ask each other about transforms and jobs."""
+    """Calls between nodes about transforms and jobs."""
 
     def __init__(self, jobs: JobManager, calls: TransformCalls) -> None:
         super().__init__(jobs)
@@ -67,7 +67,7 @@ class EtlPeerService(EtlJobsPeerService):
 
 
 class PeerStates:
-    """What the other nodes of the map say of transforms. Belongs to the node's event loop."""
+    """Queries the other nodes of the map for the states of transforms. Belongs to the node's event loop."""
 
     def __init__(self, node: Node, channels: Channels) -> None:
         self._node, self._channels = node, channels

@@ -1,4 +1,4 @@
-"""Jobs as clients and other nodes ask for them: part of the Etl service, and of what nodes ask each other."""
+"""Job methods of the Etl service, for clients, and of the EtlPeer service, for other nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAILURES_TIMEOUT_S = 10.0
 
 
 class EtlJobsService(ais_etl_pb2_grpc.EtlServicer):
-    """The methods of Etl that are about jobs, and CopyObject."""
+    """Methods of Etl that concern jobs, and CopyObject."""
 
     def __init__(self, node: Node, jobs: JobManager) -> None:
         self._node, self._jobs = node, jobs
@@ -81,7 +81,7 @@ class EtlJobsService(ais_etl_pb2_grpc.EtlServicer):
 
 
 class EtlJobsPeerService(ais_etl_pb2_grpc.EtlPeerServicer):
-    """The methods of EtlPeer that are about jobs."""
+    """Methods of EtlPeer that concern jobs."""
 
     def __init__(self, jobs: JobManager) -> None:
         self._jobs = jobs
@@ -91,7 +91,7 @@ class EtlJobsPeerService(ais_etl_pb2_grpc.EtlPeerServicer):
 
 
 class NodeJobRecords:
-    """Where the jobs of a node are kept: in the map of its cluster, or else in the record of its store."""
+    """Storage of a node's jobs: in the map of its cluster, or else in the record of its store."""
 
     def __init__(self, node: Node, membership: Membership) -> None:
         self._of_map = MapRecords(node, membership)
@@ -121,7 +121,7 @@ class NodeJobRecords:
 def jobs_of_node(
     node: Node, membership: Membership, writes: WriteCoordinator, transforms: Transforms, etl: LocalEtl
 ) -> JobManager:
-    """As they are kept in the map of the node's cluster. Results that servers put to this node are stored as theirs."""
+    """Create the job manager of a node. Results that servers put to this node are stored like those of its jobs."""
     store = NodeStore(node, writes, etl.spool)
     etl.http_side.put_result = taken_by(store, Putter(store.put_small, wait_s=0.0), etl.spool)
     jobs = JobManager(
@@ -144,7 +144,7 @@ def jobs_of_node(
 
 
 class PeerParts:
-    """What the other nodes of the map have done of a job. Belongs to the node's event loop."""
+    """Queries the other nodes of the map for their parts of a job. Belongs to the node's event loop."""
 
     def __init__(self, node: Node, channels: Channels) -> None:
         self._node, self._channels = node, channels

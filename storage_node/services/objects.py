@@ -1,7 +1,7 @@
 """Buckets, Objects and Node services: each call is a thin layer over the store.
 
 Calls that may wait for a drive run on the reader threads. A LoaderError becomes a gRPC status whose trailing metadata
-carries the error's kind; the client makes its own error of it again.
+contains the error's kind; the client converts it back to the error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAX_PAGE_SIZE = 10_000
 
 
 class BucketsService:
-    """A node in a cluster acts on the cluster's buckets, another on its own."""
+    """Bucket operations. A node in a cluster acts on the cluster's buckets, another on its own."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -129,7 +129,8 @@ class ObjectsService:
             await abort(context, error)
 
     async def done_earlier(self, header: pb.PutHeader) -> pb.ObjectInfo | None:
-        """What an earlier try of a write has stored; None where it has to go on. Raises LoaderError, OutcomeUnknown."""
+        """Return what an earlier attempt of a write has stored; None if the write must proceed. Raises LoaderError,
+        OutcomeUnknown."""
         if (replica_set := self._writes.replica_set(header.bucket)) is not None:
             return await self._writes.done_earlier(replica_set, header)
         record = await self._node.read(done_earlier, self._store, header)
@@ -138,9 +139,9 @@ class ObjectsService:
     async def store_messages(
         self, messages: AsyncIterator[pb.PutRequest], take_as_they_come: Callable[[], None] | None = None
     ) -> pb.ObjectInfo:
-        """Store the object of one PUT, wherever its messages come from. Raises LoaderError.
+        """Store the object of one PUT, whatever the source of its messages. Raises LoaderError.
 
-        `take_as_they_come`: has the bytes come as ComingBytes from now on, where they can.
+        `take_as_they_come`: Requests that bytes arrive as ComingBytes from now on, if possible.
         """
         put = _Put(self._store)
         try:
@@ -154,7 +155,7 @@ class ObjectsService:
                 taken_together: tuple[pb.PutRequest, ...] = ()
                 if first.HasField("header") and take_as_they_come is not None:
                     take_as_they_come()
-                    taken_together = (first,)  # with what follows: a visit to a thread costs as much as a small PUT
+                    taken_together = (first,)  # saves a switch to a thread, as costly as a small PUT
                 elif (record := await self._node.read(put.take, first)) is not None:
                     return info_of(put.header.bucket, put.header.name, record)
                 async for request in messages:
@@ -164,7 +165,7 @@ class ObjectsService:
             raise errors.InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
         finally:
             if put.upload is not None and not put.upload.has_ended:
-                # Shielded: cancelled before it runs, it would never run.
+                # Shielded: if it were cancelled before it runs, it would never run.
                 await asyncio.shield(self._node.read(put.upload.abort))
 
     @bounded_responses(deadline=False, many_requests=True)
@@ -291,7 +292,7 @@ class ObjectsService:
             )
 
         def answer(page: ListedPage, shown: Listed) -> pb.ListResponse:
-            """Thousands of messages are no work for the event loop."""
+            """Build the response on a thread: thousands of messages would block the event loop."""
             return pb.ListResponse(
                 object=[info_of(request.bucket, name, record) for name, record in shown],
                 more=page.next is not None,
@@ -348,7 +349,7 @@ def _condition_of(request: pb.DeleteRequest) -> Condition | None:
 
 
 class _Put:
-    """The messages of one PUT, taken one after another on reader threads."""
+    """The messages of one PUT, processed one after another on reader threads."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -356,7 +357,8 @@ class _Put:
         self.upload: Upload | None = None
 
     def take(self, *requests: pb.PutRequest) -> CatalogEntry | None:
-        """The committed object's record when the last message was among them, or it is not the first try.
+        """Process messages. Return the catalog entry of the committed object if the last message was among them, or if
+        an earlier attempt has stored it; otherwise None.
 
         Raises LoaderError.
         """
@@ -392,9 +394,6 @@ class _Put:
             self.header.checksum if self.header.HasField("checksum") else None,
         )
         return self.upload.commit()
-
-
-"""What nodes of a version before could not do."""
 
 
 class NodeService:

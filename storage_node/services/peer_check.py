@@ -1,11 +1,11 @@
-"""Check of who calls a peer listener: the proof of the cluster's secret, the role, and a node's place in the map.
+"""Check of callers of a peer listener: the proof of the cluster's secret, the role, and a node's membership in the map.
 
-A proof names the address that was called. The receiver accepts its own addresses alone, so that a proof that was given
-to one node, or to whoever has taken its address, does not open another.
+A proof names the address that was called. The receiver accepts only its own addresses, so a proof that was given to one
+node, or to a process that has taken over its address, does not work at another node.
 
-A node that the cluster has taken out does not know it yet, and goes on telling the others what it has. So the sender of
-each call is looked for in the receiver's map, and refused when it is not there; where its own map is newer than the
-receiver's, it may have come in by that one, and the receiver learns it first.
+A node that was removed from the cluster may not know it yet and continues to send its state to others. Therefore the
+sender of each call is looked up in the receiver's map, and refused if it is not there. If the sender's map is newer
+than the receiver's, the sender may have joined in that map, so the receiver fetches it first.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class _Stranger(Exception):
 
 
 class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Belongs to the node's event loop."""
+    """The check, as an interceptor. Belongs to the node's event loop."""
 
     def __init__(
         self, node: Node, membership: Membership, port: Callable[[], int], client_port: Callable[[], int]
     ) -> None:
-        """`port`, `client_port`: of the two listeners, once they listen."""
+        """`port`, `client_port`: Return the ports of the two listeners, once they listen."""
         self._node = node
         self._membership = membership
         self._port = port
         self._client_port = client_port
         self._proofs = ProofCheck(node.caller.secret) if node.caller.secret else None
         self._known_hosts: set[tuple[str, str]] = set()
-        """Hosts that callers have named, each with the address of the listener that it leads to."""
+        """Verified hosts that callers have named, each with the address of the listener that it leads to."""
         self._channels = Channels(node.caller)
         self._learning: asyncio.Task[None] | None = None
 
@@ -82,9 +82,10 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return await continuation(handler_call_details)
 
     async def is_inside(self, method: str, context: Context) -> bool:
-        """Whether the caller is a node or an operator, at either listener.
+        """Return whether the caller is a node or an operator, at either listener.
 
-        At the client listener such a caller says so, and proves it like at the other one. Aborts a call that does not.
+        At the client listener, such a caller states its role and proves it like at the peer listener. Aborts a call
+        whose proof is invalid.
         """
         if CALLER.get() is not Role.CLIENT:
             return True
@@ -100,7 +101,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return True
 
     async def _require(self, method: str, metadata: Any) -> None:
-        """Raises _Refused, _Stranger, NodeUnavailable."""
+        """Check a caller. Raises _Refused, _Stranger, NodeUnavailable."""
         told = _told(metadata)
         await self._require_proof(method, told)
         role = _ROLES.get(told.get(ROLE_KEY, ""))
@@ -116,7 +117,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await self._require_member(method, *_sender(told))
 
     async def _require_proof(self, method: str, told: dict[str, str], *, of_clients: bool = False) -> None:
-        """`of_clients`: at the client listener. Raises _Refused, NodeUnavailable."""
+        """Check the proof. `of_clients`: at the client listener. Raises _Refused, NodeUnavailable."""
         proof = told.get(PROOF_KEY)
         if self._proofs is None:
             if proof is not None:
@@ -149,7 +150,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             )
 
     def _addresses(self, of_clients: bool) -> set[str]:
-        """By which others know a listener."""
+        """Return the addresses by which others know a listener."""
         config, view, position = self._node.config, self._membership.view, self._membership.position
         member = view.nodes[position] if view is not None and position is not None else None
         if of_clients:
@@ -159,7 +160,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return {config.peer_endpoint(port), f"{config.peer_host}:{port}", known} - {""}
 
     async def _is_here(self, target: str, of_clients: bool) -> bool:
-        """Whether this is an address of a listener."""
+        """Return whether this is an address of a listener."""
         if target in self._addresses(of_clients):
             return True
         config = self._node.config
@@ -178,7 +179,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await self._learn(version)
             view = self._membership.view
         if view is None:
-            if not method.startswith(_CLUSTER):  # which makes it a node of one
+            if not method.startswith(_CLUSTER):  # that call may make it a member
                 raise NodeUnavailable("this node belongs to no cluster yet")
         elif uuid not in view.position and method.removeprefix(f"/{PACKAGE}.") not in STRANGERS:
             if version > view.version:
@@ -189,7 +190,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             )
 
     async def _learn(self, version: int) -> None:
-        """Find a map as new as this one; gives up after a while, or when nobody has it."""
+        """Fetch a map at least as new as `version`. Gives up after a while, or if no node has it."""
         if self._learning is None or self._learning.done():
             self._learning = asyncio.create_task(self._ask(version), name="learning the map of a caller")
         await asyncio.wait({self._learning}, timeout=LEARN_TIMEOUT_S)
@@ -220,7 +221,7 @@ def _told(metadata: Any) -> dict[str, str]:
 
 
 def _sender(told: dict[str, str]) -> tuple[bytes, int]:
-    """Uuid and map version. Raises _Refused."""
+    """Return the uuid and the map version of the sender. Raises _Refused."""
     try:
         uuid = bytes.fromhex(told[caller.NODE_KEY])
         version = int(told[caller.MAP_VERSION_KEY])
@@ -232,7 +233,7 @@ def _sender(told: dict[str, str]) -> tuple[bytes, int]:
 
 
 async def _leads_to(host: str, listens_at: str) -> bool:
-    """Whether whoever connects to `host` reaches what listens at this address of this machine."""
+    """Return whether a connection to `host` reaches what listens at this address of this machine."""
     loop = asyncio.get_running_loop()
     try:
         named = await loop.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)
@@ -249,7 +250,7 @@ async def _leads_to(host: str, listens_at: str) -> bool:
 
 
 def _refusal(error: _Refused | _Stranger | LoaderError) -> grpc.RpcMethodHandler:
-    """For whatever kind of call: it is ended before any message is read."""
+    """Return a handler for any kind of call, which ends it before a message is read."""
 
     async def refuse(_: object, context: Context) -> NoReturn:
         if isinstance(error, _Refused):

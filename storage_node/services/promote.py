@@ -1,7 +1,7 @@
-"""Promote service: files below this node's `promote_roots` become objects, group by group, and the client is told.
+"""Promote service: imports files below this node's `promote_roots` as objects, group by group, and reports progress.
 
-A promotion has threads of its own, so that batches are not read later because of it. It ends with its call: a client
-that has gone gets nothing more promoted.
+A promotion has threads of its own, so that it does not delay batches. It ends with its call: when the client has
+disconnected, nothing more is promoted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from storage_node.services.errors import Context, abort, encodable
 
 THREADS = 4
 IN_FLIGHT = 2
-"""Groups of one promotion that are stored at the same time."""
+"""Number of groups of one promotion that are stored concurrently."""
 BEAT_S = 2.0
 T = TypeVar("T")
 
@@ -53,17 +53,18 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         self.metrics = PromoteMetrics()
 
     def stop(self) -> None:
-        """Have what runs give up soon."""
+        """Make running promotions give up soon."""
         self._stopping = True
 
     def close(self) -> None:
-        """Wait for the threads; call `stop` before."""
+        """Wait for the threads. Call `stop` before."""
         self._threads.shutdown()
 
     async def _work(self, function: Callable[..., T], /, *arguments: Any) -> T:
-        """Cancelled, it still returns only when the function has: what it works on may be closed then.
+        """Run a function on a thread. If cancelled, it returns only when the function has, because the caller may then
+        close what it works on.
 
-        Tenants take turns: files may lie on a file system that answers slowly, or not at all.
+        Tenants take turns, because files may be on a file system that responds slowly or not at all.
         """
         async with self.turns.turn(ASKING.get()):
             return await self._on_thread(function, *arguments)
@@ -126,7 +127,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         except LoaderError as error:
             await abort(context, error)
 
-    # -- how
+    # -- implementation
 
     def _promoter(self, job: Job, replica_set: ReplicaSet | None) -> Any:
         store = self._node.store
@@ -143,7 +144,8 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         return promote
 
     async def _groups_of(self, request: wire.PromoteRequest, replica_set: ReplicaSet | None) -> _Groups:
-        """Raises LoaderError: the path is none of this node's, or the share is by another map."""
+        """Start the walk of a promotion. Raises LoaderError if the path is not below a root of this node, or the share
+        was computed with another map."""
         wanted = Wanted(request.prefix, request.recursive, tuple(request.include), tuple(request.exclude))
         mine = _share(replica_set, request) if request.participant else _everything
         return _Groups(await self._work(self._walk, request.path, wanted, mine))
@@ -165,7 +167,7 @@ def _everything(name: str) -> bool:
 
 
 def _share(replica_set: ReplicaSet | None, request: wire.PromoteRequest) -> Callable[[str], bool]:
-    """Whether a name is this node's to promote. Raises StaleMap."""
+    """Return a function that tells whether this node promotes a name. Raises StaleMap."""
     if replica_set is None or replica_set.view.version != request.map_version:
         have_version = 0 if replica_set is None else replica_set.view.version
         raise StaleMap(f"this node acts by version {have_version} of the map, not {request.map_version}; promote again")
@@ -178,14 +180,14 @@ def _share(replica_set: ReplicaSet | None, request: wire.PromoteRequest) -> Call
     def mine(name: str) -> bool:
         hash_ = object_hash(bucket, name)
         owners = view.placement.owners_of_one(hash_, view.placement.hosts)
-        # Where several nodes of a host take part, a name's own may be none of them.
+        # If several nodes of a host take part, the name's owner may be none of them.
         return next((at for at in owners if at in taking), taking[hash_ % len(taking)]) == here
 
     return mine
 
 
 class _Groups:
-    """What a walk finds, on whichever thread asks."""
+    """Groups of files found by a walk, read from any thread."""
 
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
@@ -194,7 +196,7 @@ class _Groups:
 
     @property
     def files_seen(self) -> int:
-        """So far, whoever promotes them."""
+        """Number of files found so far, whichever node promotes them."""
         return self._walk.files_seen
 
     def next(self) -> list[Found] | None:
@@ -211,7 +213,7 @@ class _Progress:
 
 
 class _Run:
-    """One promotion: some groups at a time."""
+    """One promotion, with several groups in progress."""
 
     def __init__(self, work: Any, found: _Groups, promote: Any) -> None:
         self._work, self._found, self._promote = work, found, promote
@@ -247,7 +249,7 @@ class _Run:
             await asyncio.wait(left)
         for task in left:
             if not task.cancelled():
-                task.exception()  # nobody else asks
+                task.exception()  # marks the exception as retrieved
         await self._work(self._found.close)
 
 
@@ -266,7 +268,7 @@ def _response(bucket: str, progress: _Progress) -> wire.PromoteResponse:
 
 @cache
 def _machine() -> str:
-    """Of the running kernel: what it counts as one device is one device."""
+    """Return the id of the running kernel: device numbers are unique within it."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

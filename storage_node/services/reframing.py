@@ -1,7 +1,7 @@
-"""Re-framing of PUTs into buckets that want it: an archive's messages as if the client had sent what is stored.
+"""Re-framing of PUTs into buckets that request it: replaces an archive's messages as if the client had sent the result.
 
-So a node on its own and one that coordinates copies do the same, and all copies get the same bytes. What takes long
-runs on threads beside those that read from the drives.
+Therefore a standalone node and a coordinator of replicas behave alike, and all replicas receive the same bytes. Long
+computations run on threads other than those that read from drives.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Reframing:
     async def messages(
         self, first: pb.PutRequest | None, messages: AsyncIterator[pb.PutRequest]
     ) -> AsyncGenerator[pb.PutRequest, None]:
-        """Those of one PUT: the first one, if any came, and the others.
+        """Yield the messages of one PUT, given the first one, if any, and the others.
 
         Raises ContentMismatch, InvalidRequest, DriveFull, DriveFailed.
         """
@@ -67,7 +67,7 @@ class Reframing:
                     raise InvalidRequest(f"a message of a PUT that is neither data nor end: {part}")
             else:
                 yield first
-                return  # whoever takes these messages finds the end missing
+                return  # the consumer of these messages notices that the end is missing
             stored, metadata = await self._replacement(header, spool)
             header.size_bytes, header.checksum = stored.size_bytes, stored.checksum
             header.metadata.clear()
@@ -88,13 +88,13 @@ class Reframing:
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            await asyncio.wait([work])  # its files must not be closed under it
+            await asyncio.wait([work])  # its files must not be closed while it runs
             if work.exception() is None:
                 work.result()[0].close()
             raise
 
     async def group(self, request: pb.PutManyRequest) -> pb.PutManyRequest:
-        """Small objects. Raises DriveFull, DriveFailed."""
+        """Re-frame small objects. Raises DriveFull, DriveFailed."""
         for small in request.object:
             if self._wanted(small.bucket, small.name):
                 await asyncio.to_thread(self._reframe, small)
@@ -102,12 +102,12 @@ class Reframing:
 
     def _reframe(self, small: pb.SmallObject) -> None:
         if small.HasField("checksum") and small.checksum != crc32c(small.data):
-            return  # which refuses it
+            return  # the store will refuse it
         label = f"{small.bucket}/{small.name}"
         try:
             found = reframed_bytes(self._store, label, small.name, [small.data], dict(small.metadata))
         except LoaderError:
-            return  # whatever hinders it: what came can be stored
+            return  # in any case, the original can be stored
         if found is not None:
             small.data, metadata = found
             small.checksum = crc32c(small.data)

@@ -1,4 +1,4 @@
-"""Repair service: what nodes ask of each other to make copies equal."""
+"""Repair service: calls between nodes that make replicas equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replica service: what this node does for coordinators of writes, and for repair."""
+"""Replica service: what a node does for coordinators of writes and for repair."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
         self._store = node.store
 
     async def Write(self, requests: AsyncIterator[Received[wire.WriteRequest]], context: Any) -> None:
-        # No generator: one that is cancelled at a yield would keep what is staged until it is collected.
+        # Not a generator: one that is cancelled at a yield would keep what is staged until it is collected.
         try:
             with self._node.replica_streams.open("") as stream:
                 held = HeldWrite(self._store, self._known_map)
-                await context.send_initial_metadata(())  # this node is there, however long the drive may take
+                await context.send_initial_metadata(())  # this node is alive, however long the drive may take
                 try:
                     await self._take_all(held, requests, stream, context)
                 finally:
-                    # Also when the coordinator has died: its stream ends, and nobody else knows of the staged files.
-                    # Shielded: cancelled before it runs, it would never run.
+                    # Also when the coordinator has died: its stream ends, and no other node knows of the staged files.
+                    # Shielded: if it were cancelled before it runs, it would never run.
                     if not held.has_ended:
                         await asyncio.shield(self._node.read(held.abort))
         except LoaderError as error:
@@ -79,5 +79,5 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
 
 
 def _is_group(request: wire.WriteRequest) -> bool:
-    """Its objects are in memory until they are committed."""
+    """Return whether a message is a group, whose objects are in memory until they are committed."""
     return bool(request.WhichOneof("part") == "group")

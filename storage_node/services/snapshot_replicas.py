@@ -1,4 +1,4 @@
-"""SnapshotCopies service: what nodes ask of each other for snapshots."""
+"""SnapshotCopies service: calls between nodes for snapshots."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
         self._convergence = convergence
         self._snapshots = snapshots
         self._checks: dict[bytes, tuple[int, asyncio.Future[None]]] = {}
-        """Of each bucket: the last cut, and whether all that was here then has a number up to it."""
+        """For each bucket: the last cut, and the check that everything present at it has a counter up to the cut."""
 
     async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldResponse:
         async def hold() -> pb.HoldResponse:
@@ -59,11 +59,11 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
         if request.cut not in self._store.record.current.cuts.get(uuid, []):
             return pb.ArmedResponse(armed=False)
         check = await _answered(self._node.read(self._begin_check, uuid, request.cut), context)
-        # Looked at afterwards: nothing has been committed in between then.
+        # Checked afterwards: then nothing has been committed in between.
         armed = self._commit_barrier.holds(uuid, request.attempt)
         if armed:
             running = asyncio.ensure_future(self._node.read(check.run, self._store.clock))
-            # Nobody may come to ask.
+            # No call may retrieve the exception.
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._checks[uuid] = request.cut, running
         else:
@@ -78,7 +78,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
 
     async def Seen(self, request: pb.SeenRequest, context: Context) -> pb.SeenResponse:
         membership = self._node.membership
-        map_version = membership.lease.version if membership is not None else 0  # noted before it looks
+        map_version = membership.lease.version if membership is not None else 0  # recorded before the look-up
         answer = await _answered(self._node.read(_seen, self._store, request), context)
         answer.map_version = map_version
         return answer
@@ -96,7 +96,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
     async def Keep(self, requests: AsyncIterator[Received[pb.KeepRequest]], context: Context) -> pb.KeepResponse:
-        """A place among the writes of other nodes, and the deadlines of those."""
+        """Retain a version. It uses a slot and the deadlines of other nodes' writes."""
         try:
             with self._node.replica_streams.open("") as stream:
                 await self._keep(requests, stream)
@@ -105,7 +105,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
         return pb.KeepResponse()
 
     async def _keep(self, requests: AsyncIterator[Received[pb.KeepRequest]], stream: Stream) -> None:
-        """Raises LoaderError."""
+        """Receive and commit a version. Raises LoaderError."""
         read = self._node.read
         kept: KeptVersion | None = None
         left_bytes = 0
@@ -125,7 +125,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
             await read(_commit, kept)
         finally:
             if kept is not None:
-                await asyncio.shield(read(kept.abort))  # cancelled before it runs, it would never run
+                await asyncio.shield(read(kept.abort))  # if it were cancelled before it runs, it would never run
 
     async def Making(self, request: pb.MakingRequest, context: Context) -> pb.MakingResponse:
         asked = request.bucket_uuid, request.name, request.created_ns
@@ -140,7 +140,7 @@ async def _answered(answer: Awaitable[T], context: Context) -> T:
 
 
 def _require_all_drives(store: Store) -> None:
-    """What a drive has that is away no cut could see. Raises DriveFailed, Unsupported."""
+    """Raise DriveFailed or Unsupported if a cut would be incomplete: it could not see what a missing drive has."""
     if any(drive is None for drive in store.drives):
         raise DriveFailed("a drive of the node is missing; a snapshot needs all of them")
     if store.pool.moving:

@@ -1,4 +1,4 @@
-"""Snapshots service: snapshots of buckets, of a node on its own or of a cluster, at any of its nodes."""
+"""Snapshots service: snapshots of buckets, of a standalone node or of a cluster, at any of its nodes."""
 
 from __future__ import annotations
 

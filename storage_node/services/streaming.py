@@ -1,4 +1,4 @@
-"""Decorators of methods that carry objects: a place and deadlines for what their clients send and take."""
+"""Decorators for methods that transfer objects: a slot, and deadlines for what clients send and receive."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ S = TypeVar("S", bound=_HasNode)
 
 
 def _size_of(message: Any) -> int:
-    """Bytes of an answer, as far as they matter; a header is progress."""
+    """Return the payload bytes of a response; for a header, its encoded size, because it is progress as well."""
     data = getattr(message, "data", b"")
     return len(data) or message.ByteSize()
 
 
 def bounded(method: Callable[[S, Any, Any], Awaitable[R]]) -> Callable[[S, Any, Any], Awaitable[R]]:
-    """For a method with one request and one response that may take long."""
+    """Decorate a method with one request and one response that may take long."""
 
     @functools.wraps(method)
     async def call(self: S, request: Any, context: Any) -> R:
@@ -50,7 +50,7 @@ def bounded(method: Callable[[S, Any, Any], Awaitable[R]]) -> Callable[[S, Any, 
 def bounded_requests(
     method: Callable[[S, AsyncIterator[Any], Any], Awaitable[R]],
 ) -> Callable[[S, AsyncIterator[Any], Any], Awaitable[R]]:
-    """For a method with many requests and one response."""
+    """Decorate a method with many requests and one response."""
 
     @functools.wraps(method)
     async def call(self: S, requests: AsyncIterator[Any], context: Any) -> R:
@@ -67,10 +67,10 @@ def bounded_requests(
 def bounded_responses(
     *, deadline: bool, many_requests: bool = False
 ) -> Callable[[Callable[[S, Any, Any], AsyncIterator[Any]]], Callable[[S, Any, Any], Awaitable[None]]]:
-    """For a method, an asynchronous generator, with many responses.
+    """Decorate a method with many responses, which is an asynchronous generator.
 
-    Without a `deadline` its client may wait as long as it likes while nobody needs the place: nothing is held for it
-    between two messages.
+    Without a `deadline`, its client may pause as long as it likes while no other call needs the slot: nothing is held
+    for it between two messages.
     """
 
     def decorate(

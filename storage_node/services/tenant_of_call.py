@@ -1,4 +1,4 @@
-"""Tenant of a call, noted for whatever is done for it: tenants take turns at the threads that read from the drives."""
+"""Tenant of a call, recorded for all work on its behalf: tenants take turns on the threads that read from drives."""
 
 from __future__ import annotations
 
@@ -9,5 +9,6 @@ from storage_node.limits.turns import ASKING
 
 
 def note_tenant(details: grpc.HandlerCallDetails) -> None:
-    """Of the server that clients call, in a call's own task; a batch names its own tenant."""
+    """Record the tenant of a call. Runs on the server for clients, in the call's own task; a batch names its own
+    tenant."""
     ASKING.set(named_in(details.invocation_metadata))
