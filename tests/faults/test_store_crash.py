@@ -20,7 +20,7 @@ from storage_node.store.failpoints import POINTS, arm
 from storage_node.store.store import Store
 from tests.faults.crash_kit import CrashServer, Expected, Journal, State, content, state_of
 from tests.faults.test_drive_changes_crash import POINTS as POINTS_OF_DRIVES
-from tests.store.test_retained_crashes import POINTS as POINTS_OF_SNAPSHOTS
+from tests.store.drive.test_retained_crashes import POINTS as POINTS_OF_SNAPSHOTS
 
 KILLED = -signal.SIGKILL
 

@@ -17,9 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from node_kit import RawSession, batch_of, bucket_of, serving
 from prometheus_client.parser import text_string_to_metric_families
-from promql_kit import Series, check, exported, legend_labels
 
 import storage_node
 from ais_loader import ClusterOptions, Command, Entry, Stage, connect, errors
@@ -33,6 +31,8 @@ from storage_node.metrics.declarations import METRICS, PROCESS, markdown_table
 from storage_node.metrics.server import MAX_CONNECTIONS
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
+from tests.node.promql_kit import Series, check, exported, legend_labels
 from tests.peer_kit import operator_of
 
 ROOT = Path(storage_node.__file__).parent

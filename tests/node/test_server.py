@@ -11,7 +11,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from node_kit import RawSession, batch_of, bucket_of, serving
 
 from ais_loader import ClusterOptions, connect, errors
 from ais_loader.errors import StoreLocked
@@ -19,6 +18,7 @@ from ais_loader.testing import NodeProcess, eventually, seeded_bytes
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 
 MiB = 1 << 20
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_kit import BUCKET, assert_sound, contents, drive_of, file_of, put, store_at
 
 from ais_loader.errors import DriveFull, SourceChanged, SourceRefused, SourceUnreadable, StoreReadOnly
 from ais_loader.testing import seeded_bytes
@@ -21,6 +20,7 @@ from storage_node.promote.walk import GROUP_FILES, Wanted
 from storage_node.store.files import clone_or_copy as filling
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.store import Store
+from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, file_of, put, store_at
 
 LARGE = filling.FROM_BYTES + 12_345
 """Not read and written with others."""
