@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -22,68 +21,30 @@ import grpc
 import grpc.aio
 
 from ais_loader.errors import LoaderError
-from ais_loader.wire.generated import (
-    ais_batch_pb2,
-    ais_cluster_pb2_grpc,
-    ais_compose_pb2_grpc,
-    ais_contents_pb2_grpc,
-    ais_etl_pb2_grpc,
-    ais_objects_pb2_grpc,
-    ais_promote_pb2_grpc,
-    ais_replica_pb2_grpc,
-    ais_snapshot_copies_pb2_grpc,
-    ais_snapshots_pb2_grpc,
-)
+from ais_loader.wire.generated import ais_batch_pb2
+from storage_node.assembly import Addresses, Assembly, Part, start, stop
 from storage_node.batch.session import BatchService
-from storage_node.cluster.drives.manager import DriveManager
-from storage_node.cluster.map.confirmation import MapConfirmation
 from storage_node.cluster.map.open import open_membership
-from storage_node.cluster.map.sync import MapSync
-from storage_node.cluster.repair.repair import Repair
-from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.snapshots.node import NodeSnapshots
-from storage_node.context.caller import make_secret, read_secret
-from storage_node.context.channels import Channels
+from storage_node.context.caller import make_secret
 from storage_node.context.node import Node
-from storage_node.etl.http_side import HttpSide
-from storage_node.etl.local_etl import LocalEtl
-from storage_node.etl.registry.calls import TransformCalls
-from storage_node.etl.registry.registry import NodeRegistry
 from storage_node.etl.values import Transforms
 from storage_node.etl.worker.environments import Environments
 from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.lane.listener import LaneListener
 from storage_node.limits.descriptors import descriptor_limit, raise_descriptor_limit
 from storage_node.limits.streams import tenant_of
-from storage_node.limits.tasks import keep_going
 from storage_node.metrics.exporter import metrics_served, require_library
 from storage_node.promote.store_folders import of_store, require_apart
-from storage_node.services.access import ANYONE, INSIDE, Methods, Role
-from storage_node.services.cluster import ClusterService
-from storage_node.services.compose import ComposeService
-from storage_node.services.contents import ContentsReplicaService, ContentsService
-from storage_node.services.decoding import RequestReader
-from storage_node.services.drives import DriveService
+from storage_node.services.access import ANYONE, INSIDE, Role
 from storage_node.services.errors import abort
-from storage_node.services.etl import EtlPeerService, EtlService, PeerStates
-from storage_node.services.etl_jobs import jobs_of_node
-from storage_node.services.objects import BucketsService, NodeService, ObjectsService
-from storage_node.services.peer_check import PeerCheck
-from storage_node.services.promote import PromoteService
-from storage_node.services.repair import RepairService
-from storage_node.services.replica import ReplicaService
-from storage_node.services.snapshot_replicas import SnapshotCopiesService
-from storage_node.services.snapshots import SnapshotsService
 from storage_node.services.tenant_of_call import note_tenant
 from storage_node.settings.config import ServerConfig, require_secrets
-from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.identity import SECRET_FILE_NAME
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.store import Store
 
 VERSION = "0.1.0"
 START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 10.0
 TAKE_IN_TIMEOUT_S = 60.0
 log = logging.getLogger(__name__)
 
@@ -110,8 +71,6 @@ LANE_METHODS = ("Objects/Put", "Objects/PutMany")
 PEER_LANE_METHODS: tuple[str, ...] = ()
 """Those of the peer listener: lanes between nodes carry sessions, and no calls."""
 _GET_BATCH = "ais_loader.v1.GetBatch"
-_REAP_INTERVAL_S = 2.0
-_FOLLOW_S = 1.0
 
 
 class NodeServer:
@@ -235,131 +194,80 @@ class NodeServer:
             self._started.set()
 
     async def _serve(self) -> None:
+        """Run the node until `stop`. Parts start in order, and stop in the reverse order (`assembly`)."""
         assert self._store is not None
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         readers = ThreadPoolExecutor(self.config.read_threads, thread_name_prefix="ais-loader-read")
         openers = ThreadPoolExecutor(self.config.archive_threads, thread_name_prefix="ais-loader-archive")
         with readers, openers, ExitStack() as held:
             node = Node(self._store, self.config, readers, openers, self.membership)
-            self.batches = batches = BatchService(node)
-            confirmation = MapConfirmation(self.membership, self._acceptor_store, Channels(node.caller))
-            node.confirm_map = confirmation.require
-            methods = Methods(RequestReader(node.unread, self.config.message_timeout_s))
-            ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node), methods)
-            writes = WriteCoordinator(node, self.membership)
-            objects = ObjectsService(node, writes)
-            ais_objects_pb2_grpc.add_ObjectsServicer_to_server(objects, methods)
-            ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(node, writes, objects), methods)
-            promote = PromoteService(node, self.membership, writes)
-            ais_promote_pb2_grpc.add_PromoteServicer_to_server(promote, methods)
-            ais_contents_pb2_grpc.add_ContentsServicer_to_server(ContentsService(node, writes), methods)
-            ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), methods)
-            ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(batches, VERSION), methods)
-            check = PeerCheck(node, self.membership, lambda: self.peer_port, lambda: self.port)
-            cluster = ClusterService(
-                node, self.membership, self._acceptor_store, self._told_peer_endpoint, check.is_inside
+            assembly = Assembly(
+                node,
+                self.membership,
+                self._acceptor_store,
+                self._addresses(),
+                VERSION,
+                homes=list(map(Path, self._drives)),
+                transforms=self._transforms,
+                environments=self._environments,
             )
-            ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, methods)
-            ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(node), methods)
-            self.repair = repair = Repair(node, self.membership, writes, lambda: self.peer_endpoint)
-            ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), methods)
-            snapshots = NodeSnapshots(node, self.membership, writes, repair)
-            ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), methods)
-            copies = SnapshotCopiesService(node, writes.snapshot_barrier, snapshots.convergence, snapshots.snapshots)
-            ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, methods)
-            homes = list(map(Path, self._drives))
-            self.drives = drives = DriveManager(node, self.membership, self._acceptor_store, repair, homes)
-            config = self.config
-            drives.require_free = lambda folder: require_apart(config.promote_roots, [folder], config.etl_command_paths)
-            ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), methods)
-            etl = self._etl_of(node)
-            batches.resources.etl = etl
-            transforms = etl.transforms if self._transforms is None else self._transforms(node)
-            jobs = jobs_of_node(node, self.membership, writes, transforms, etl)
-            calls = TransformCalls(etl, self.membership.node_uuid, PeerStates(node, writes.channels))
-            ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, jobs, calls), methods)
-            ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(jobs, calls), methods)
-            repair.prepare()
-            carried = methods.of_lanes(LANE_METHODS, Role.CLIENT)
-            self.lanes = lanes = LaneListener(
-                batches, self.config.host, self.config.lane_port, MAX_MESSAGE_BYTES, carried
-            )
-            held.callback(lanes.close)
-            session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
-            methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-            server = grpc.aio.server(options=_options(self.config))
-            server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_tenant),))
-            carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
-            self.peer_lanes = peer_lanes = LaneListener(
-                batches, self.config.peer_host, self.config.peer_lane_port, MAX_MESSAGE_BYTES, carried
-            )
-            held.callback(peer_lanes.close)
-            # Of the peer listener alone, whose callers have been checked: a token of one lets nobody in at the other.
-            session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
-            methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-            peer_server = grpc.aio.server(options=_options(self.config), interceptors=(check,))
-            peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
-            self.port = _listen(server, self.config.host, self.config.port)
-            self.peer_port = self._listen_for_peers(peer_server)
-            by_opener = {"clients": lanes, "peers": peer_lanes}
-            served = metrics_served(batches, self.membership, VERSION, repair, drives, promote.metrics, by_opener)
-            self.metrics_port = held.enter_context(served)
+            self.batches, self.repair, self.drives = assembly.batches, assembly.repair, assembly.drives
+            parts = assembly.parts(self._listen(assembly, held))
+            await start(parts)
+            self._started.set()
+            await self._stopping.wait()
+            await stop(parts)
+
+    def _addresses(self) -> Addresses:
+        return Addresses(
+            lambda: self.port,
+            lambda: self.peer_port,
+            lambda: self.endpoint,
+            lambda: self.peer_endpoint,
+            lambda: self.peer_endpoint or f":{self.peer_port}",
+        )
+
+    def _listen(self, assembly: Assembly, held: ExitStack) -> Part:
+        """Bind the ports of clients, of peers, and of metrics. Nothing is accepted before the part starts.
+
+        Raises OSError. `held` closes what the part's stop does not.
+        """
+        config, batches, methods = self.config, assembly.batches, assembly.methods
+        carried = methods.of_lanes(LANE_METHODS, Role.CLIENT)
+        self.lanes = lanes = LaneListener(batches, config.host, config.lane_port, MAX_MESSAGE_BYTES, carried)
+        held.callback(lanes.close)
+        session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
+        methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
+        server = grpc.aio.server(options=_options(config))
+        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_tenant),))
+        carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
+        self.peer_lanes = peer_lanes = LaneListener(
+            batches, config.peer_host, config.peer_lane_port, MAX_MESSAGE_BYTES, carried
+        )
+        held.callback(peer_lanes.close)
+        # The peer listener has verified its callers; its tokens are valid for its own lanes only.
+        session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
+        methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
+        peer_server = grpc.aio.server(options=_options(config), interceptors=(assembly.check,))
+        peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
+        self.port = _bound(server, config.host, config.port)
+        self.peer_port = self._listen_for_peers(peer_server)
+        by_opener = {"clients": lanes, "peers": peer_lanes}
+        served = metrics_served(
+            batches, self.membership, VERSION, assembly.repair, assembly.drives, assembly.promote.metrics, by_opener
+        )
+        self.metrics_port = held.enter_context(served)
+
+        async def begin() -> None:
             await peer_server.start()
             await server.start()
             lanes.start()
             peer_lanes.start()
-            map_sync = MapSync(
-                node.learn, self.membership, self._acceptor_store, self.endpoint, self.peer_endpoint, node.caller
-            )
-            self._started.set()
-            beside = [
-                asyncio.create_task(keep_going("removing replaced files", lambda: self._reap(node))),
-                asyncio.create_task(keep_going("measuring the load", node.pressure.watch)),
-                asyncio.create_task(keep_going("ending what stands in others' way", batches.watch)),
-                asyncio.create_task(keep_going("following the cluster's map", map_sync.run)),
-                asyncio.create_task(keep_going("taking care of snapshots", snapshots.sweep.run)),
-                asyncio.create_task(keep_going("passing buckets through transforms", jobs.run)),
-                asyncio.create_task(keep_going("following the list of transforms", partial(_follow, etl))),
-            ]
-            repair.start()
-            drives.start()
-            await self._stopping.wait()
-            for task in beside:
-                task.cancel()
-            await asyncio.wait(beside, timeout=STOP_TIMEOUT_S)
-            await drives.stop()
-            await repair.stop()
-            batches.stop()
-            promote.stop()
-            listening = (server, peer_server, lanes, peer_lanes)
-            await asyncio.gather(*(one.stop(self._grace_s) for one in listening))
-            await etl.close()
-            await check.close()
-            await confirmation.close()
-            await batches.resources.peers.close()
-            await snapshots.close()
-            await writes.close()
-            await _finish_tasks()
-            promote.close()
 
-    def _etl_of(self, node: Node) -> LocalEtl:
-        """On the node's event loop."""
-        secret = read_secret(self.config.peer_secret_file)
-        drive = next(drive.root for drive in node.store.drives if drive is not None)
-        return LocalEtl(
-            node.store,
-            NodeRegistry(node, self.membership),
-            self.config,
-            drive,
-            node.read,
-            HttpSide(
-                host=self.config.etl_http_host,
-                port=self.config.etl_http_port,
-                advertise=self.config.etl_http_advertise,
-                peer_secret=secret,
-            ),
-            self._environments,
-        )
+        async def end() -> None:
+            await asyncio.gather(*(one.stop(self._grace_s) for one in (server, peer_server, lanes, peer_lanes)))
+
+        return Part(begin, end)
 
     def _listen_for_peers(self, server: grpc.aio.Server) -> int:
         """The port; where any will do, the one that others know. Raises OSError."""
@@ -367,12 +275,8 @@ class NodeServer:
         if not config.peer_port and not config.peer_advertise and view is not None and position is not None:
             port = view.nodes[position].peer_endpoint.rpartition(":")[2]
             with suppress(OSError):
-                return _listen(server, config.peer_host, int(port))
-        return _listen(server, config.peer_host, config.peer_port)
-
-    def _told_peer_endpoint(self) -> str:
-        """See GetMapResponse."""
-        return self.peer_endpoint or f":{self.peer_port}"
+                return _bound(server, config.peer_host, int(port))
+        return _bound(server, config.peer_host, config.peer_port)
 
     def _lane_handler(self, lanes: LaneListener, port: Callable[[], int]) -> grpc.RpcMethodHandler:
         """GetBatch/OpenLane, of who reaches this node by `port`."""
@@ -391,20 +295,6 @@ class NodeServer:
             response_serializer=ais_batch_pb2.OpenLaneResponse.SerializeToString,
         )
 
-    async def _reap(self, node: Node) -> None:
-        """Remove the files of replaced objects when their grace period is over, also when nobody writes any more."""
-        said: dict[Drive, str] = {}
-        while True:
-            await asyncio.sleep(_REAP_INTERVAL_S)
-            for drive in node.store.drives:
-                if drive is not None:
-                    try:
-                        await node.read(drive.reap)
-                    except LoaderError as error:
-                        if said.get(drive) != str(error):
-                            log.warning("%s: replaced objects keep their space for now: %s", drive.root, error)
-                        said[drive] = str(error)
-
 
 def _own_secret(store: Store) -> Path:
     """File with the secret that a node has made, now or before. Raises DriveFailed, DriveFull."""
@@ -417,29 +307,12 @@ def _own_secret(store: Store) -> Path:
     return path
 
 
-async def _follow(etl: LocalEtl) -> None:
-    """Close stages of transforms that were stopped, deleted or replaced by way of another node, prepare new ones."""
-    while True:
-        await asyncio.sleep(_FOLLOW_S)
-        etl.transforms.follow()
-        etl.transforms.prepare(etl.registry.all())
-
-
-async def _finish_tasks() -> None:
-    """Calls that outlived the grace period are cancelled by now: wait until they have let go of their files."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    if left:
-        await asyncio.wait(left, timeout=STOP_TIMEOUT_S)
-
-
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
     connections = min(config.max_connections, descriptor_limit() // 2)
     return [*_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)]
 
 
-def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
+def _bound(server: grpc.aio.Server, host: str, port: int) -> int:
     """The port. Raises OSError."""
     try:
         listening: int = server.add_insecure_port(f"{host}:{port}")

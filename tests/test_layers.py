@@ -77,6 +77,7 @@ storage_node.batch.session
 storage_node.lane
 storage_node.services
 storage_node.metrics
+storage_node.assembly
 storage_node.server
 storage_node.ops
 ais_loader

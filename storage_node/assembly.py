@@ -1,0 +1,269 @@
+"""Assembly of a node: its components, the calls that they serve, and the order in which they start and stop.
+
+`Assembly.parts` is one list in the order of the start; a node stops it from its end. A part may lack a start or a stop:
+most components work as soon as they exist, and only have to be closed. Nothing is served before `Listeners.start`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ais_loader.errors import LoaderError
+from ais_loader.wire.generated import (
+    ais_cluster_pb2_grpc,
+    ais_compose_pb2_grpc,
+    ais_contents_pb2_grpc,
+    ais_etl_pb2_grpc,
+    ais_objects_pb2_grpc,
+    ais_promote_pb2_grpc,
+    ais_replica_pb2_grpc,
+    ais_snapshot_copies_pb2_grpc,
+    ais_snapshots_pb2_grpc,
+)
+from storage_node.batch.session import BatchService
+from storage_node.cluster.drives.manager import DriveManager
+from storage_node.cluster.map.confirmation import MapConfirmation
+from storage_node.cluster.map.sync import MapSync
+from storage_node.cluster.repair.repair import Repair
+from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.cluster.snapshots.node import NodeSnapshots
+from storage_node.context.caller import read_secret
+from storage_node.context.channels import Channels
+from storage_node.etl.http_side import HttpSide
+from storage_node.etl.local_etl import LocalEtl
+from storage_node.etl.registry.calls import TransformCalls
+from storage_node.etl.registry.registry import NodeRegistry
+from storage_node.limits.tasks import keep_going
+from storage_node.promote.store_folders import require_apart
+from storage_node.services.access import Methods
+from storage_node.services.cluster import ClusterService
+from storage_node.services.compose import ComposeService
+from storage_node.services.contents import ContentsReplicaService, ContentsService
+from storage_node.services.decoding import RequestReader
+from storage_node.services.drives import DriveService
+from storage_node.services.etl import EtlPeerService, EtlService, PeerStates
+from storage_node.services.etl_jobs import jobs_of_node
+from storage_node.services.objects import BucketsService, NodeService, ObjectsService
+from storage_node.services.peer_check import PeerCheck
+from storage_node.services.promote import PromoteService
+from storage_node.services.repair import RepairService
+from storage_node.services.replica import ReplicaService
+from storage_node.services.snapshot_replicas import SnapshotCopiesService
+from storage_node.services.snapshots import SnapshotsService
+
+if TYPE_CHECKING:
+    from storage_node.cluster.consensus.acceptor_store import AcceptorStore
+    from storage_node.context.membership import Membership
+    from storage_node.context.node import Node
+    from storage_node.etl.values import Transforms
+    from storage_node.etl.worker.environments import Environments
+    from storage_node.store.drive.drive import Drive
+
+STOP_TIMEOUT_S = 10.0
+_REAP_INTERVAL_S = 2.0
+_FOLLOW_S = 1.0
+log = logging.getLogger(__name__)
+
+
+class Addresses(NamedTuple):
+    """Where a node listens, known once it does: functions, because components are made before."""
+
+    port: Callable[[], int]
+    peer_port: Callable[[], int]
+    endpoint: Callable[[], str]
+    """host:port by which clients reach the node; empty where that is unknown."""
+    peer_endpoint: Callable[[], str]
+    told_peer_endpoint: Callable[[], str]
+    """The endpoint, or the port alone; see GetMapResponse."""
+
+
+class Part(NamedTuple):
+    """A component of a node with its start and its stop; both may be missing, and may be coroutines."""
+
+    start: Callable[[], Awaitable[object] | object] | None = None
+    stop: Callable[[], Awaitable[object] | object] | None = None
+
+
+async def start(parts: Iterable[Part]) -> None:
+    for part in parts:
+        await _run(part.start)
+
+
+async def stop(parts: Sequence[Part]) -> None:
+    """Stop parts in the reverse order of their start."""
+    for part in reversed(parts):
+        await _run(part.stop)
+
+
+async def _run(step: Callable[[], Awaitable[object] | object] | None) -> None:
+    done = step() if step is not None else None
+    if isinstance(done, Awaitable):
+        await done
+
+
+class Assembly:
+    """The components of one node. Belongs to the node's event loop; made on it."""
+
+    def __init__(
+        self,
+        node: Node,
+        membership: Membership,
+        acceptor_store: AcceptorStore,
+        at: Addresses,
+        version: str,
+        *,
+        homes: Sequence[Path],
+        transforms: Callable[[Node], Transforms] | None = None,
+        environments: Environments | None = None,
+    ) -> None:
+        """
+        Args:
+            homes: folders of the drives with which the node was started.
+            transforms: what jobs pass objects through in place of the node's own transforms.
+            environments: where packages that transforms require can be installed.
+        """
+        config = node.config
+        self.batches = batches = BatchService(node)
+        self.confirmation = MapConfirmation(membership, acceptor_store, Channels(node.caller))
+        node.confirm_map = self.confirmation.require
+        self.methods = Methods(RequestReader(node.unread, config.message_timeout_s))
+        self.check = PeerCheck(node, membership, at.peer_port, at.port)
+        self.writes = writes = WriteCoordinator(node, membership)
+        self.promote = PromoteService(node, membership, writes)
+        self.repair = repair = Repair(node, membership, writes, at.peer_endpoint)
+        self.snapshots = NodeSnapshots(node, membership, writes, repair)
+        self.drives = DriveManager(node, membership, acceptor_store, repair, homes)
+        self.drives.require_free = lambda folder: require_apart(
+            config.promote_roots, [folder], config.etl_command_paths
+        )
+        self.etl = etl = _etl_of(node, membership, environments)
+        batches.resources.etl = etl
+        self.jobs = jobs_of_node(
+            node, membership, writes, etl.transforms if transforms is None else transforms(node), etl
+        )
+        self.calls = TransformCalls(etl, membership.node_uuid, PeerStates(node, writes.channels))
+        self.cluster = ClusterService(node, membership, acceptor_store, at.told_peer_endpoint, self.check.is_inside)
+        self._map_sync = lambda: MapSync(
+            node.learn, membership, acceptor_store, at.endpoint(), at.peer_endpoint(), node.caller
+        )
+        self._node = node
+        self._add_services(node, version)
+        repair.prepare()
+
+    def _add_services(self, node: Node, version: str) -> None:
+        """Register the calls of every component. The access table decides which listener serves them."""
+        methods, writes, snapshots = self.methods, self.writes, self.snapshots
+        objects = ObjectsService(node, writes)
+        copies = SnapshotCopiesService(node, writes.snapshot_barrier, snapshots.convergence, snapshots.snapshots)
+        ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node), methods)
+        ais_objects_pb2_grpc.add_ObjectsServicer_to_server(objects, methods)
+        ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(self.batches, version), methods)
+        ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(node, writes, objects), methods)
+        ais_promote_pb2_grpc.add_PromoteServicer_to_server(self.promote, methods)
+        ais_contents_pb2_grpc.add_ContentsServicer_to_server(ContentsService(node, writes), methods)
+        ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), methods)
+        ais_cluster_pb2_grpc.add_ClusterServicer_to_server(self.cluster, methods)
+        ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(self.drives), methods)
+        ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(node), methods)
+        ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(self.repair), methods)
+        ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), methods)
+        ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, methods)
+        ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, self.jobs, self.calls), methods)
+        ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(self.jobs, self.calls), methods)
+
+    def parts(self, listeners: Part) -> list[Part]:
+        """Return all parts in the order of their start; `listeners` are the open ports, which take part in it."""
+        background = _Background()
+        return [
+            Part(stop=self.promote.close),
+            Part(stop=_finish_tasks),
+            Part(stop=self.writes.close),
+            Part(stop=self.snapshots.close),
+            Part(stop=self.batches.resources.peers.close),
+            Part(stop=self.confirmation.close),
+            Part(stop=self.check.close),
+            Part(stop=self.etl.close),
+            listeners,
+            Part(stop=self.promote.stop),
+            Part(stop=self.batches.stop),
+            Part(self.repair.start, self.repair.stop),
+            Part(self.drives.start, self.drives.stop),
+            Part(lambda: background.start(self._endless()), background.stop),
+        ]
+
+    def _endless(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """Return what runs until the node stops, by a description for the log."""
+        return {
+            "removing replaced files": lambda: _reap(self._node),
+            "measuring the load": self._node.pressure.watch,
+            "ending what stands in others' way": self.batches.watch,
+            "following the cluster's map": self._map_sync().run,
+            "taking care of snapshots": self.snapshots.sweep.run,
+            "passing buckets through transforms": self.jobs.run,
+            "following the list of transforms": partial(_follow, self.etl),
+        }
+
+
+class _Background:
+    """Tasks that run until the node stops."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, endless: dict[str, Callable[[], Coroutine[Any, Any, None]]]) -> None:
+        self._tasks = [asyncio.create_task(keep_going(name, run)) for name, run in endless.items()]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks, timeout=STOP_TIMEOUT_S)
+
+
+def _etl_of(node: Node, membership: Membership, environments: Environments | None) -> LocalEtl:
+    config = node.config
+    http_side = HttpSide(
+        host=config.etl_http_host,
+        port=config.etl_http_port,
+        advertise=config.etl_http_advertise,
+        peer_secret=read_secret(config.peer_secret_file),
+    )
+    drive = next(drive.root for drive in node.store.drives if drive is not None)
+    registry = NodeRegistry(node, membership)
+    return LocalEtl(node.store, registry, config, drive, node.read, http_side, environments)
+
+
+async def _reap(node: Node) -> None:
+    """Remove the files of replaced objects after their grace period, even if no client writes any more."""
+    said: dict[Drive, str] = {}
+    while True:
+        await asyncio.sleep(_REAP_INTERVAL_S)
+        for drive in node.store.drives:
+            if drive is not None:
+                try:
+                    await node.read(drive.reap)
+                except LoaderError as error:
+                    if said.get(drive) != str(error):
+                        log.warning("%s: replaced objects keep their space for now: %s", drive.root, error)
+                    said[drive] = str(error)
+
+
+async def _follow(etl: LocalEtl) -> None:
+    """Close stages of transforms that another node has stopped, deleted or replaced; prepare new ones."""
+    while True:
+        await asyncio.sleep(_FOLLOW_S)
+        etl.transforms.follow()
+        etl.transforms.prepare(etl.registry.all())
+
+
+async def _finish_tasks() -> None:
+    """Cancel the calls that outlived the grace period, and wait until they have released their files."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=STOP_TIMEOUT_S)
