@@ -1,9 +1,8 @@
 """Fast path for a batch of a few small objects, or of a larger one from its file: frame and END in one message, on the
 event loop, without waiting.
 
-Only when everything is at hand: the catalog entries in the cache and the bytes in the page cache. Any other request,
-and anything that goes wrong, takes the ordinary way, which knows how to wait and how to fail. A batch spread over
-several nodes consists of such requests.
+It applies only if the catalog entries are in the cache and the bytes in the page cache. Any other request, and any
+error, takes the ordinary path, which can wait and fail. A batch spread over several nodes consists of such requests.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ from storage_node.store.read.frame_plan import FILE_FRAME_BYTES
 from storage_node.store.store import Store
 
 MAX_BYTES = 384 << 10
-"""Of one entry: a larger one leaves from its file sooner than it is copied and summed."""
+"""Maximum size of one entry: sending a larger one from its file is faster than copying and checksumming it."""
 MAX_BYTES_TOGETHER = 768 << 10
-"""Copying and summing more than this would hold up the other sessions."""
+"""Maximum total size: copying and checksumming more would delay other sessions."""
 MAX_ENTRIES = 64
-"""And so would opening more files. Up to here, about 320 µs, the event loop spends less on reading them itself than on
-a task and on handing the work to threads twice; of a batch of 128, each of two nodes has as many."""
+"""Maximum number of entries: opening more files would delay other sessions as well. Up to here, about 320 µs, reading
+on the event loop costs less than a task and two switches to a thread. In a batch of 128 over two nodes, each node has
+this many."""
 
 _LOOKED_AT = ("bucket", "name", "initial_credit_bytes", "local", "map_version")
 _NO_MATTER = (
@@ -44,7 +44,7 @@ _NO_MATTER = (
     "receiver_checks",
 )
 ANSWERED = frozenset((*_LOOKED_AT, *_NO_MATTER))
-"""The fields that a request answered here may have; one with any other takes the ordinary way."""
+"""Fields that a request answered here may have. One with any other field takes the ordinary path."""
 _WITH_TRANSFORM = ANSWERED.union(("transform", "transform_index"))
 _FIELDS_BESIDE_TRANSFORM = attrgetter(
     *(field.name for field in pb.BatchRequest.DESCRIPTOR.fields if field.name not in _WITH_TRANSFORM)
@@ -55,12 +55,13 @@ _OTHER_FIELDS = attrgetter(*(field.name for field in pb.BatchRequest.DESCRIPTOR.
 def answer_inline(
     store: Store, request: pb.BatchRequest, batch_id: int, membership: Membership | None = None
 ) -> tuple[bytes, int] | None:
-    """The whole answer as one serialized SessionResponse, and the objects' bytes; None if it takes more."""
+    """Return the whole response as one serialized SessionResponse, with the objects' size; None if the ordinary path is
+    needed."""
     bucket_uuid = _plain_bucket(store, request, membership)
     if bucket_uuid is None:
         return None
     files: list[CachedFile] = []
-    held: set[Drive] = set()  # a drive that is given up meanwhile closes its folders with the last who holds it
+    held: set[Drive] = set()  # keeps the folders of a drive open that is removed meanwhile
     size_bytes = 0
     for name in request.name:
         found = store.drive_set.cached(bucket_uuid, name)
@@ -80,8 +81,8 @@ def answer_inline(
 def answer_from_file(
     store: Store, request: pb.BatchRequest, batch_id: int, membership: Membership | None = None
 ) -> tuple[FileFrame, int] | None:
-    """As `answer_inline`, of one object that is too large for that: its bytes stay in the file until they are sent, and
-    whoever asked compares them. To be closed."""
+    """Like `answer_inline`, for one object that is too large for that: its bytes stay in the file until they are sent,
+    and the receiver verifies them. The caller closes the frame."""
     if len(request.name) != 1 or not request.receiver_checks:
         return None
     bucket_uuid = _plain_bucket(store, request, membership)
@@ -103,7 +104,7 @@ def answer_from_file(
 def answer_kept(
     store: Store, etl: LocalEtl, request: pb.BatchRequest, batch_id: int, membership: Membership | None = None
 ) -> tuple[bytes, int] | None:
-    """As `answer_inline`, of one object that passes through transforms, where the result is kept in memory."""
+    """Like `answer_inline`, for one object with transforms, if the result is cached in memory."""
     if (
         len(request.name) != 1
         or len(request.bucket) != 1
@@ -128,7 +129,7 @@ def answer_kept(
 
 
 def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int) -> bytes:
-    """Everything that stands before the objects' bytes, END included."""
+    """Return everything that precedes the objects' bytes, including END."""
     n = len(files)
     if n == 1:
         *_, size, checksum = files[0]
@@ -154,7 +155,7 @@ def _prefix(batch_id: int, files: list[CachedFile], size_bytes: int) -> bytes:
 
 
 def _plain_bucket(store: Store, request: pb.BatchRequest, membership: Membership | None) -> bytes | None:
-    """The bucket whose objects a request asks for, whole, if this node may answer it; None if there is more to it."""
+    """Return the bucket of a request for whole objects, if this node may answer it; None for any other request."""
     if (
         not 0 < len(request.name) <= MAX_ENTRIES
         or any(_OTHER_FIELDS(request))
@@ -163,7 +164,7 @@ def _plain_bucket(store: Store, request: pb.BatchRequest, membership: Membership
     ):
         return None
     bucket = store.record.current.buckets.get(request.bucket[0])
-    if bucket is None or store.replicas.stale.any:  # a copy here may be stale
+    if bucket is None or store.replicas.stale.any:  # a replica here may be stale
         return None
     if membership is not None and not _may_answer(membership, request):
         return None
@@ -171,8 +172,9 @@ def _plain_bucket(store: Store, request: pb.BatchRequest, membership: Membership
 
 
 def _may_answer(membership: Membership, request: pb.BatchRequest) -> bool:
-    """Whether the map gives this node a copy of every object, or says nothing of them; whoever asks this node alone
-    has looked that up, in a map that must not be older. What else lies here may have been left over, and be old."""
+    """Return whether the map places a replica of every object on this node, or does not know the bucket. A `local`
+    request was planned by the caller with such a map, which must not be older than this node's. Other objects on this
+    node may be left over from earlier maps and stale."""
     view = membership.view
     if view is None:
         return True

@@ -1,4 +1,4 @@
-"""Local batch: look-up, frames from this node's drives under the client's credit and the node's limits, END."""
+"""Local batch: look-up, frames from this node's drives under the client's credit and the node's limits, and END."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FILE_FRAME_BYTES, FrameSpan
 
 Message: TypeAlias = bytes | FileFrame | list[bytes | memoryview]
-"""A serialized SessionResponse: whole, with its payload still in files, or in parts."""
+"""A serialized SessionResponse: complete, with its payload still in files, or in parts."""
 
 _FEW_FILES = 8
-"""Opened on the event loop sooner than a thread is asked to, where those before them waited for no drive."""
+"""Up to this many files, opening them on the event loop is faster than on a thread, if the previous frame was cached.
+"""
 
 
 class LocalBatch:
@@ -41,7 +42,7 @@ class LocalBatch:
         *,
         sends_files: bool = False,
     ) -> None:
-        """`sends_files`: `send` takes FileFrames too."""
+        """`sends_files`: whether `send` accepts FileFrames."""
         self._resources = resources
         self._batch_id = batch_id
         self._request = request
@@ -51,10 +52,10 @@ class LocalBatch:
         self._place = place
         self._sends_files = sends_files and request.receiver_checks
         self._cached = False
-        """Whether the page cache had all of the last frame."""
+        """Whether the last frame came entirely from the page cache."""
 
     async def run(self) -> pb.End | None:
-        """Returns the END that is still to be sent; None when it went with the last frame.
+        """Return the END that is still to be sent; None if it was sent with the last frame.
 
         Raises LoaderError, Busy, Gone.
         """
@@ -77,7 +78,8 @@ class LocalBatch:
     async def _run_streaming(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
         resources = self._resources
         if self._sends_files:
-            # The second is on its way while the client has the first: a frame leaves while any credit is left.
+            # The second frame is sent while the client has the first, because a frame may be sent while any credit is
+            # left.
             batch.file_frame_bytes = min(FILE_FRAME_BYTES, self._request.initial_credit_bytes)
         sending: asyncio.Task[None] | None = None
         entries, ended = 0, False
@@ -109,7 +111,7 @@ class LocalBatch:
                 await asyncio.shield(sending)
         except BaseException:
             if sending is not None:
-                # A write that has begun cannot be taken back; its bytes are released when it ends.
+                # A write that has begun cannot be undone; its bytes are released when it ends.
                 sending.add_done_callback(retrieve)
             raise
         return None if ended else batch.end(entries)
@@ -121,7 +123,7 @@ class LocalBatch:
         self._resources.node.metrics.client_wait_s += clock_s() - began_s
 
     async def _message(self, batch: StoreBatch, span: FrameSpan) -> tuple[Message, bool]:
-        """As `_read`, or from files."""
+        """Like `_read`, or from files if possible."""
         if not self._sends_files:
             return await self._read(batch, span)
         message: Message

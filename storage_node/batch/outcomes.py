@@ -1,4 +1,4 @@
-"""Exceptions that end the work on a batch without an answer: the client is gone, or is sent away for now."""
+"""Exceptions that end a batch without a response: the client is gone, or must retry later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class Gone(Exception):
 
 
 class Busy(Exception):
-    """The batch has to be asked for again, later. `reason` is what the node counts it under."""
+    """The client must request the batch again later. `reason` is the label under which the node counts it."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)

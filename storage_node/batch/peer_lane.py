@@ -1,7 +1,7 @@
-"""Lane to another node, at the node that asks: whole messages in and out of a stream socket, on the event loop.
+"""Lane to another node, on the requesting side: complete messages in and out of a stream socket, on the event loop.
 
-No task waits at the socket, because an event loop does not wake who waits for a socket that was closed: its transport
-calls what is here, for bytes that have come and once for the end, whatever that was.
+No task waits on the socket, because an event loop does not wake tasks that wait for a closed socket. Instead, the
+transport calls this protocol, for received bytes and once for the end, whatever its reason.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ais_loader.wire.lane import FAILED, GREETING, HEADER, MAGIC, MAX_RESPONSE_B
 
 CONNECT_TIMEOUT_S = 1.0
 _HEADS_BYTES = 4 << 10
-"""Received at once where a message is about to begin: its header, and small ones whole."""
+"""Bytes received at once where a message may begin: its header, and small messages completely."""
 _UNTAKEN_MS = 20_000
 
 
 class PeerLane(asyncio.BufferedProtocol):
     """One connection. Belongs to the event loop.
 
-    `came` is called for each message, which it may keep, and `ended` once, with the reason, after the last of them;
-    both are set when the lane is open.
+    `came` is called for each message, which it may keep; `ended` is called once, with the reason, after the last
+    message. Both are set when the lane is open.
     """
 
     def __init__(self, token: bytes) -> None:
@@ -38,7 +38,7 @@ class PeerLane(asyncio.BufferedProtocol):
         self._heads = memoryview(bytearray(_HEADS_BYTES))
         self._heads_bytes = 0
         self._message: memoryview | None = None
-        """The one that is coming in, of `_kind`, as far as `_filled`."""
+        """The message being received, of kind `_kind`; `_filled` bytes of it have arrived."""
         self._filled = self._kind = 0
         self._why: Exception | None = None
         self.welcome: asyncio.Future[None] = loop.create_future()
@@ -47,11 +47,11 @@ class PeerLane(asyncio.BufferedProtocol):
         self.ended: Callable[[Exception], None] = lambda why: None
 
     def send(self, message: bytes) -> None:
-        """Never waits: what the node does not take at once leaves when it does."""
+        """Send a message. Never waits: what the socket does not accept at once is buffered."""
         self._transport.write(HEADER.pack(len(message), MESSAGE) + message)
 
     def abort(self) -> None:
-        """End it now, with whatever is under way; `closed` is done when nothing of it is left."""
+        """End the connection now, including messages in progress. `closed` is done when nothing of it is left."""
         self._transport.abort()
 
     # -- called by the transport
@@ -83,21 +83,21 @@ class PeerLane(asyncio.BufferedProtocol):
         why = self._why or error or ConnectionError(ended)
         if not self.welcome.done():
             self.welcome.set_exception(why)
-            self.welcome.exception()  # whoever opened it may have gone
+            self.welcome.exception()  # the opener may have been cancelled
         self.closed.set_result(None)
         self.ended(why)
 
     # -- receiving
 
     def _take_heads(self) -> None:
-        """The messages that have come; of the last one the beginning, if there is any."""
+        """Process the received messages, and begin the last one if it is incomplete."""
         at, heads = 0, self._heads[: self._heads_bytes]
         while len(heads) - at >= HEADER.size:
             size_bytes, kind = HEADER.unpack_from(heads, at)
             if size_bytes > MAX_RESPONSE_BYTES or kind not in (MESSAGE, FAILED, WELCOME):
                 raise FrameError(f"a header of kind {kind} that announces {size_bytes:,} bytes")
             at += HEADER.size
-            # Not a bytearray, which would be filled with zeros first.
+            # A bytearray would be filled with zeros first.
             self._message = np.empty(size_bytes, np.uint8).data
             self._kind, self._filled = kind, min(size_bytes, len(heads) - at)
             self._message[: self._filled] = heads[at : at + self._filled]
@@ -123,7 +123,7 @@ class PeerLane(asyncio.BufferedProtocol):
 
 
 async def open_lane(host: str, offer: pb.OpenLaneResponse) -> PeerLane:
-    """By a Unix socket where the node is on this machine, and by TCP at `host` otherwise.
+    """Open a lane: over a Unix socket if the node is on this machine, otherwise over TCP at `host`.
 
     Raises OSError, FrameError, TimeoutError.
     """
@@ -134,7 +134,7 @@ async def open_lane(host: str, offer: pb.OpenLaneResponse) -> PeerLane:
 
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
         try:
-            # The abstract name of a node on another machine, or in another network namespace, is nobody's here.
+            # The abstract name of a node on another machine, or in another network namespace, does not exist here.
             _, opened = await loop.create_unix_connection(lane, f"\0{offer.unix_name}")
         except OSError:
             transport, opened = await loop.create_connection(lane, host, offer.tcp_port)
@@ -148,7 +148,7 @@ async def open_lane(host: str, offer: pb.OpenLaneResponse) -> PeerLane:
 
 
 def _set_tcp_options(sock: Any) -> None:
-    """A node whose machine has gone without a word is found out: while nothing is due, and while it takes nothing."""
+    """Detect a node whose machine has disappeared, on an idle connection and while data is unacknowledged."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)

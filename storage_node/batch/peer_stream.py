@@ -1,4 +1,4 @@
-"""Sub-request to a peer: its frames as they come, checked, its credit, and the errors that it can end in."""
+"""Sub-request to a peer: verifies its frames as they arrive, manages its credit, and defines its errors."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
     from storage_node.batch.peers import Peer
 
 _LATE_S = 0.05
-"""A timer that rings later than this says that the process, or its machine, stood still."""
+"""A timer that fires later than this shows that the process, or its machine, was suspended."""
 
 
 class PeerError(Exception):
-    """A peer did not answer a sub-request as it should have. One string argument."""
+    """A peer did not answer a sub-request correctly. One string argument."""
 
 
 class PeerUnavailable(PeerError):
-    """No connection, or one that broke."""
+    """There is no connection, or it broke."""
 
 
 class PeerSilent(PeerError):
-    """Nothing came for the whole time-out, with credit left to send."""
+    """Nothing arrived for the whole time-out, although the peer had credit."""
 
 
 class PeerBusy(PeerError):
-    """It told us to come back until our patience was over."""
+    """The peer rejected the sub-request until the time-out was over."""
 
 
 class PeerAnswerWrong(PeerError):
-    """What it sent does not add up."""
+    """The peer's response failed verification."""
 
 
 class PeerRefused(PeerError):
-    """It cannot serve the sub-request as a whole; `kind` is END's."""
+    """The peer cannot serve the sub-request as a whole; `kind` is the error kind in its END."""
 
     def __init__(self, message: str, kind: str = "") -> None:
         super().__init__(message)
@@ -49,10 +49,10 @@ class PeerRefused(PeerError):
 
 
 class PeerStream:
-    """One sub-request under way: frames in the order of its entries, checked as they come.
+    """One sub-request in progress: frames in the order of its entries, verified as they arrive.
 
-    Its owner grants credit and takes frames; `cancel` when nobody wants the rest. Frames carry the indexes
-    0 .. n-1, so the request's first_index must be 0.
+    Its owner grants credit and takes frames, and calls `cancel` if the rest is not needed. Frames carry the indexes 0
+    .. n-1, so the request's first_index must be 0.
     """
 
     def __init__(self, peer: Peer, request: pb.BatchRequest, timeout_s: float) -> None:
@@ -61,7 +61,7 @@ class PeerStream:
         self._request = request
         self._timeout_s = timeout_s
         self.credit_bytes = request.initial_credit_bytes
-        """What the peer may still send; below 0 when its last frame was larger than what was left."""
+        """Bytes that the peer may still send; negative if its last frame was larger than the credit."""
         self._check = AnswerCheck(len(request.name), resume_offset=request.resume_offset)
         self._inbox: deque[Response | PeerError] = deque()
         self._changed = asyncio.Event()
@@ -75,7 +75,7 @@ class PeerStream:
 
     @property
     def wait_us(self) -> int:
-        """How long a read waits there before it begins, as its END said; 0 before."""
+        """Expected waiting time of a read on the peer, from its END; 0 before."""
         return 0 if self._end is None else self._end.wait_us
 
     def deliver(self, event: Response | PeerError) -> None:
@@ -83,24 +83,25 @@ class PeerStream:
         self._changed.set()
 
     def grant(self, size_bytes: int) -> None:
-        """Let the peer send more. The time of its silence begins anew when it could not send before."""
+        """Let the peer send more. Its silence is measured from now if it had no credit before."""
         if self._ended:
             return
         self.credit_bytes += size_bytes
-        self._request.initial_credit_bytes += size_bytes  # for the case that the batch has to be asked for again
+        self._request.initial_credit_bytes += size_bytes  # in case the sub-request is sent again
         credit = pb.Credit(payload_bytes=size_bytes)
         self._session.send(pb.SessionRequest(batch_id=self._batch_id, credit=credit))
         self._changed.set()
 
     def cancel(self) -> None:
-        """Abandon what has not come yet; harmless when it has ended."""
+        """Abandon what has not arrived. Harmless after the end."""
         if not self._ended:
             self._ended = True
             self._session.send(pb.SessionRequest(batch_id=self._batch_id, cancel=pb.Cancel()))
             self._session.forget(self._batch_id)
 
     async def next_frame(self) -> Frame | None:
-        """The next frame; None when the answer has been found whole. Raises PeerError; the answer is over then."""
+        """Return the next frame; None after the complete, verified response. Raises PeerError, after which the stream
+        has ended."""
         try:
             while self._end is None:
                 response = await self._next()
@@ -132,7 +133,7 @@ class PeerStream:
                 if self._changed.is_set():
                     continue
                 if not stood_still and time.monotonic() - began_s > self._timeout_s + _LATE_S:
-                    stood_still = True  # it was this process that did: what has come meanwhile lies unread
+                    stood_still = True  # this process was suspended: frames may have arrived unread
                     continue
                 self._session.give_up_if_silent(self._timeout_s)
                 raise PeerSilent(
@@ -157,7 +158,7 @@ class PeerStream:
         self._begin()
 
     def _rest(self) -> pb.BatchRequest:
-        """Of a peer that gave its place to others meanwhile: what has not come yet."""
+        """Return the request for what has not arrived, after the peer has ended the batch in favor of others."""
         rest = pb.BatchRequest()
         rest.CopyFrom(self._request)
         came = self._check.received - self._request.first_index

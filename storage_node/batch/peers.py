@@ -1,14 +1,14 @@
-"""Peer sessions: a pool of GetBatch sessions to the nodes that own the entries of the batches gathered here.
+"""Peer sessions: a pool of GetBatch sessions to the nodes that own the entries of batches gathered here.
 
 A node is a client of its peers, over the same GetBatch session that trainers use. One session per peer carries the
-sub-requests of all batches; it stays open between them and is given up when it has been idle for a while. Its reader
-never waits for anybody: what a peer may send is bounded by the credit of each stream, so none holds up another one.
+sub-requests of all batches; it stays open between them and is closed when it has been idle for a while. Its reader
+never waits: the credit of each stream bounds what a peer may send, so no stream delays another.
 
-A session begins by gRPC, at once. A lane is opened beside it, through gRPC, and what is asked from then on goes by
-that; where there is none, or it breaks, by gRPC again, and lanes are tried again after a while.
+A session starts over gRPC at once. A lane is opened beside it, through gRPC, and later sub-requests use the lane. If
+there is no lane or it breaks, gRPC is used again, and lanes are retried after a delay.
 
-A peer that fails is remembered as failing until it sends something, be it the answer to a probe: batches ask it last,
-and once that has lasted for the time-out they do not wait for it any more.
+A peer that fails counts as failing until it sends anything, even the response to a probe. Batches ask a failing peer
+last, and once it has been failing for the time-out, they do not wait for it any more.
 
 Everything here belongs to the node's event loop.
 """
@@ -44,9 +44,9 @@ log = logging.getLogger(__name__)
 _SESSION = "/ais_loader.v1.GetBatch/Session"
 _OPEN_LANE = "/ais_loader.v1.GetBatch/OpenLane"
 LANE_AGAIN = Backoff(1.0, 60.0, jitter=0.5)
-"""How long sessions go by gRPC after a lane could not be opened, or has broken."""
+"""Delay before another lane is tried, after one could not be opened or has broken."""
 _PROBE = Backoff(1.0, 1.0, jitter=0.5)
-"""A peer that has failed is asked for nothing, again and again after this time, until it answers or nobody cares."""
+"""Interval of probes (empty requests) to a peer that has failed, until it answers or no batch needs it any more."""
 _UNTIL_IT_ANSWERS = Backoff(math.inf, math.inf, jitter=0)
 _OPTIONS = with_changes(CHANNEL_OPTIONS, CONNECT_TIMEOUT)
 
@@ -55,9 +55,10 @@ class PeerPool:
     """Persistent sessions to peers, by endpoint.
 
     Args:
-        timeout_s: longest silence of a peer that may send; `transform_timeout_s`: of one that transforms first.
-        idle_s: a session without a stream is given up after this time.
-        caller: as whom the peers are called.
+        timeout_s: Maximum silence of a peer that may send.
+        transform_timeout_s: The same for a peer that runs transforms first.
+        idle_s: A session without a stream is closed after this time.
+        caller: Identity with which the peers are called.
     """
 
     def __init__(self, *, timeout_s: float, idle_s: float, caller: Caller, transform_timeout_s: float = 0.0) -> None:
@@ -74,14 +75,14 @@ class PeerPool:
 
     @property
     def open_lanes(self) -> int:
-        """How many of these sessions go by a lane. May be asked from any thread."""
+        """Number of these sessions that use a lane. May be read from any thread."""
         sessions = [peer.session for peer in list(self._peers.values())]
         return sum(isinstance(session, _LaneSession) and not session.broken for session in sessions)
 
     def open(self, endpoint: str, request: pb.BatchRequest) -> PeerStream:
-        """Send a sub-request; connects if need be. Never waits: whether anybody is there, the stream tells.
+        """Send a sub-request, connecting if needed. Never waits: the stream reports whether the peer is reachable.
 
-        Raises PeerUnavailable when it is known already that nobody is, or when the pool has been closed.
+        Raises PeerUnavailable if it is known to be unreachable, or if the pool has been closed.
         """
         failing_s = self.failing_s(endpoint)
         peer = self._peer(endpoint)
@@ -98,11 +99,11 @@ class PeerPool:
         return peer
 
     def failing_s(self, endpoint: str) -> float:
-        """For how long this peer has been failing, since it last sent anything; 0 when it is not."""
+        """Return how long this peer has been failing, since it last sent anything; 0 if it is not failing."""
         return self._suspects.failing_s(endpoint)
 
     def is_failing(self, endpoint: str) -> bool:
-        """Whether the last that happened with this peer was a failure. May be asked from any thread."""
+        """Return whether this peer's most recent event was a failure. May be called from any thread."""
         peer = self._peers.get(endpoint)
         if peer is None or endpoint not in self._suspects:
             return False
@@ -110,16 +111,17 @@ class PeerPool:
         return True
 
     def stands_still(self, endpoint: str) -> None:
-        """A peer was silent until another had answered in its place: it counts as failing until it sends anything."""
+        """Mark a peer as failing, until it sends anything, because it was silent until another node had answered in its
+        place."""
         if (peer := self._peers.get(endpoint)) is not None:
             peer.failed(PeerSilent(f"{endpoint} was silent while others answered"))
 
     async def newer_map(self, endpoint: str, known_version: int) -> cluster_pb.ClusterMap | None:
-        """The map that a peer has, if it is newer and the peer answers."""
+        """Return a peer's map if it is newer and the peer answers."""
         return await self._peer(endpoint).newer_map(known_version)
 
     async def close(self) -> None:
-        """End all sessions, for good. Streams that are still open see their peer as unavailable."""
+        """End all sessions permanently. Open streams see their peer as unavailable."""
         await asyncio.gather(*(peer.close() for peer in self._peers.values()))
 
 
@@ -132,7 +134,7 @@ class Peer:
         self.session: PeerSession | None = None
         self.last_error = ""
         self.wanted_at = 0.0
-        """When a batch last had a use for it."""
+        """Time at which a batch last needed it."""
         self._closed = False
         self._timeout_s = timeout_s
         self._idle_s = idle_s
@@ -142,13 +144,13 @@ class Peer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._probe: asyncio.Task[None] | None = None
         self._relieved: set[PeerSession] = set()
-        """Sessions by gRPC that end with their last stream: a lane has taken their place."""
+        """gRPC sessions that were replaced by a lane and end with their last stream."""
         self._opening: asyncio.Task[None] | None = None
         self._lane_failures = 0
         self._lane_not_before_s = 0.0
 
     def begin(self, stream: PeerStream, request: pb.BatchRequest) -> tuple[PeerSession, int]:
-        """Raises PeerUnavailable when this node is stopping."""
+        """Start a sub-request on the current session. Raises PeerUnavailable if this node is stopping."""
         channel = self._connected()
         if self.session is None or self.session.broken:
             self.session = _GrpcSession(self, channel.stream_stream(_SESSION))
@@ -156,7 +158,8 @@ class Peer:
         return self.session, self.session.begin(stream, request)
 
     def _look_for_lane(self, channel: Any) -> None:
-        """Nobody waits for it: it is opened beside the session that there is, and takes what comes after."""
+        """Start opening a lane, if there is none. It is opened beside the existing session and carries later
+        sub-requests."""
         if (
             isinstance(self.session, _LaneSession)
             or self._opening is not None
@@ -187,7 +190,7 @@ class Peer:
         if lane.closed.done():
             self._lane_failed()
             return
-        if self._closed or channel is not self._channel:  # given up meanwhile, as idle
+        if self._closed or channel is not self._channel:  # closed meanwhile because it was idle
             lane.abort()
             return
         before, self.session = self.session, _LaneSession(self, lane)
@@ -200,7 +203,8 @@ class Peer:
         self._lane_failures += 1
 
     def lane_broke(self, lasted_s: float) -> None:
-        """Sessions go by gRPC until one is opened again: at once where it had lasted, as when a node begins anew."""
+        """Use gRPC until another lane is open. If the lane had existed for long, as when a node restarts, another one
+        is tried at once."""
         if lasted_s >= LANE_AGAIN.longest_s:
             self._lane_failures = 0
         else:
@@ -224,7 +228,7 @@ class Peer:
             self.rest()
 
     def rest(self, session: PeerSession | None = None) -> None:
-        """Begin to count the time of idleness, if there is nothing to do. `session`: where a stream has ended."""
+        """Start the idle timer if nothing is in progress. `session`: the session on which a stream has ended."""
         if session is not None and session in self._relieved and not session.streams:
             self._relieved.discard(session)
             self._run(session.close())
@@ -292,7 +296,7 @@ async def _let_go(sessions: list[PeerSession], channel: Any) -> None:
 
 
 class PeerSession(ABC):
-    """One open session. It has broken once `broken` is set; its peer streams know by then."""
+    """One open session. When it breaks, `broken` is set and its streams are notified."""
 
     def __init__(self, peer: Peer) -> None:
         self.streams: dict[int, PeerStream] = {}
@@ -314,31 +318,32 @@ class PeerSession(ABC):
 
     @abstractmethod
     def _send(self, message: bytes) -> None:
-        """Never waits."""
+        """Send a message. Never waits."""
 
     @abstractmethod
     def _give_up(self) -> None:
-        """End it soon: as `_broke`."""
+        """End the session soon; `_broke` follows."""
 
     @abstractmethod
     async def close(self) -> None:
-        """End it, and return when nothing of it is left. Streams that are still open see their peer as unavailable."""
+        """End the session; return when nothing of it is left. Open streams see their peer as unavailable."""
 
     def forget(self, batch_id: int) -> None:
         if self.streams.pop(batch_id, None) is not None:
             self._peer.rest(self)
 
     def give_up_if_silent(self, timeout_s: float) -> None:
-        """After a stream has heard nothing for so long: when no stream has, a new connection may do better."""
+        """Called when a stream has received nothing for this time: if no stream has, end the session, because a new
+        connection may work."""
         if self.broken is None and time.monotonic() - self._heard_at >= timeout_s:
             self._give_up()
 
     def _came(self, message: bytes | memoryview) -> None:
-        """Raises FrameError."""
+        """Process a message. Raises FrameError."""
         self._peer.suspects.answered(self._peer.endpoint)
         self._heard_at = time.monotonic()
         response = decode_response(message)
-        if (stream := self.streams.get(response.batch_id)) is not None:  # else it was cancelled meanwhile
+        if (stream := self.streams.get(response.batch_id)) is not None:  # otherwise it was cancelled
             stream.deliver(response)
 
     def _broke(self, error: PeerError) -> None:
@@ -381,7 +386,7 @@ class _GrpcSession(PeerSession):
             error = PeerUnavailable(f"{endpoint}: {failure.details()}")
         except asyncio.CancelledError:
             error = PeerUnavailable(f"{endpoint}: the session was given up, as idle or as silent")
-        except grpc.aio.UsageError as failure:  # read() on a call that has been cancelled
+        except grpc.aio.UsageError as failure:  # read() on a cancelled call
             error = PeerUnavailable(f"{endpoint}: {failure}")
         self._outgoing.put_nowait(None)
         self._call.cancel()
@@ -411,7 +416,7 @@ class _LaneSession(PeerSession):
 
     def _ended(self, why: Exception) -> None:
         endpoint = self._peer.endpoint
-        if not self._begun:  # nobody has lost anything: the node may need the place
+        if not self._begun:  # nothing was lost: the node may need the slot
             self._closing = True
         if not self._closing or not self._begun:
             self._peer.lane_broke(time.monotonic() - self._opened_s)

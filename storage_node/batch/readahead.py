@@ -1,17 +1,17 @@
 """Page-cache read-ahead: a few threads announce to the kernel what batches will read next.
 
-A batch reads one frame after another, and not even that while its client has no room: left alone, a drive would have
-work for one frame at a time. The announcements give it a queue to work off meanwhile. A frame of many entries is one
-already, and is left to the reader, which announces some of it ahead itself (`store/_batch_read.h`); a large entry,
-which comes in pieces, is left to the kernel, which reads ahead in one file by itself. More of both was measured to cost
-more than it gains.
+A batch reads one frame after another, and pauses while its client has no room. Without announcements, a drive would
+have work for one frame at a time; with them, it has a queue. A frame of many entries is such a queue already and is
+left to the reader, which announces part of it ahead itself (`store/_batch_read.h`). A large entry, which comes in
+pieces, is left to the kernel, which reads ahead within one file by itself. Announcing more in either case was measured
+to cost more than it gains.
 
-Only what is not in the page cache is announced, and finding that out costs a few microseconds for every file. So it
-begins when a frame had to wait for a drive and ends when two frames in a row turn out to be cached: a node that serves
-from memory pays for one flag per frame.
+Only data that is not in the page cache is announced, and checking that costs a few microseconds per file. Therefore
+read-ahead starts when a frame had to wait for a drive, and stops when two frames in a row are cached. A node that
+serves from memory pays for one flag per frame.
 
-Bounded by bytes: those announced and not yet read are counted, of all batches together and of each. What is not
-announced because of that is read as it would have been.
+The bytes that are announced but not yet read are bounded, for all batches together and for each. What exceeds the bound
+is read without an announcement.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
 
 AHEAD_BYTES = 16 << 20
-"""Of one batch: enough for a drive's queue, and the page cache does not lose it again before it is read."""
+"""Limit for one batch: enough for a drive's queue, and small enough that the page cache keeps it until it is read."""
 MOST_ENTRIES = 32
-"""A frame of more than these is queue enough by itself."""
+"""A frame with more entries is a sufficient queue by itself."""
 _CACHED_IN_A_ROW = 2
 
 
 class Readahead:
-    """What all batches of a node share. Belongs to the node's event loop; its threads start when they are needed.
+    """Read-ahead state that all batches of a node share. Belongs to the node's event loop; its threads start on demand.
 
     Args:
-        limit_bytes: of page cache announced and not yet read; 0 announces nothing.
+        limit_bytes: Limit of page cache that is announced and not yet read; 0 disables announcements.
     """
 
     def __init__(self, limit_bytes: int, threads: int) -> None:
@@ -47,36 +47,36 @@ class Readahead:
         self._expecting = False  # guarded by _lock for changes, as the next two
         self._cached_in_a_row = 0
         self.announced_bytes = 0
-        """What was not in the page cache and has been asked of the drives, since the node began."""
+        """Bytes that were not in the page cache and were requested from the drives, since the node started."""
         self.waited_frames = 0
-        """Frames that had to wait for a drive all the same, or before it began."""
+        """Frames that had to wait for a drive despite read-ahead, or before it started."""
 
     def of(self, batch: StoreBatch) -> BatchAhead:
         return BatchAhead(self, batch)
 
     @property
     def expecting(self) -> bool:
-        """Whether what is read next is likely to have to come from a drive."""
+        """Whether the next reads are likely to need a drive."""
         return self._expecting
 
     def expect(self) -> None:
-        """A frame had to wait for a drive."""
+        """Note that a frame had to wait for a drive."""
         if self.memory.limit_bytes:
             with self._lock:
                 self._expecting, self._cached_in_a_row = True, 0
 
     def submit(self, batch: StoreBatch, span: FrameSpan) -> Future[None] | None:
-        """Have a frame announced; None when the node stops."""
+        """Have a frame announced; None if the node is stopping."""
         with contextlib.suppress(RuntimeError):
             return self._workers.submit(self._announce, batch, span)
         return None
 
     def _announce(self, batch: StoreBatch, span: FrameSpan) -> None:
-        """On a thread of its own."""
+        """Announce a frame. Runs on a thread of the pool."""
         self.found(batch.announce(span))
 
     def found(self, found_bytes: int) -> None:
-        """So many bytes of a frame were not in the page cache."""
+        """Record how many bytes of a frame were not in the page cache."""
         with self._lock:
             self.announced_bytes += found_bytes
             self._cached_in_a_row = 0 if found_bytes else self._cached_in_a_row + 1
@@ -84,12 +84,12 @@ class Readahead:
                 self._expecting = False
 
     def close(self) -> None:
-        """Announce nothing any more. Does not wait: what has begun takes milliseconds."""
+        """Stop announcing. Does not wait: an announcement in progress takes milliseconds."""
         self._workers.shutdown(wait=False, cancel_futures=True)
 
 
 class BatchAhead:
-    """What is announced of one batch. `close` when it has ended."""
+    """Announcements of one batch. `close` it at the end."""
 
     def __init__(self, readahead: Readahead, batch: StoreBatch) -> None:
         self._readahead = readahead
@@ -97,14 +97,14 @@ class BatchAhead:
         self._reading: FrameSpan | None = None
         self._coming: Iterator[FrameSpan] | None = None
         self._next: FrameSpan | None = None
-        """Of those to come, the one that there was no room for."""
+        """The next planned frame, for which there was no room."""
         self._announced: deque[tuple[FrameSpan, Future[None]]] = deque()
         self._held_bytes = 0
         self._overtaken = False
-        """Whether the frame being read was to be announced, and no thread had come to it."""
+        """Whether the frame being read was queued for an announcement that no thread had started."""
 
     def reading(self, span: FrameSpan) -> None:
-        """This frame is read next; announce what comes after it, if that is of use."""
+        """Note that this frame is read next; announce what comes after it, if that is useful."""
         self._note_waiting()
         self._reading = span
         while self._announced and _place(self._announced[0][0]) <= _place(span):
@@ -118,7 +118,7 @@ class BatchAhead:
             if _is_worth_it(self._reading):
                 self._readahead.expect()
         elif self._overtaken:
-            self._readahead.found(0)  # or else it would have had to wait
+            self._readahead.found(0)  # otherwise it would have had to wait
         self._overtaken = False
 
     def _advance(self, reading: FrameSpan) -> None:
@@ -144,7 +144,7 @@ class BatchAhead:
             self._announced.append((span, work))
 
     def _release(self) -> bool:
-        """Whether it had not begun: too late to be of use."""
+        """Release the oldest announcement. Returns whether it had not started, and so came too late."""
         span, work = self._announced.popleft()
         self._held_bytes -= span.payload_bytes
         self._readahead.memory.release(span.payload_bytes)

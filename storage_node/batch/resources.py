@@ -1,4 +1,4 @@
-"""Shared resources of a node's batches: budgets of memory, turns of tenants, read-ahead, sessions to peers."""
+"""Shared resources of a node's batches: memory budgets, tenants' turns, read-ahead, sessions to peers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from storage_node.limits.places import Place, Places
 from storage_node.store.read.batch import StoreBatch
 
 _PARTS_PER_BATCH = 16
-"""As many nodes may each send a part for every batch that this node may serve."""
+"""Number of nodes that may each request a part for every batch that this node may serve."""
 
 
 class BatchResources:
-    """What all batches of a node draw on. Belongs to the node's event loop."""
+    """Resources that all batches of a node share. Belongs to the node's event loop."""
 
     def __init__(self, node: Node) -> None:
         config = node.config
         self.node = node
         self.budget = MemoryBudget(config.memory_bytes)
-        # Apart from the frames on their way: an answer that was collected waits for its client as long as it takes.
+        # Separate from frames being sent, because a collected response stays in memory as long as its client takes.
         self.buffered = MemoryBudget(config.max_buffered_bytes)
         self.peers = PeerPool(
             timeout_s=config.peer_timeout_s,
@@ -42,26 +42,26 @@ class BatchResources:
             transform_timeout_s=config.etl_timeout_s,
         )
         self.assembly = MemoryBudget(config.assembly_bytes)
-        """What peers have sent or may send."""
+        """Budget for bytes that peers have sent or may send."""
         self.hedging = Hedging(config.hedge_budget)
         self.loads: NodeLoads[str] = NodeLoads()
-        """Of the other nodes, by their endpoints, as far as batches that are gathered here see them."""
+        """Loads of the other nodes, by endpoint, as observed by batches that are gathered here."""
         self.batches_assembled = 0
         self.peer_wait_s = 0.0
-        """Batches that could not go on before a peer had sent what was due."""
+        """Total time that batches waited for a peer to send the entry that was due."""
         self.recoveries = 0
-        """Entries asked again, of another holder."""
+        """Number of entries that were requested again from another holder."""
         self.soft_errors = 0
-        """Entries of assembled batches that failed in their place."""
+        """Number of entries of gathered batches that failed without ending the batch."""
         self.batches = Places(config.max_active_batches, config.still_s, config.tenant_weights)
         self.parts = Places(config.max_active_batches * _PARTS_PER_BATCH, config.still_s, config.tenant_weights)
-        """Answers that were asked of this node's own drives alone."""
+        """Slots of requests for entries on this node's own drives only."""
         self.requests = MemoryBudget(config.max_request_bytes)
         self._request_bytes: dict[Place, int] = {}
         self._answer_bytes: dict[Place, int] = {}
-        """Of answers that are collected before they are sent."""
+        """Sizes of responses that are collected before they are sent."""
         self.etl: LocalEtl | None = None
-        """Without it no entry is transformed."""
+        """None if this node runs no transforms."""
         self.slots = FairSlots(self.budget, config.tenant_weights, config.read_threads + 1)
         self.readahead = Readahead(config.readahead_bytes, config.readahead_threads)
 
@@ -79,10 +79,10 @@ class BatchResources:
 
     @contextlib.contextmanager
     def admit(self, request: pb.BatchRequest, evict: Callable[[], None]) -> Iterator[Place]:
-        """Count a batch while it is being served. Raises Busy when there are too many.
+        """Count a batch while it is being served. Raises Busy if there are too many.
 
-        Parts of a batch, which wait for no other node, are counted apart: nodes whose batches wait for each other's
-        parts would otherwise turn them away for ever. `evict`: see `Place`.
+        Parts of a batch, which wait for no other node, are counted separately. Otherwise nodes whose batches wait for
+        each other's parts would reject these forever. `evict`: see `Place`.
         """
         if self.node.pressure.memory_is_critical():
             raise Busy(f"{self.node.pressure.resident_bytes:,} bytes of memory are in use", "memory")
@@ -105,9 +105,9 @@ class BatchResources:
             self.requests.release(size_bytes)
 
     def collect(self, size_bytes: int, place: Place) -> None:
-        """Hold so much more of an answer that is collected before it is sent. Raises Busy.
+        """Account for more bytes of a response that is collected before it is sent. Raises Busy.
 
-        Whoever comes back finds room where clients have not taken, for too long, what was collected for them.
+        If there is no room, responses that clients have not read for too long are evicted, so that a retry succeeds.
         """
         if not self.buffered.acquire_now(size_bytes):
             _make_room(self.batches, self._answer_bytes, size_bytes)
@@ -116,7 +116,7 @@ class BatchResources:
         self._answer_bytes[place] = self._answer_bytes.get(place, 0) + size_bytes
 
     def uncollect(self, size_bytes: int, place: Place) -> None:
-        """Give back what has been sent, or never will be."""
+        """Release bytes that have been sent or will not be sent."""
         self.buffered.release(size_bytes)
         left_bytes = self._answer_bytes.pop(place, 0) - size_bytes
         if left_bytes > 0:
@@ -131,13 +131,13 @@ class BatchResources:
             self.node.metrics.throttle_s[cause] += clock_s() - began_s
 
     async def transformed(self, request: pb.BatchRequest) -> TransformedRun:
-        """The entries of a request that asks for transforms. To be closed. Raises InvalidRequest, Unsupported."""
+        """Return the entries of a request with transforms. The caller closes it. Raises InvalidRequest, Unsupported."""
         if self.etl is None:
             raise Unsupported("this node runs no transforms")
         return await self.etl.run(request)
 
     async def throttle(self) -> None:
-        """Pause, before a batch's next frame, while the node has more to do than it can. Nothing may be held."""
+        """Pause before a batch's next frame while the node is overloaded. The caller must hold nothing meanwhile."""
         pause_s, cause = self.node.pressure.pause()
         if pause_s:
             await asyncio.sleep(pause_s)
@@ -145,7 +145,7 @@ class BatchResources:
 
 
 async def look_up(resources: BatchResources, tenant: str, request: pb.BatchRequest) -> StoreBatch:
-    """The entries of a request. Raises InvalidRequest when its columns do not fit together."""
+    """Look up the entries of a request. Raises InvalidRequest if its columns are inconsistent."""
     node = resources.node
     if request.member:
         return await node.open_archives(tenant, StoreBatch, node.store, request)
@@ -153,7 +153,7 @@ async def look_up(resources: BatchResources, tenant: str, request: pb.BatchReque
 
 
 def _make_room(places: Places, held_bytes: dict[Place, int], size_bytes: int) -> None:
-    """Take places back until so much will be free, when their batches have ended."""
+    """Evict slots until `size_bytes` will be free, once their batches have ended."""
     freed_bytes = 0
     while freed_bytes < size_bytes and (place := places.reclaim(held_bytes.__contains__)) is not None:
         freed_bytes += held_bytes.pop(place)

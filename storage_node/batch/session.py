@@ -1,8 +1,7 @@
 """GetBatch session: many batches on one stream, each with its own credit, cancellation and end.
 
-A batch is a task on the node's event loop; its reads run on the reader threads, and while one frame is on its way to
-the network the next is being read. Frames of one batch leave in request order; batches interleave. An idle session
-costs no thread.
+A batch is a task on the node's event loop. Its reads run on the reader threads, and while one frame is being sent, the
+next is being read. Frames of one batch are sent in request order; batches interleave. An idle session costs no thread.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ T = TypeVar("T")
 
 
 MAX_TENANT = 128
-"""Characters of a tenant's name."""
+"""Maximum length of a tenant's name, in characters."""
 _LOOK_S = 0.5
-"""How often those who wait for memory are seen to."""
+"""Interval at which sessions that block others' memory are ended."""
 
 
 class Outgoing(Protocol):
-    """The half of a gRPC stream that a session writes to."""
+    """Sending half of a gRPC stream."""
 
     async def write(self, message: bytes) -> None: ...
 
 
 class OutgoingLane(Outgoing, Protocol):
-    """That of a lane, whose payloads may lie apart, and come from files."""
+    """Sending half of a lane, which accepts payloads in parts and from files."""
 
     async def write_parts(self, parts: Sequence[bytes | memoryview]) -> None: ...
 
@@ -55,7 +54,7 @@ class OutgoingLane(Outgoing, Protocol):
 
 
 class BatchService:
-    """The sessions of a node, and what they share. Belongs to the node's event loop."""
+    """Sessions of a node and their shared resources. Belongs to the node's event loop."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -63,24 +62,24 @@ class BatchService:
         self.stopping = False
         self._sessions: set[_Session] = set()
         self.places = Places(node.config.max_sessions, node.config.still_s, node.config.tenant_weights)
-        """Of sessions, which stand still while their clients ask for nothing."""
+        """Slots of sessions. A session is idle while its client requests nothing."""
 
     @property
     def open_sessions(self) -> int:
         return len(self._sessions)
 
     def stop(self) -> None:
-        """Take no further batch; each session ends with the last one that it has begun, an idle one now."""
+        """Accept no further batch. Each session ends with its last running batch, an idle one at once."""
         self.stopping = True
         self.resources.readahead.close()
         for session in self._sessions:
             session.stop_if_idle()
 
     async def watch(self) -> None:
-        """End what stands still while others need its memory; until cancelled.
+        """End idle sessions and calls while others need their memory. Runs until cancelled.
 
-        Sessions hold the memory of frames that nobody takes. While the process is short of memory, every call that
-        stands still gives way: gRPC may hold a large part of its next message, which cannot be seen from here.
+        Sessions hold the memory of frames that their clients do not read. While the process is short of memory, every
+        idle call is evicted: gRPC may hold a large part of its next message, which cannot be measured here.
         """
         node, resources, still_s = self.node, self.resources, self.node.config.still_s
         held = (node.unread, node.streams.places, self.places, resources.batches, resources.parts)
@@ -102,10 +101,10 @@ class BatchService:
         *,
         sends_files: bool = False,
     ) -> None:
-        """One session, until the client ends it or its connection breaks; nothing of it is left afterwards.
+        """Serve one session until the client ends it or its connection breaks. Nothing of it remains afterwards.
 
-        `tenant`: whose client it is; its batches may be for others. `lane`: the stream, if it is one, and whether it
-        `sends_files`.
+        `tenant`: tenant of the client; its batches may name others. `lane`: the stream, if it is a lane. `sends_files`:
+        whether the lane sends from files.
         """
         session = _Session(self, stream, lane, sends_files=sends_files)
         place = self.places.take(tenant, session.end_idle)
@@ -141,11 +140,12 @@ class _Session:
         self._stuck: Overloaded | None = None
 
     def stuck_s(self) -> float:
-        """For how long its client has not taken the message that is being sent; 0 while none is."""
+        """Return how long the client has not read the message that is being sent; 0 if none is."""
         return time.monotonic() - self._writing_since_s if self._writer is not None else 0.0
 
     def end_stuck(self, still_s: float) -> None:
-        """End the session of a client that takes nothing: what it holds is needed. It may come back at once."""
+        """End the session of a client that reads nothing, because its memory is needed. The client may reconnect at
+        once."""
         self._end(
             Overloaded(f"nothing was read from this session for {still_s:g} s (still_s) while others waited for memory")
         )
@@ -158,7 +158,8 @@ class _Session:
                 task.cancel()
 
     async def run(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
-        """Until the client has ended the session and has all answers. Raises InvalidRequest for nonsense."""
+        """Serve until the client has ended the session and has all responses. Raises InvalidRequest for invalid
+        messages."""
         self._reading = asyncio.create_task(self._take_all(requests), name="session")
         if self._service.stopping:
             self.stop_if_idle()
@@ -169,18 +170,18 @@ class _Session:
             await asyncio.wait([task for task, _ in self._batches.values()])
         if self._stuck is not None:
             raise self._stuck
-        async with self._write_lock:  # what a cancelled batch had begun to write is on its way
+        async with self._write_lock:  # a cancelled batch may still be writing its last message
             pass
 
     def end_idle(self) -> None:
-        """End a session that has been used the least lately: another one needs its place."""
+        """End this session, the least recently used one, because another one needs its slot."""
         if self._batches:
             self._end(Overloaded("no place among the sessions of this node (max_sessions): open another one"))
         elif self._reading is not None:
             self._reading.cancel()
 
     def stop_if_idle(self) -> None:
-        """End the session of a node that stops. One with batches goes on reading: they need their credit."""
+        """End the session when the node stops. One with batches continues to read, because they need their credit."""
         if self._reading is not None and not self._batches and not self._answering:
             self._reading.cancel()
 
@@ -197,7 +198,7 @@ class _Session:
             began_s = clock_s()
             answer = self._answer_small(batch_id, request.request)
             if answer is not None:
-                # Waits while the client does not read: it will not be asking for more then, either.
+                # Waits while the client does not read; such a client will not request more either.
                 self._answering = True
                 try:
                     await self._send(answer[0])
@@ -214,7 +215,7 @@ class _Session:
             self._batches[batch_id] = (task, credit)
             task.add_done_callback(retrieve)
             task.add_done_callback(lambda _: self._forget(batch_id))
-        elif (batch := self._batches.get(batch_id)) is not None:  # else it has ended, and this crossed its END
+        elif (batch := self._batches.get(batch_id)) is not None:  # else this message crossed its END
             if event == "credit":
                 self.place.moved(request.credit.payload_bytes)
                 batch[1].add(request.credit.payload_bytes)
@@ -222,8 +223,9 @@ class _Session:
                 batch[0].cancel()
 
     def _answer_small(self, batch_id: int, request: pb.BatchRequest) -> tuple[Message, int] | None:
-        """See `small`. Not past others whose turn it is, nor while batches are rejected: those go the ordinary way, and
-        so does more than one entry while tenants share the node, or while its memory is spent."""
+        """Answer a request on the fast path; None if it must take the ordinary path. That is the case if it would
+        overtake other tenants' turns, while batches are rejected, and for more than one entry while tenants share the
+        node or its memory is exhausted."""
         service, tenant = self._service, request.tenant
         if not service.resources.slots.may_pass(tenant) or service.node.pressure.memory_is_critical():
             return None
@@ -260,7 +262,8 @@ class _Session:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send(self, message: Message) -> None:
-        """Must not be cancelled while the session lives: gRPC would still be writing when the next write begins."""
+        """Send a message. Must not be cancelled while the session lives: gRPC would still be writing when the next
+        write begins."""
         async with self._write_lock:
             if self._stuck is not None:
                 raise Gone
@@ -278,7 +281,7 @@ class _Session:
                 else:
                     assert self._lane is not None
                     await self._lane.write_file(message)
-            except Exception as error:  # whatever gRPC raises when a call has ended: nobody is there to be told
+            except Exception as error:  # any error that gRPC raises after the end of a call; nothing more can be sent
                 raise Gone from error
             finally:
                 self._writer = None
@@ -329,7 +332,7 @@ class _Session:
             response.end.CopyFrom(_refused(error.kind, str(error)))
         except TimeoutError:
             response.end.CopyFrom(_refused("timeout", f"not done in {request.deadline_ms} ms"))
-        except Exception:  # the boundary of a task: one batch's defect must not end its neighbours
+        except Exception:  # boundary of a task: a bug in one batch must not end the others
             log.exception("batch %d failed", batch_id)
             response.end.CopyFrom(_refused("internal", "internal error, see the node's log"))
         if response.end.outcome == pb.End.REFUSED:
@@ -344,7 +347,8 @@ class _Session:
     async def _run_for(
         self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally, place: Place
     ) -> LocalBatch | AssembledBatch | TransformedBatch:
-        """From this node's own drives, or gathered, where other nodes may have something of it."""
+        """Return the run of a batch: from this node's own drives, or gathered if other nodes may have some of its
+        entries."""
         service = self._service
         if request.first_index + len(request.name) > 1 << 32:
             raise InvalidRequest(f"first_index={request.first_index}: indexes have 32 bits")

@@ -1,8 +1,7 @@
 """Transformed batch: frames of entries that pass through transforms, under the client's credit and the node's turns.
 
-Beside `LocalBatch`, which answers what is sent as it is stored: there all sizes are known before anything is read. Here
-a frame is charged when it is there. What a tenant pays for is the time that workers spend, which is counted where they
-are.
+In a `LocalBatch`, all sizes are known before anything is read. Here, a frame is charged when it is complete. A tenant
+is charged for the workers' time, which is accounted by the transforms.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class TransformedBatch:
         self._credit, self._send, self._tally, self._place = credit, send, tally, place
 
     async def run(self) -> pb.End:
-        """Returns the END that is still to be sent. Raises LoaderError, Busy, Gone."""
+        """Return the END that is still to be sent. Raises LoaderError, Busy, Gone."""
         membership = self._resources.node.membership
         view = membership.view if membership is not None else None
         if self._request.local and view is not None and 0 < self._request.map_version < view.version:
@@ -64,7 +63,7 @@ class TransformedBatch:
             await run.close()
 
     async def _next(self, waiting: Awaitable[Frame | None]) -> Frame | None:
-        with self._place.waiting():  # a transform takes its time: nobody else has a use for this place meanwhile
+        with self._place.waiting():  # a transform takes time: meanwhile the slot must not count as idle
             return await waiting
 
     def _collect(self, held: list[Frame], frame: Frame) -> None:

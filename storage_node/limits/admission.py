@@ -1,4 +1,4 @@
-"""Credit of a batch: what its client is ready to hold. Used from the node's event loop only."""
+"""Credit of a batch: the payload bytes that its client is ready to hold. Used only from the node's event loop."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 
 
 class Credit:
-    """Bytes that one batch's client is ready to hold. A frame may go while any credit is left, so it can overdraw by
-    one frame: otherwise an entry larger than the window could never be sent."""
+    """Bytes that one batch's client is ready to hold. A frame may be sent while any credit is left, so the credit can
+    be overdrawn by one frame: otherwise an entry larger than the window could never be sent."""
 
     def __init__(self, initial_bytes: int) -> None:
         self._available = initial_bytes

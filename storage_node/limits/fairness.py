@@ -1,11 +1,11 @@
 """Fair queueing: tenants share a node by weight, however many sessions and batches each of them has.
 
-Start-time fair queueing (Goyal, Vin, Cheng, 1996): what a tenant has been given moves its clock on by bytes ÷ weight,
-and of those that wait the one whose clock is furthest behind comes next. A tenant that has nothing to ask for saves
-nothing up: when it comes back its clock is that of the one served last, so the share of the idle goes to the others.
+The algorithm is start-time fair queueing (Goyal, Vin, Cheng, 1996). Every served item advances its tenant's clock by
+bytes / weight, and the waiting tenant with the lowest clock is served next. An idle tenant saves nothing up: when it
+returns, its clock is set to that of the item served last, so the share of idle tenants goes to the others.
 
-`FairQueue` is that order alone, without time or waiting; `FairSlots` has frames wait in it for one of a few slots, and
-for the memory that they need. Both belong to the node's event loop.
+`FairQueue` implements only that order, without time or waiting. `FairSlots` makes frames wait in it for one of a few
+slots and for the memory that they need. Both belong to the node's event loop.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from storage_node.limits.memory_budget import MemoryBudget
 T = TypeVar("T")
 
 MIN_COST_BYTES = 4 << 10
-"""What a frame costs at least: empty ones are not free, or a tenant of nothing but these would go before all others."""
+"""Minimum cost of a frame. If empty frames were free, a tenant that sends only these would precede all others."""
 ALONE_SLOTS = 64
-"""Frames at once while a single tenant asks: no limit to it, but few enough for the next one to get its turn soon."""
+"""Number of slots while a single tenant is active: no limitation in practice, but few enough that another tenant gets
+its turn soon."""
 CROWD_S = 1.0
-"""Tenants share the node for this time after two of them have asked: between two batches one asks for nothing."""
+"""Time for which tenants share the node after two of them have been active: between two batches, a tenant requests
+nothing."""
 SLOW_WRITE_S = 0.02
-"""A frame that a client or its network takes longer to take gives its slot back, and waits at its own expense."""
+"""Write time after which a frame returns its slot: a slow client or network then delays only itself."""
 OTHER_TENANTS = "other"
 _REMEMBERED = 4096
 
@@ -52,10 +54,10 @@ class FairQueue(Generic[T]):
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
         self._clock = 0.0
-        """Of the item served last, when its turn came."""
+        """Clock of the tenant served last, at the time of its turn."""
         self._tenants: dict[str, _Tenant[T]] = {}
         self._order: list[tuple[float, int, _Tenant[T]]] = []
-        """A heap with each tenant that waits, by its clock; and entries that are out of date."""
+        """A heap of waiting tenants by their clocks. It also contains outdated entries."""
         self._pushed = 0
         self._length = 0
 
@@ -65,7 +67,7 @@ class FairQueue(Generic[T]):
     def _tenant(self, name: str) -> _Tenant[T]:
         tenant = self._tenants.get(name)
         if tenant is None:
-            if len(self._tenants) >= _REMEMBERED:  # names cost a client nothing
+            if len(self._tenants) >= _REMEMBERED:  # any number of names may come from one client
                 self._tenants = {name: kept for name, kept in self._tenants.items() if kept.waiting}
             tenant = self._tenants[name] = _Tenant(self._clock, self._weights.get(name, 1.0))
         elif tenant.clock < self._clock and not tenant.waiting:
@@ -73,7 +75,7 @@ class FairQueue(Generic[T]):
         return tenant
 
     def charge(self, name: str, cost: float) -> None:
-        """Something was served at once, past those that wait, if any do."""
+        """Charge for an item that was served at once, past those that wait."""
         tenant = self._tenant(name)
         if not self._length:
             self._clock = tenant.clock
@@ -82,7 +84,7 @@ class FairQueue(Generic[T]):
             self._enter(tenant)
 
     def may_pass(self, name: str) -> bool:
-        """Whether something of this tenant's may be served before all that wait: it would be next."""
+        """Return whether an item of this tenant may be served before all that wait, because it would be next."""
         if not self._length:
             return True
         tenant = self._tenant(name)
@@ -96,11 +98,11 @@ class FairQueue(Generic[T]):
             self._enter(tenant)
 
     def head(self) -> T:
-        """Whose turn it is. Raises IndexError when nobody waits."""
+        """Return the next item. Raises IndexError if nothing waits."""
         return self._head().waiting[0][1]
 
     def pop(self) -> T:
-        """Serve the one whose turn it is. Raises IndexError when nobody waits."""
+        """Remove the next item and charge for it. Raises IndexError if nothing waits."""
         tenant = self._head()
         heapq.heappop(self._order)
         cost, item = tenant.waiting.popleft()
@@ -112,7 +114,7 @@ class FairQueue(Generic[T]):
         return item
 
     def discard(self, name: str, item: T) -> bool:
-        """Take back what has not been served, at no cost; False when it has been, or never was here."""
+        """Remove an item that has not been served, at no cost. Return False if it was served or was never here."""
         tenant = self._tenants.get(name)
         for at, (_, waiting) in enumerate(tenant.waiting if tenant is not None else ()):
             if waiting is item:
@@ -123,7 +125,7 @@ class FairQueue(Generic[T]):
         return False
 
     def forgive(self) -> None:
-        """Nothing waits and nothing is being served: all begin anew, as equals."""
+        """Reset all clocks if nothing waits or is being served."""
         if not self._length:
             self._tenants.clear()
             self._order.clear()
@@ -142,7 +144,7 @@ class FairQueue(Generic[T]):
 
 
 class Slot:
-    """The right to have one frame read and written. `release` it when it is over; harmless when it has been."""
+    """Permission to read and write one frame. `release` it at the end; releasing it twice is harmless."""
 
     __slots__ = ("_slots", "_timer")
 
@@ -151,7 +153,7 @@ class Slot:
         self._timer: asyncio.TimerHandle | None = None
 
     def writing(self) -> None:
-        """The frame has been read. Whoever has to take it now does not hold up others for long."""
+        """Note that the frame has been read. If writing takes long, the slot is released before its end."""
         if self._timer is None and self._slots is not None:
             self._timer = asyncio.get_running_loop().call_later(SLOW_WRITE_S, self.release)
 
@@ -164,7 +166,7 @@ class Slot:
 
 
 class _Waiting:
-    """Who waits for a slot, with this much memory."""
+    """A request for a slot with this much memory."""
 
     __slots__ = ("granted", "memory_bytes", "tenant")
 
@@ -177,12 +179,12 @@ class _Waiting:
 class FairSlots:
     """Slots of a node, and the memory of the frames in them, granted in fair order.
 
-    While one tenant asks there are ALONE_SLOTS. When several do there are `crowded_slots`, so that those who wait do so
-    here, where their order is decided, and not before the drives or in the network. Who holds a slot waits for no
-    other: a read ends by itself, and a write gives its slot back after SLOW_WRITE_S.
+    While one tenant is active there are ALONE_SLOTS. While several are, there are `crowded_slots`, so that requests
+    wait here, where their order is decided, and not at the drives or in the network. A slot's holder waits for no other
+    holder: a read ends by itself, and a write releases its slot after SLOW_WRITE_S.
 
     Args:
-        memory: of frames between their read and the end of their write; give it back with `release_memory`.
+        memory: Budget for frames between their read and the end of their write; return it with `release_memory`.
     """
 
     def __init__(self, memory: MemoryBudget, weights: Mapping[str, float], crowded_slots: int) -> None:
@@ -191,7 +193,8 @@ class FairSlots:
         self._queue: FairQueue[_Waiting] = FairQueue(weights)
         self.taken = 0
         self.charged_bytes = dict.fromkeys((*weights, OTHER_TENANTS), 0)
-        """What tenants were charged, those without a weight together: names of clients are without number."""
+        """Bytes charged to tenants. Tenants without a weight are counted together, because clients may use any number
+        of names."""
         self._last_tenant: str | None = None
         self._crowded_until_s = 0.0
 
@@ -201,12 +204,12 @@ class FairSlots:
 
     @property
     def waits_for_memory(self) -> bool:
-        """Whether the one whose turn it is waits for memory, not for a slot."""
+        """Whether the next request waits for memory, not for a slot."""
         return len(self._queue) > 0 and self.taken < self._limit()
 
     @property
     def crowded(self) -> bool:
-        """Whether several tenants ask."""
+        """Whether several tenants are active."""
         return time.monotonic() < self._crowded_until_s
 
     def _limit(self) -> int:
@@ -219,20 +222,20 @@ class FairSlots:
             self._last_tenant = tenant
 
     def may_pass(self, tenant: str) -> bool:
-        """Whether something small may be served without a slot: nobody waits, or this tenant would be next."""
+        """Return whether something small may be served without a slot: nothing waits, or this tenant would be next."""
         return not len(self._queue) or self._queue.may_pass(tenant)
 
     def charge(self, tenant: str, size_bytes: int) -> None:
-        """Something small was. With nothing else about, all are equals again at once."""
+        """Charge for something small that was served without a slot. On an idle node, no clocks are kept."""
         self._note(tenant)
         self._count(tenant, size_bytes)
         if self.taken or len(self._queue):
             self._queue.charge(tenant, max(size_bytes, MIN_COST_BYTES))
 
     async def acquire(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> Slot:
-        """A slot, in this tenant's turn, and the memory. `size_bytes` is what the tenant is charged.
+        """Return a slot, in this tenant's turn, with the memory. The tenant is charged `size_bytes`.
 
-        Cancelled while waiting, it holds nothing and is charged nothing.
+        If cancelled while waiting, it holds nothing and is charged nothing.
         """
         self._note(tenant)
         cost = max(size_bytes, MIN_COST_BYTES)
@@ -249,7 +252,7 @@ class FairSlots:
             return slot
         except asyncio.CancelledError:
             if not self._queue.discard(tenant, waiting) and waiting.granted.done() and not waiting.granted.cancelled():
-                waiting.granted.result().release()  # granted in the very moment of the cancellation
+                waiting.granted.result().release()  # granted at the moment of the cancellation
                 self._memory.release(memory_bytes)
             self._grant()
             raise
@@ -261,7 +264,7 @@ class FairSlots:
         return not size_bytes or self._memory.acquire_now(size_bytes)
 
     def give_back(self) -> None:
-        """By a slot."""
+        """Return a slot. Called by `Slot.release`."""
         self.taken -= 1
         self._grant()
 
@@ -277,7 +280,7 @@ class FairSlots:
         limit = self._limit()
         while len(self._queue) and self.taken < limit:
             waiting = self._queue.head()
-            if waiting.granted.done():  # cancelled, and its task has not run yet to say so
+            if waiting.granted.done():  # cancelled; its task has not run yet
                 self._queue.discard(waiting.tenant, waiting)
             elif self._acquire_memory(waiting.memory_bytes):
                 self._queue.pop()

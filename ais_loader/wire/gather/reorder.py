@@ -1,16 +1,17 @@
-"""Reorder buffer: frames of several senders in, one stream of frames out; the heart of a batch from several nodes.
+"""Reorder buffer: merges the frames of several senders into one stream; the core of a batch from several nodes.
 
-Each sender delivers the entries given to it. Ordered, a frame comes out when all entries before it have, with all that
-have come by then, whoever sent them (see `arrived`); otherwise frames come out as they came in, with only their indexes
-changed. A large entry, which comes in pieces, goes out in the same pieces, one such entry at a time. One that a
-transform has made may begin again (`Frame.begins_again`): it goes out from its start then, whatever has gone out of it
-before.
+Each sender delivers the entries assigned to it. In ordered mode, a frame comes out when all entries before it have come
+out. It contains all consecutive entries that have arrived, whichever senders they came from (see `arrived`). Otherwise
+frames come out as they came in, with only their indexes changed. A large entry, which comes in pieces, comes out in the
+same pieces, one such entry at a time. An entry made by a transform may begin again (`Frame.begins_again`): it then
+comes out from its start, whatever part of it has come out before.
 
-Two senders may race for an entry (see `claims`), the one that was asked first and a rival. A failure that does not
-count yet leaves the race to the other one.
+Two senders may race for an entry (see `claims`): the one that was asked first, and a rival. If one of them fails and
+the failure is not final, the entry is left to the other.
 
-Pure bookkeeping: no I/O, no threads. Memory is bounded by whoever lets senders send (`held_bytes_of`). In ordered mode
-the sender that is waited for never has anything held, so a window for each sender cannot lead to a standstill.
+Pure bookkeeping: no I/O, no threads. The caller bounds memory through the senders' credit (`held_bytes_of`). In ordered
+mode, the sender of the entry that is due next never has bytes held here, so a window for each sender cannot cause a
+deadlock.
 
 Shapes: n entries of the batch, k entries of one frame.
 """
@@ -32,7 +33,7 @@ from ais_loader.wire.gather.frame_edit import Mask, failures, first_unset, subse
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 Resume: TypeAlias = tuple[int, int, str]
-"""Offset in the entry, CRC-32C of what lies before it, version."""
+"""Offset in the entry, CRC-32C of the bytes before it, version."""
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class _Sender:
 
 @dataclass(slots=True)
 class _Partial:
-    """A large entry on its way: what its next piece must be."""
+    """A large entry that has partly arrived: the requirements on its next piece."""
 
     due: int
     entry_size: int
@@ -54,16 +55,17 @@ class _Partial:
 
 
 class Reorder:
-    """Frames of several senders in; one ordered (or any-order) stream of frames out. Belongs to one thread.
+    """Frames of several senders in; one stream of frames out, ordered or in any order. Belongs to one thread.
 
     Args:
-        n: entries of the batch.
-        first_index: the index of entry 0 in frames that come out.
-        ordered: False lets frames out as they come.
-        begun: the consumer has the beginning of entry 0, and gets no piece of another entry before the rest of it.
+        n: Number of entries of the batch.
+        first_index: Index of entry 0 in frames that come out.
+        ordered: Whether frames come out in request order; False lets them out as they come.
+        begun: Whether the consumer has the beginning of entry 0. It then gets no piece of another entry before the rest
+            of it.
 
-    Each entry must be given to one sender at a time, or to two, see `add_sender`; it comes out exactly once, whole or
-    failed.
+    Each entry must be assigned to one sender at a time, or to two, see `add_sender`. It comes out exactly once,
+    complete or failed.
     """
 
     def __init__(self, n: int, first_index: int = 0, *, ordered: bool = True, begun: bool = False) -> None:
@@ -71,12 +73,12 @@ class Reorder:
         self.first_index = first_index
         self.ordered = ordered
         self.received: Mask = np.zeros(n, np.bool_)
-        """Entries that have arrived whole, or failed for good: shape (n,)."""
+        """Entries that have arrived completely, or failed for good: shape (n,)."""
         self.status: U8 = np.zeros(n, np.uint8)
         self.checksum: U32 = np.zeros(n, np.uint32)
-        """Of received entries, as END's digest counts them: shape (n,)."""
+        """Checksums of received entries, as in END's digest: shape (n,)."""
         self.held_bytes = 0
-        """Payload that has been pushed and not popped."""
+        """Payload bytes that have been pushed and not popped."""
         self._arrived = Arrived(n)
         self._claims = Claims(n)
         self._senders: list[_Sender] = []
@@ -85,7 +87,7 @@ class Reorder:
         self._pieces: dict[int, deque[tuple[int, Frame]]] = {}  # by position, until the entry has come out
         self._pieced: Mask = np.zeros(n, np.bool_)
         self._any_order: deque[tuple[int, Frame]] = deque()
-        # Any order: the large entry that is coming out.
+        # In any order: the large entry that is coming out.
         self._streaming: int | None = 0 if begun and n else None
         self._next = 0
         self._missing = 0
@@ -93,12 +95,13 @@ class Reorder:
     # -- senders
 
     def add_sender(self, positions: Sequence[int] | npt.NDArray[np.integer], *, rival: bool = False) -> int:
-        """A new sender, which will deliver these entries as its entries 0, 1, ...; returns its number.
+        """Add a sender, which will deliver these entries as its entries 0, 1, ...; return its number.
 
-        With `rival`, entries that one other sender is to deliver, as before: see `hedgeable`.
+        With `rival`, the entries are assigned to one other sender already, and stay assigned to it: see `hedgeable`.
 
-        Ordered, positions must ascend. An entry of which pieces have arrived must be the first: the sender goes on
-        where they ended, see `close_sender`. Raises ValueError for entries that have arrived or belong to others.
+        In ordered mode, positions must ascend. An entry of which pieces have arrived must be the first: the sender
+        continues where they end, see `close_sender`. Raises ValueError for entries that have arrived or belong to
+        others.
         """
         mine: I64 = np.array(positions, np.int64)
         ascends = bool((mine[1:] > mine[:-1]).all())
@@ -119,10 +122,11 @@ class Reorder:
         return len(self._senders) - 1
 
     def close_sender(self, sender: int) -> tuple[I64, Resume | None]:
-        """The sender delivers nothing more; what has arrived stays.
+        """End a sender. What has arrived stays.
 
-        Returns its positions that have not arrived whole and that no other sender is to deliver, free to be given to
-        others, and where to go on in the first of them if it is a large entry of which some pieces have arrived.
+        Returns its positions that have not arrived completely and that no other sender is to deliver; they may be
+        assigned to others. Also returns where to continue the first of them, if it is a large entry of which some
+        pieces have arrived.
         """
         it = self._senders[sender]
         left = self._begun_first(sender, self._claims.release(sender, self.missing_of(sender)))
@@ -131,7 +135,7 @@ class Reorder:
         return left, resume
 
     def missing_of(self, sender: int) -> I64:
-        """What this sender is still to deliver, perhaps in a race with another."""
+        """Return the positions that this sender is still to deliver, perhaps in a race with another."""
         mine = self._senders[sender].positions
         missing: I64 = mine[self._claims.has(sender, mine) & ~self.received[mine]]
         return missing
@@ -139,7 +143,8 @@ class Reorder:
     # -- races
 
     def hedgeable(self, sender: int) -> I64:
-        """What this sender alone is still to deliver, in an order in which a rival may be asked for it."""
+        """Return the positions that only this sender is still to deliver, in an order in which a rival may be asked for
+        them."""
         missing = self.missing_of(sender)
         return self._begun_first(sender, missing[~self._claims.contested(missing)])
 
@@ -150,17 +155,18 @@ class Reorder:
         return np.concatenate([np.array([begun], np.int64), positions[positions != begun]])
 
     def contested(self, sender: int, frame: Frame) -> Mask:
-        """Which entries of a frame of this sender another sender is to deliver, too: shape (k,)."""
+        """Return which entries of a sender's frame are also to be delivered by another sender: shape (k,)."""
         return self._claims.contested(self._positions(sender, frame))
 
     def is_beaten(self, sender: int) -> bool:
-        """Whether all that this sender has not delivered has come from others: nobody waits for it any more."""
+        """Return whether others have delivered everything that this sender has not, so that it is no longer needed."""
         return bool(self._claims.lost_by(sender)) and not len(self.missing_of(sender))
 
     def wanted(self, sender: int, frame: Frame) -> Frame | None:
-        """A frame of a sender without entries that another one has delivered, or begun to; None when nothing is left.
+        """Return a sender's frame without entries that another one has delivered or begun to deliver; None if nothing
+        is left.
 
-        Raises FrameError for entries that the sender does not have.
+        Raises FrameError for entries that are not the sender's.
         """
         lost = self._claims.lost_by(sender)
         if not lost:
@@ -174,33 +180,35 @@ class Reorder:
         return without(frame, late)
 
     def resume_of(self, position: int) -> Resume | None:
-        """Where to go on in an entry of which pieces have arrived; None for one that has to be sent from its start."""
+        """Return where to continue an entry of which pieces have arrived; None for one that must be sent from its
+        start."""
         partial = self._partials.get(position)
         return None if partial is None else (partial.due, partial.checksum, partial.version)
 
     @property
     def begun(self) -> Collection[int]:
-        """Entries of which pieces have arrived, and not all."""
+        """Entries of which some pieces, but not all, have arrived."""
         return self._partials.keys()
 
     def held_bytes_of(self, sender: int) -> int:
-        """What this sender has sent and nobody has taken yet: its sender may send as much less than its window."""
+        """Return the bytes of this sender that have not been popped. Its credit should be smaller than its window by as
+        much."""
         return self._senders[sender].held_bytes
 
     @property
     def next_sender(self) -> int | None:
-        """The sender that has the first entry that has not arrived; -1 if none has it, None when all have arrived."""
+        """The sender of the first entry that has not arrived; -1 if it has none, None if all entries have arrived."""
         at = self._missing = first_unset(self.received, self._missing)
         return None if at == self.n else int(self._claims.sender_of[at])
 
     @property
     def next_rival(self) -> int:
-        """The sender that races with that one for the entry; -1 if none does."""
+        """The rival sender of that entry; -1 if there is none."""
         return NOBODY if self.next_sender is None else int(self._claims.rival_of[self._missing])
 
     @property
     def streaming_sender(self) -> int | None:
-        """Any order: the sender of the large entry that is coming out, without which pieces of no other can."""
+        """In any order: the sender of the large entry that is coming out, which blocks pieces of others."""
         return None if self._streaming is None else int(self._claims.sender_of[self._streaming])
 
     @property
@@ -211,12 +219,13 @@ class Reorder:
     # -- in
 
     def push(self, sender: int, frame: Frame, again: Mask | None = None) -> I64:
-        """A frame of a sender, whose indexes count the sender's own entries.
+        """Add a frame of a sender, whose indexes count the sender's own entries.
 
         Args:
-            again: shape (k,): failed entries that do not count yet, because somebody else is still to be asked.
+            again: Shape (k,): failed entries that are not final, because another node is still to be asked.
 
-        Returns the positions of those, which belong to no sender now.
+        Returns the positions of the latter, which now belong to no sender.
+
         Raises FrameError for entries and pieces that are not due from this sender.
         """
         it = self._senders[sender]
@@ -264,7 +273,7 @@ class Reorder:
     def fail_each(
         self, positions: Sequence[int] | npt.NDArray[np.integer], status: int, faults: Mapping[int, EntryFault]
     ) -> None:
-        """As `fail`, each for a reason of its own, by position."""
+        """Like `fail`, with a separate reason for each, by position."""
         at: I64 = np.sort(np.array(positions, np.int64))
         begun: Mask = np.array([position in self._partials for position in at.tolist()], np.bool_)
         parts = [at[begun][k : k + 1] for k in range(int(begun.sum()))]
@@ -289,7 +298,7 @@ class Reorder:
     def _push_begun(
         self, sender: int, frame: Frame, positions: I64, errors: dict[int, EntryFault]
     ) -> tuple[I64, Frame]:
-        """The part of a frame that belongs to a large entry; returns the rest."""
+        """Process the part of a frame that belongs to a large entry; return the rest."""
         it, at = self._senders[sender], int(positions[0])
         if it.partial is not None and it.partial not in positions.tolist() and frame.piece is None and not self.ordered:
             return positions, frame
@@ -309,7 +318,7 @@ class Reorder:
         if not fits:
             raise FrameError(f"entry {at}: {piece or 'a whole entry'} arrived where {before} was due")
         only: Frame | None = frame
-        if len(positions) > 1:  # a failure, then, and the bytes are those of the others
+        if len(positions) > 1:  # a failure, then; the bytes belong to the others
             only = subset(replace(frame, content=memoryview(b"")), np.arange(len(positions)) == 0)
         assert only is not None
         self._pieces.setdefault(at, deque()).append((sender, self._moved(only, positions[:1], errors)))
@@ -330,7 +339,7 @@ class Reorder:
         return positions[1:], frame if rest is None else rest
 
     def _drop_held(self, at: int) -> None:
-        """Pieces that have not been popped of an entry that begins again."""
+        """Drop the pieces, not popped yet, of an entry that begins again."""
         for sender, piece in self._pieces[at]:
             self._hold(sender, -len(piece.payload))
         self._pieces[at].clear()
@@ -346,7 +355,7 @@ class Reorder:
         return {moved[at]: fault for at, fault in frame.errors.items() if at in moved}
 
     def _moved(self, frame: Frame, positions: I64, errors: dict[int, EntryFault]) -> Frame:
-        """The same entries under the indexes that the consumer knows."""
+        """Return the same entries under the indexes that the consumer uses."""
         if errors and len(positions) == 1:
             at = int(positions[0]) + self.first_index
             errors = {at: errors[at]} if at in errors else {}
@@ -364,16 +373,16 @@ class Reorder:
     # -- out
 
     def pop(self, most_bytes: int = MAX_PAYLOAD_BYTES) -> Frame | None:
-        """The next frame for the consumer; None when nothing can come out yet, or all has.
+        """Return the next frame for the consumer; None if nothing can come out yet, or everything has.
 
-        Ordered, it has as many entries as have come, of `most_bytes` together, or a single one.
+        In ordered mode, it contains as many arrived entries as fit into `most_bytes`, or a single one.
         """
         return self._pop_ordered(most_bytes) if self.ordered else self._pop_any()
 
     def _pop_any(self) -> Frame | None:
         at = self._streaming
         if at is not None and at not in self._pieces and self.received[at]:
-            at = None  # it has come as a whole, as failed: no pieces of it will
+            at = None  # it has failed without pieces
         if at is None and not self._any_order and self._pieces:
             at = next(iter(self._pieces))
         self._streaming = at
@@ -437,10 +446,10 @@ class Reorder:
 
 
 def in_senders(positions: list[int], *, ordered: bool) -> list[list[int]]:
-    """These entries, the one that has been begun in front, in as many senders as they need.
+    """Divide entries among as many senders as they need, the one that has been begun first.
 
-    Ordered, senders ascend. One that has been begun before others that come first, by a node that does not keep to the
-    order, has a sender of its own.
+    In ordered mode, the positions of a sender ascend. An entry that was begun before earlier ones, by a node that does
+    not keep to the order, gets a sender of its own.
     """
     if ordered and len(positions) > 1 and positions[0] > positions[1]:
         return [positions[:1], positions[1:]]

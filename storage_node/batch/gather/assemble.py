@@ -1,7 +1,7 @@
-"""Assembly of a batch on its designated target: entries gathered from the nodes that own them, sent as one stream.
+"""Assembly of a batch on its designated target: entries gathered from their owners, sent as one stream.
 
-What comes in, and from whom, is `gather`'s; here it goes out: as one stream in request order, the first bytes before
-the last entry is there, under the client's credit; or collected first; or in whatever order it comes.
+`gather` receives the entries; this module sends them. They are sent in request order, starting before the last entry
+has arrived, under the client's credit. Alternatively, they are collected first, or sent in any order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AssembledBatch:
         *,
         in_parts: bool = False,
     ) -> None:
-        """`in_parts`: `send` puts messages in parts together for nothing."""
+        """`in_parts`: whether `send` accepts messages in parts without copying them."""
         self._frame_bytes = MAX_PAYLOAD_BYTES if in_parts else TARGET_PAYLOAD_BYTES
         self._resources = resources
         self._batch_id = batch_id
@@ -56,7 +56,7 @@ class AssembledBatch:
         self._n = len(request.name)
         self._gather = Gather(resources, request, routing)
         self._passed: npt.NDArray[np.bool_] = np.zeros(self._n, bool)
-        """Entries that have gone, or are going, to the client."""
+        """Entries that have been sent or are being sent to the client."""
         self._entries = 0
 
     @property
@@ -68,7 +68,7 @@ class AssembledBatch:
         return self._gather.sizes
 
     async def run(self) -> pb.End | None:
-        """Returns the END that is still to be sent; None when it went with the last frame.
+        """Return the END that is still to be sent; None if it was sent with the last frame.
 
         Raises LoaderError, Busy, Gone.
         """
@@ -106,7 +106,7 @@ class AssembledBatch:
                 await asyncio.shield(sending)
         except BaseException:
             if sending is not None:
-                # A write that has begun cannot be taken back; its bytes are released when it ends.
+                # A write that has begun cannot be undone; its bytes are released when it ends.
                 sending.add_done_callback(retrieve)
             raise
         return None if end is not None else self._end()
@@ -146,7 +146,7 @@ class AssembledBatch:
         return None if end is not None else self._end()
 
     async def _take(self) -> tuple[Frame, int, pb.End | None]:
-        """The next frame, how many bytes are counted for it, and END when it is the last one."""
+        """Return the next frame, the bytes accounted for it, and END if it is the last frame."""
         frame = await self._gather.next(self._frame_bytes)
         held_bytes = frame.payload_bytes
         stopped = False
@@ -178,7 +178,7 @@ class AssembledBatch:
         self._resources.node.metrics.client_wait_s += clock_s() - began_s
 
     async def _turn(self, payload_bytes: int) -> Slot:
-        """To send what has come: its slot is not held for long."""
+        """Wait for the turn to send a received frame. Its slot is not held for long."""
         slot = await self._resources.turn(self._request.tenant, payload_bytes)
         slot.writing()
         return slot
@@ -195,7 +195,7 @@ class AssembledBatch:
 
 
 def _until_failure(frame: Frame) -> Frame:
-    """The frame up to and with its first entry that failed."""
+    """Return the frame up to and including its first failed entry."""
     stop = int(np.flatnonzero(frame.status)[0]) + 1
     payload = frame.payload[: int(frame.size[:stop].sum())]
     errors = {index: frame.errors[index] for index in frame.index[:stop].tolist() if index in frame.errors}

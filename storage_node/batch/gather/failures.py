@@ -1,6 +1,5 @@
-"""Failure accounting of a gathered batch: the replicas left to try for each entry, the error reported for it in the
-end, and the limit past which the batch fails as a whole.
-"""
+"""Failure accounting of a gathered batch: the replicas left to try for each entry, the error finally reported for it,
+and the limit beyond which the whole batch fails."""
 
 from __future__ import annotations
 
@@ -13,13 +12,14 @@ from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.resources import BatchResources
 
 MAY_BE_BETTER_ELSEWHERE = (pb.NOT_FOUND, pb.CORRUPT, pb.TIMEOUT, pb.UNAVAILABLE)
-"""Statuses that ask for another holder; of several answers the one that stands last here is told."""
+"""Statuses for which another holder is asked. If several holders fail, the status that comes last in this list is
+reported."""
 _WEIGHT: dict[int, int] = {status: weight for weight, status in enumerate(MAY_BE_BETTER_ELSEWHERE)}
 _NAMES_IN_MESSAGE = 5
 
 
 class Failures:
-    """Of one batch. `fail` is called, once or more often, when a limit has been passed."""
+    """Failures of one batch. `fail` is called, possibly several times, when a limit has been exceeded."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class Failures:
         self._routing = routing
         self._fail = fail
         self.said: dict[int, tuple[int, EntryFault]] = {}
-        """By position, the worst that a node has said: status and reason."""
+        """For each position: the most severe status that a node has reported, with its reason."""
         self._asked: dict[int, set[int]] = {}
         self._damaged_at: dict[int, int] = {}
-        """By position, how much of an entry had come when a holder last found its copy damaged."""
+        """For each position: the bytes of an entry that had arrived when a holder last found its replica damaged."""
         self._recoveries = self._soft_errors = 0
 
     def note(self, position: int, status: int, fault: EntryFault) -> None:
@@ -45,10 +45,10 @@ class Failures:
             self.said[position] = status, fault
 
     def note_damage(self, position: int, offset: int) -> None:
-        """A holder has damaged what follows the first `offset` bytes of an entry.
+        """Note that a holder's replica is damaged after the first `offset` bytes of an entry.
 
-        If other holders have damaged what came before, they may have this, so all are asked again. That ends, because
-        the entry has to progress each time.
+        Holders whose replica is damaged before that offset may have the rest intact, so all of them are asked again.
+        This terminates, because the entry must progress each time.
         """
         before = self._damaged_at.get(position)
         if before is None or offset > before:
@@ -57,10 +57,10 @@ class Failures:
                 self._routing.restore(position)
 
     def turn_from(self, position: int, node: int, *, again: bool) -> bool:
-        """Whether there is a node left for an entry that `node` did not deliver.
+        """Remove `node` from an entry that it did not deliver; return whether a node is left.
 
         Args:
-            again: `node` itself is, when all others have been asked.
+            again: Ask `node` itself again after all others.
         """
         left = self._routing.left[position]
         asked = self._asked.setdefault(position, set())
@@ -71,7 +71,7 @@ class Failures:
                 left.append(node)
         if not left:
             return False
-        if left[0] not in asked:  # going round among nodes that cannot be reached is limited by time
+        if left[0] not in asked:  # retrying unreachable nodes is limited by time instead
             self._recoveries += 1
             self._resources.recoveries += 1
             if self._recoveries > self._resources.node.config.max_recoveries:
@@ -79,14 +79,14 @@ class Failures:
         return True
 
     def pass_over(self, position: int, node: int) -> None:
-        """`node` has not got an entry that has been asked of another one, too."""
+        """Note that `node` lacks an entry that has also been requested from another node."""
         self._asked.setdefault(position, set()).add(node)
         left = self._routing.left[position]
         if node in left and len(left) > 1:
             left.remove(node)
 
     def count_soft_error(self) -> None:
-        """An entry fails for good."""
+        """Count an entry that fails finally."""
         self._soft_errors += 1
         self._resources.soft_errors += 1
         if self._soft_errors > self._resources.node.config.max_soft_errors:

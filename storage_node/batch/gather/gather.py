@@ -1,17 +1,69 @@
-"""Scatter-gather of one batch on its designated target: a sender for each node asked, put in order as they come.
+"""Scatter-gather of one batch on its designated target: merges the frames of its peers within bounded memory.
 
-Every owner gets one sub-request and starts at once; none waits for another. An entry that its node does not deliver is
-asked of the next node that may have it (a further copy, or the owner before the last change of the map); a node that
-cannot be reached is tried again for `peer_timeout_s`, once nobody else is left. With nobody left the entry fails in its
-place.
+The problem: the entries of a batch are spread over many nodes, and the client wants one stream in request order. All
+peers should send at the same time, but their frames arrive in any order. A peer that runs ahead must not fill the
+memory of this node. A peer that fails or stalls must not stop the stream.
 
-A node that is silent for much longer than is usual is not given up, but what it owes is asked of the next holder as
-well, within a budget (see `ais_loader.wire.gather.hedging`).
+Three invariants:
 
-Memory: `BatchResources.assembly` counts the bytes that have come and those that may come, which is the credit granted
-to the senders. When it is spent the senders stop, but for the one whose entry is due next: it is let go frame by frame,
-whatever others hold, because the stream cannot move without it. So every batch comes to its end, and the budget is
-passed by no more than a frame of each sender. While the client takes nothing, nobody is let go.
+- Every entry comes out exactly once, complete or failed, with the bytes of one version. At any time it is assigned to
+  one sender, to two that race for it, or to none while it waits to be requested (`Reorder`, `Claims`).
+- The bytes of this batch are accounted in `BatchResources.assembly`, a budget for all gathered batches of the node. It
+  counts bytes that have arrived as well as credit that was granted and may still arrive.
+- The sender that has the next entry due can always send one more frame. So every batch ends, even if the budget is
+  exhausted by others. It is exceeded by one frame of each sender at most.
+
+The steps:
+
+1. Route: `ReplicaRouting` lists the nodes that may have each entry, the best one first.
+2. Ask: every node gets one sub-request for all its entries (a `Sender`), all at once; none waits for another. Entries
+   on this node itself are read from its drives by a sender of the same kind. The initial credit of a sender is its
+   window (`peer_window_bytes`), or nothing if the budget is exhausted. (A new batch is rejected as busy while the
+   budget is exceeded.)
+3. Receive: `_take` adds each frame to the reorder buffer. Entries that another sender has already delivered are
+   dropped. Failed entries are judged: some are final, some are requested from another holder.
+4. Deliver: `next` returns the run of entries at the front of the buffer, and refills the senders' credit by what was
+   taken out. Its caller (`assemble`) sends the frame under the client's credit. The bytes stay accounted until the
+   write has ended.
+5. Unblock: when nothing can be delivered, `_let_go` grants credit for one frame to the sender whose entry is due, and
+   to its rival, whatever the budget says. If order does not matter, any sender will do, and only if none has credit.
+   While the client reads nothing, `next` is not called, so no sender is unblocked.
+
+A slow peer: if it is silent much longer than usual although it has credit, `SenderWatch` calls `_hedge`. Its missing
+entries are then also requested from their next holders, within a budget (see `ais_loader.wire.gather.hedging`). The
+slow peer is not given up. The first to deliver any part of an entry keeps it; a sender that has lost all its entries is
+cancelled. If it had sent nothing meanwhile, it counts as failing until it does. Transformed entries are not hedged.
+
+A peer that dies: its stream ends with a PeerError, at once if the connection breaks, otherwise after `peer_timeout_s`
+of silence. `_lose` takes back its missing entries, and each is requested from its next holder: a further replica, or
+the owner before the last change of the map. A large entry continues after the pieces that have arrived. A node whose
+connection broke is tried again, after all other holders, until it has been failing for `peer_timeout_s`. When no holder
+is left, the entry fails in its position as unavailable, and the batch goes on. A peer that rejects its sub-request as
+busy is retried by `PeerStream` for the same time, and then treated alike.
+
+A stale peer: there are two cases. A peer that has a newer map refuses entries that were placed by an older one.
+`_plan_again` then fetches the newer map and places all entries again; this is limited to `peer_timeout_s`. A peer whose
+replica may be outdated, because it has just returned or missed an invalidation, reports the entry as unavailable, and
+the next holder is asked.
+
+A damaged replica: its holder reports the entry as corrupt, and the next holder is asked. Pieces of a large entry are
+verified before they are sent, so what has been passed on is valid, and another holder continues after it. If several
+holders have damage in different places, all are asked again as long as the entry progresses. If the client verifies
+checksums itself (`receiver_checks`), holders send entries without verification. A client that finds a mismatch requests
+the entry again without that option, so that its holder verifies it.
+
+An entry for which all holders failed reports the most severe of their errors. If more than `max_recoveries` entries had
+to be requested again, or more than `max_soft_errors` failed, the whole batch fails.
+
+A peer whose END does not match its frames is treated like one that has died. If all of its entries have been accepted
+already, they cannot be corrected, and the whole batch fails.
+
+The client goes away: its session cancels the batch's task, and `close` cancels all senders. A remote peer receives a
+cancellation, so that it stops reading; all accounted memory is released, except for a frame whose write has begun,
+which is released when the write ends. `close` completes even if it is cancelled itself.
+
+If this node dies, nothing of the batch is left: all state is in memory. The client requests what it has not received
+from another node, and resumes a large entry at the byte where it stopped (`Resumed`).
 """
 
 from __future__ import annotations
@@ -50,9 +102,9 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Gather:
-    """One batch's entries on their way in. Frames that `next` returned stay counted in `memory`.
+    """Gathers one batch's entries. Frames returned by `next` stay accounted in `memory`.
 
-    Belongs to the node's event loop. `close` when it is no longer needed, whatever happened.
+    Belongs to the node's event loop. Call `close` at the end in any case.
     """
 
     def __init__(self, resources: BatchResources, request: pb.BatchRequest, routing: ReplicaRouting) -> None:
@@ -69,9 +121,9 @@ class Gather:
         self._watch = SenderWatch(resources.hedging, self._senders, self._hedge)
         self._beaten: list[asyncio.Task[None]] = []
         self._waiting: set[int] = set()
-        """Positions to be asked of the node that is next for them."""
+        """Positions to be requested from their next node."""
         self._paused: dict[int, asyncio.TimerHandle] = {}
-        """Nodes that failed a moment ago; nothing is asked of them before the timer has rung."""
+        """Nodes that failed a moment ago; nothing is requested from them before the timer fires."""
         self._failures = Failures(resources, request, routing, self._fail)
         self._unplaced: set[int] = set()
         """Positions that wait for a newer map."""
@@ -86,12 +138,12 @@ class Gather:
             self._ask(node, positions)
         self._watch.start()
 
-    # -- the way out
+    # -- delivery
 
     async def next(self, most_bytes: int) -> Frame:
-        """The next frame in order, or any where order does not matter; waits for it. Raises LoaderError.
+        """Wait for the next frame and return it: in order, or any frame if order does not matter. Raises LoaderError.
 
-        Of several entries, it has `most_bytes` at most, if order matters.
+        If order matters, a frame of several entries has at most `most_bytes`.
         """
         while True:
             if self._failure is not None:
@@ -109,7 +161,8 @@ class Gather:
             self._resources.peer_wait_s += clock_s() - began_s
 
     async def close(self) -> None:
-        """End all senders and give back what is counted for them. Cancelled (the client has gone), it does so, too."""
+        """End all senders and release their memory. Completes even if it is cancelled, because the client has
+        disconnected."""
         for timer in self._paused.values():
             timer.cancel()
         self._watch.close()
@@ -129,10 +182,11 @@ class Gather:
         elif frame.completes_entry:
             self.sizes[int(frame.index[0]) - first] = frame.piece.entry_size
 
-    # -- asking
+    # -- requests
 
     def _ask(self, node: int, positions: list[int], *, hedge: bool = False) -> None:
-        """Ask one sender for these entries, or several: an entry that goes on in its middle must be its first."""
+        """Request entries from a node, with one sender or several: an entry that continues in its middle must be its
+        sender's first."""
         begun = self._resumed.begun(positions[1:], self.reorder)
         left = [p for p in positions if p not in begun]
         for part in [*([p] for p in sorted(begun)), *in_senders(left, ordered=self._ordered)]:
@@ -154,7 +208,8 @@ class Gather:
             sender.grant = credit.add
             self._run(sender, self._read_here(sender, part, credit))
             return
-        # The client looks at what it gets, whoever has sent it, and then asks for what its owner has looked at.
+        # Entries may then be sent unverified. The client verifies them, and requests a damaged one again with
+        # verification by its owner.
         part.receiver_checks = self._request.receiver_checks
         try:
             peer = self._resources.peers.open(endpoint, part)
@@ -172,7 +227,7 @@ class Gather:
                 self._fail(error)
 
         task = sender.task = asyncio.create_task(run(), name=f"sender {sender.number}")
-        task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began
+        task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it started
         return task
 
     async def _read_here(self, sender: Sender, part: pb.BatchRequest, credit: Credit) -> None:
@@ -194,11 +249,11 @@ class Gather:
         self._failure = self._failure or error
         self._changed.set()
 
-    # -- taking in
+    # -- frames
 
     def _take(self, sender: Sender, frame: Frame) -> None:
         if sender.number not in self._senders:
-            return  # beaten
+            return  # it has lost all its entries to others
         came_bytes = len(frame.payload)
         self.memory.came(sender, came_bytes)
         sender.heard(frame, self._resources.hedging)
@@ -213,20 +268,22 @@ class Gather:
                 wanted, again = self._judge(sender, wanted)
             expected_bytes = self.reorder.held_bytes + len(wanted.payload)
             self.reorder.push(sender.number, wanted, again)
-            self.memory.release(expected_bytes - self.reorder.held_bytes)  # of an entry that begins again
+            self.memory.release(expected_bytes - self.reorder.held_bytes)  # pieces of an entry that begins again
             self._drop_beaten()
         self._ask_waiting()
         self._changed.set()
 
     def _without_untransformed(self, sender: Sender, frame: Frame) -> Frame:
-        """See `ais_loader.values.requests`: here it is known who has sent them. Pieces are left to the client."""
+        """Reject untransformed entries, see `ais_loader.requests`. Here it is known which node has sent them. Pieces
+        are left to the client."""
         which = self._request.transform_index
         transformed = np.array([which[at] if which else 0 for at in sender.positions], np.bool_)
         endpoint = self._routing.view.nodes[sender.node].endpoint
         return without_untransformed(frame, transformed, lambda index: endpoint)
 
     def _judge(self, sender: Sender, frame: Frame) -> tuple[Frame, Mask]:
-        """The frame with what is to be said of its failures, and which of them another node is asked for instead."""
+        """Return the frame with the errors to report, and a mask of the failures for which another node is asked
+        instead."""
         again = np.zeros(len(frame.index), bool)
         contested = self.reorder.contested(sender.number, frame)
         status, errors = frame.status.copy(), dict(frame.errors)
@@ -236,14 +293,14 @@ class Gather:
             fault = errors.get(index, _NO_FAULT)
             self._failures.note(position, said, fault)
             if said == pb.CORRUPT:
-                # Pieces are compared before they are sent: those that have been passed on are right, and another holder
-                # goes on behind them.
+                # Pieces are verified before they are sent: those that have been passed on are valid, and another holder
+                # continues after them.
                 self._failures.note_damage(position, (self.reorder.resume_of(position) or (0,))[0])
             if fault.kind == StaleMap.kind and not contested[at] and self._plan_again(sender, [position]):
                 again[at] = True
                 continue
             if said in MAY_BE_BETTER_ELSEWHERE and fault.kind != ObjectDeleted.kind:
-                if contested[at]:  # it has been asked for elsewhere
+                if contested[at]:  # it has been requested elsewhere already
                     self._failures.pass_over(position, sender.node)
                 if contested[at] or self._turn_from(position, sender.node):
                     again[at] = True
@@ -253,7 +310,7 @@ class Gather:
         return replace(frame, status=status, errors=errors), again
 
     def _complete(self, sender: Sender) -> None:
-        """All of a sender has come."""
+        """End a sender whose entries have all arrived."""
         if sender.number not in self._senders:
             return
         self._end_sender(sender)
@@ -262,7 +319,7 @@ class Gather:
         self._changed.set()
 
     def _lose(self, sender: Sender, error: PeerError) -> None:
-        """Nothing more comes on a sender: ask for what is missing elsewhere, and say so of what nobody else has."""
+        """End a sender that failed. Request its missing entries elsewhere; fail those that no other node may have."""
         if sender.number not in self._senders:
             return
         self._end_sender(sender)
@@ -271,7 +328,7 @@ class Gather:
         if isinstance(error, PeerRefused) and error.kind == StaleMap.kind and self._plan_again(sender, missing):
             return
         peers = self._resources.peers
-        # Silence has used up its time already; what breaks at once may be back in a moment.
+        # Silence has used up its time already; a connection that broke at once may be back soon.
         again = isinstance(error, PeerUnavailable) and peers.failing_s(sender.endpoint) < peers.timeout_s
         lost: list[int] = []
         for position in missing:
@@ -295,8 +352,9 @@ class Gather:
     # -- races
 
     def _hedge(self, sender: Sender) -> None:
-        """Ask the next holders for what this sender owes, as far as the budget goes; it may still be the first."""
-        if self._request.transform:  # which takes its time, and is not done twice
+        """Request what this sender owes from the next holders too, as far as the budget permits. It may still deliver
+        first."""
+        if self._request.transform:  # transforms take time, and are not run twice
             return
         positions = self.reorder.hedgeable(sender.number).tolist()
         for node, wanted in self._routing.others(positions, sender.node).items():
@@ -304,28 +362,28 @@ class Gather:
                 self._ask(node, granted, hedge=True)
 
     def _drop_beaten(self) -> None:
-        """Those that have lost all they owed to others need not go on."""
+        """Cancel the senders that have lost all their missing entries to others."""
         for sender in list(self._senders.values()):
             if self.reorder.is_beaten(sender.number):
                 if sender.task is not None:
                     self._beaten.append(sender.task)
                     sender.task.cancel()
-                if sender.hedges:  # it has given no sign of life since
+                if sender.hedges:  # it has sent nothing since it was hedged
                     self._resources.peers.stands_still(sender.endpoint)
                 self._end_sender(sender)
                 self.reorder.close_sender(sender.number)
 
-    # -- asking again
+    # -- repeated requests
 
     def _turn_from(self, position: int, node: int, *, again: bool = False) -> bool:
-        """Whether there is a node left for an entry that `node` did not deliver; then it waits to be asked there."""
+        """Return whether a node is left for an entry that `node` did not deliver; if so, queue the entry for it."""
         found = self._failures.turn_from(position, node, again=again)
         if found:
             self._waiting.add(position)
         return found
 
     def _give_up(self, lost: Sequence[int]) -> None:
-        """These fail in their place."""
+        """Fail these entries in their positions."""
         by_reason: dict[tuple[int, EntryFault], list[int]] = {}
         for position in lost:
             self._failures.count_soft_error()
@@ -334,9 +392,10 @@ class Gather:
             self.reorder.fail(positions, status, fault)
 
     def _plan_again(self, sender: Sender, missing: list[int]) -> bool:
-        """Place these entries by a newer map, which the refusing node has; False when we have waited for it too long.
+        """Place these entries by the newer map that the refusing node has. Returns False if that has taken too long
+        already.
 
-        One that has come in part goes on all the same: its version says what it is.
+        An entry that has partly arrived continues all the same: its version identifies it.
         """
         now = clock_s()
         self._outdated_since = self._outdated_since or now
@@ -349,7 +408,7 @@ class Gather:
 
     async def _learn_and_place(self, endpoint: str) -> None:
         resources, membership = self._resources, self._resources.node.membership
-        assert membership is not None  # without a map nothing is asked of others
+        assert membership is not None  # without a map, nothing is requested from other nodes
         try:
             known = self._routing.view.version
             if (view := membership.view) is None or view.version <= known:
@@ -368,7 +427,7 @@ class Gather:
                     timer.cancel()
                 self._paused.clear()
                 self._waiting.update(positions)
-                # Those that waited for a node which is gone wait for nobody now.
+                # The nodes that these entries waited for have left, and no other node has them.
                 lost = [at for at in self._waiting if not self._routing.left[at]]
                 self._waiting.difference_update(lost)
                 for position in lost:
@@ -388,7 +447,8 @@ class Gather:
         self._ask_waiting()
 
     def _ask_waiting(self, *, urgent: bool = False) -> None:
-        """Ask for what is waiting: one sender at a time for each node, so that many small failures share one."""
+        """Request the queued entries. Each node has one sender at a time, so that many small failures share one
+        request."""
         if not self._waiting or self._failure is not None:
             return
         busy = {sender.node for sender in self._senders.values()}
@@ -398,14 +458,14 @@ class Gather:
                 self._ask(node, positions)
 
     def _let_go(self) -> None:
-        """Nothing can be passed on: see to it that what is due can come."""
+        """Ensure that the entry that is due can arrive, because nothing can be delivered."""
         self.memory.top_up(self._senders.values(), self.reorder.held_bytes_of)
         if self._ordered:
             number = self.reorder.next_sender
             if number == NOBODY:
                 self._ask_waiting(urgent=True)
                 number = self.reorder.next_sender
-            sender = None if number is None else self._senders.get(number)  # nobody's while it waits to be asked
+            sender = None if number is None else self._senders.get(number)  # none while the entry waits to be requested
             if (rival := self._senders.get(self.reorder.next_rival)) is not None:
                 self.memory.let_go(rival)
             if sender is None:

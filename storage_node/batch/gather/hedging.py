@@ -1,6 +1,7 @@
-"""Straggler detection for hedged reads: the senders of a gathered batch that are silent much longer than is usual.
+"""Straggler detection for hedged reads: finds the senders of a gathered batch that are silent much longer than usual.
 
-Silent is a sender that may send and does not. While this process itself has stood still or is late, nobody is.
+A sender is silent if it may send and does not. After this process itself was suspended or late, no sender counts as
+silent.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _SHORTEST_S, _LATE_S = 0.02, 0.05
 
 
 class SenderWatch:
-    """Calls `hedge` with each sender that is late, again after twice the time. Belongs to the event loop."""
+    """Calls `hedge` with each late sender, and again after twice the time. Belongs to the event loop."""
 
     def __init__(self, hedging: Hedging, senders: Mapping[int, Sender], hedge: Callable[[Sender], None]) -> None:
         self._hedging = hedging

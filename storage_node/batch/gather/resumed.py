@@ -1,6 +1,6 @@
-"""Resumption of a gathered batch in the middle of its first entry: the client has a beginning of it already.
+"""Resumption of a gathered batch within its first entry, of which the client already has the beginning.
 
-The reorder buffer knows nothing of that: for it, the entry begins where the client's part ends.
+The reorder buffer does not know about that: to it, the entry begins where the client's part ends.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from storage_node.batch.gather.routing import Resume
 
 
 class Resumed:
-    """What the client of one request has already; nothing, mostly."""
+    """The part that the client of a request already has; usually nothing."""
 
     def __init__(self, request: pb.BatchRequest) -> None:
         self._request = request
         self._skipped_bytes = request.resume_offset if len(request.name) else 0
 
     def inward(self, frame: Frame, first_position: int) -> Frame:
-        """A frame of a sender whose entry 0 is at `first_position`, for the reorder buffer."""
+        """Convert a frame of a sender, whose entry 0 is at `first_position`, for the reorder buffer."""
         if self._skipped_bytes and first_position == 0 and frame.piece is not None and not frame.index[0]:
             if frame.begins_again:
                 self._skipped_bytes = 0
@@ -30,13 +30,13 @@ class Resumed:
         return frame
 
     def outward(self, frame: Frame) -> Frame:
-        """A frame of the reorder buffer, for the client."""
+        """Convert a frame of the reorder buffer for the client."""
         if self._skipped_bytes and frame.piece is not None and frame.index[0] == self._request.first_index:
             return _moved(frame, self._skipped_bytes)
         return frame
 
     def of(self, position: int, reorder: Reorder) -> Resume | None:
-        """Where an entry goes on of which the client, or the reorder buffer, has a beginning."""
+        """Return where to continue an entry of which the client, or the reorder buffer, has the beginning."""
         found, request = reorder.resume_of(position), self._request
         if found is not None:
             offset, checksum, version = found
@@ -46,14 +46,14 @@ class Resumed:
         return Resume(request.resume_offset, request.resume_checksum, request.resume_version)
 
     def begun(self, positions: list[int], reorder: Reorder) -> set[int]:
-        """Those of these entries that go on in their middle."""
+        """Return those of these entries that are continued in the middle."""
         if not self._skipped_bytes and not reorder.begun:
             return set()
         return {position for position in positions if self.of(position, reorder) is not None}
 
 
 def _moved(frame: Frame, by_bytes: int) -> Frame:
-    """A piece as if its entry began elsewhere."""
+    """Return a piece with its offset and entry size shifted."""
     assert frame.piece is not None
     piece = replace(frame.piece, offset=frame.piece.offset + by_bytes, entry_size=frame.piece.entry_size + by_bytes)
     return replace(frame, piece=piece)

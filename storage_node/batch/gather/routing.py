@@ -1,6 +1,6 @@
-"""Replica routing: the nodes to ask for each entry of a batch, by the map, and those left of them after failures.
+"""Replica routing: the nodes to ask for each entry of a batch, by the map, and those left after failures.
 
-No I/O and no waiting; placing ten thousand entries takes some milliseconds, so it is done on a reader thread.
+No I/O and no waiting. Placing ten thousand entries takes some milliseconds, so it runs on a reader thread.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ais_loader.wire.placement import object_hash
 from storage_node.store.read.frame_plan import check_columns
 
 NO_NODE = -1
-"""Stands for this node where the map does not have it."""
+"""Stands for this node if the map does not contain it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where an entry of which the beginning has been delivered goes on."""
+    """Where to continue an entry whose beginning has been delivered."""
 
     offset: int
     checksum: int
@@ -29,10 +29,10 @@ class Resume:
 
 
 class ReplicaRouting:
-    """For each entry of a request the nodes that are still to be asked for it, next first.
+    """For each entry of a request, the nodes that are still to be asked for it, in order.
 
-    A copy of this node's own comes before the others, then the holder that is best to ask (see `copy_choice`); nodes
-    that are known to fail come last. Raises InvalidRequest when the request's columns do not fit together.
+    A replica on this node comes first, then the best holder (see `replica_choice`); nodes known to fail come last.
+    Raises InvalidRequest if the request's columns are inconsistent.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class ReplicaRouting:
         self._request = request
         self.left: list[list[int]] = self._place(range(len(request.name)))
         self.elsewhere = any(len(nodes) != 1 or nodes[0] != self.here for nodes in self.left)
-        """Whether anything may have to be asked of another node."""
+        """Whether any entry may have to be requested from another node."""
 
     def is_failing(self, node: int) -> bool:
         return node != self.here and self._is_failing(self.view.nodes[node].peer_endpoint)
 
     def move_to(self, view: ClusterView) -> Mapping[int, int]:
-        """Go on with a newer map, by which all entries are placed anew: whoever is asked from now on is asked by it.
+        """Place all entries by a newer map, which is used for all further requests.
 
-        Returns what the nodes' positions have become; NO_NODE for one that is gone.
+        Returns the new positions of the nodes; NO_NODE for one that is gone.
         """
         moved = {at: view.position.get(node.uuid, NO_NODE) for at, node in enumerate(self.view.nodes)}
         moved[NO_NODE] = NO_NODE
@@ -71,7 +71,7 @@ class ReplicaRouting:
         return moved
 
     def restore(self, position: int) -> None:
-        """Ask all nodes again that may have an entry."""
+        """Restore all nodes that may have an entry, so that they are asked again."""
         [self.left[position]] = self._place([position])
 
     def _place(self, positions: Sequence[int]) -> list[list[int]]:
@@ -82,7 +82,7 @@ class ReplicaRouting:
                 by_bucket.setdefault(request.bucket_index[position], []).append(position)
         elif positions:
             by_bucket[0] = list(positions)
-        placed = {position: [self.here] for position in positions}  # also for a bucket that no map has
+        placed = {position: [self.here] for position in positions}  # also for a bucket that no map contains
         names = list(request.name)
         failing = {at for at in range(len(view.nodes)) if self.is_failing(at)}
         for at, members in by_bucket.items():
@@ -95,20 +95,20 @@ class ReplicaRouting:
                     nodes.remove(self.here)
                     nodes.insert(0, self.here)
                 if nodes:
-                    # Between two questions an object may have come to its owner and gone from where it was before: when
-                    # all have been asked, whatever their order, the owners are asked again.
+                    # Between two requests, an object may have moved from its earlier holder to its owner. So after all
+                    # holders, in any order, the owners are asked again.
                     again = nodes[:owners] if len(nodes) > owners else []
                     placed[position] = sorted(nodes, key=failing.__contains__) + again
         found = self._by_load(list(placed), list(placed.values()), failing)
-        if request.transform:  # who cannot do that is asked last, and is not believed
+        if request.transform:  # nodes that run no transforms are asked last; their entries are rejected
             able = {at for at, node in enumerate(view.nodes) if node.uuid in view.transforming} | {self.here}
             return [sorted(holders, key=lambda at: at not in able) for holders in found]
         return found
 
     def _by_load(self, positions: list[int], placed: list[list[int]], failing: set[int]) -> list[list[int]]:
-        """The same, with those holders first that have less to do; what this node has itself stays here."""
+        """Return the same, with less loaded holders first. Entries on this node stay here."""
         nodes = self.view.nodes
-        # While objects move, only their order says where they are.
+        # While objects move, only this order finds them.
         if self.view.objects_go(self._request.bucket) or all(len(holders) < 2 for holders in placed):
             return placed
         known = self._loads.of(node.peer_endpoint for node in nodes)
@@ -120,14 +120,14 @@ class ReplicaRouting:
         return [list(holders) for holders in chosen]
 
     def by_node(self, positions: Iterable[int]) -> dict[int, list[int]]:
-        """Positions, in order, by the node that is to be asked next."""
+        """Group positions, in order, by the node to ask next."""
         found: dict[int, list[int]] = {}
         for position in sorted(positions):
             found.setdefault(self.left[position][0], []).append(position)
         return found
 
     def others(self, positions: Sequence[int], node: int) -> dict[int, list[int]]:
-        """The same positions by the next node to ask but this one, of those that are not known to fail."""
+        """Group positions by the next node to ask, other than `node` and without nodes known to fail."""
         found: dict[int, list[int]] = {}
         for position in positions:
             for other in self.left[position]:
@@ -139,7 +139,7 @@ class ReplicaRouting:
     def part(
         self, positions: Sequence[int], *, initial_credit_bytes: int, resume: Resume | None = None
     ) -> pb.BatchRequest:
-        """The sub-request for these entries; `resume` is for the first of them."""
+        """Return the sub-request for these entries; `resume` applies to the first of them."""
         part = pb.BatchRequest(
             ordered=True, local=True, map_version=self.view.version, initial_credit_bytes=initial_credit_bytes
         )

@@ -1,8 +1,7 @@
 """Senders of a gathered batch (one node's part each), and the accounting of their memory.
 
-`BatchResources.assembly` counts bytes that have come and bytes that may come, which is the credit granted to the
-senders.
-What comes beyond the credit is counted when it comes: a sender may overdraw by a frame.
+`BatchResources.assembly` counts received bytes and granted credit. Bytes beyond the credit are counted when they
+arrive: a sender may overdraw its credit by one frame.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from storage_node.limits.counters import clock_s
 from storage_node.limits.memory_budget import MemoryBudget
 
 _LET_GO_BYTES = 64 << 10
-"""Credit for one frame: the last one that it pays for may be larger."""
+"""Credit for one frame, which may be larger."""
 
 
 class Sender:
-    """One node's part of the batch, or what of it was asked again."""
+    """One node's part of the batch, or a repeated or hedged request for some of it."""
 
     __slots__ = (
         "busy_s",
@@ -48,21 +47,21 @@ class Sender:
         self.endpoint = endpoint
         self.positions = positions
         self.credit_bytes = 0
-        """What the node may still send; below 0 when its last frame was larger than what was left."""
+        """Bytes that the node may still send; negative if its last frame was larger than the credit."""
         self.grant: Callable[[int], None] = lambda size_bytes: None
         self.hedge = hedge
-        """Asked of another node already, which is slow."""
+        """Whether the entries were first requested from another node, which is slow."""
         self.hedges = 0
-        """How often others have been asked for what it owes, since it was last heard of."""
+        """How often its missing entries have been requested from others since it last sent anything."""
         self.heard_s = clock_s()
-        """When it last gave a sign of life, or was first allowed to."""
+        """When it last sent anything, or was first allowed to."""
         self.busy_s = 0.0
-        """For how long it was silent altogether, while it could have sent."""
+        """Total time that it was silent although it could have sent."""
         self.received = 0
         self.task: asyncio.Task[None] | None = None
 
     def heard(self, frame: Frame, hedging: Hedging) -> None:
-        """A frame has come; how long it was waited for says what is usual."""
+        """Record a received frame and its waiting time."""
         now = clock_s()
         if self.endpoint:
             hedging.parts.note(now - self.heard_s)
@@ -71,7 +70,7 @@ class Sender:
         self.received += len(frame.index)
 
     def count(self, loads: NodeLoads[str]) -> None:
-        """It is over. One that was waited for in vain is as slow as that, at least."""
+        """Record the sender's load at its end. One that was hedged counts as at least as slow as its silence."""
         if self.endpoint:
             in_vain_s = clock_s() - self.heard_s if self.hedges else 0.0
             answered = max(self.received, int(self.hedges > 0))
@@ -79,7 +78,7 @@ class Sender:
 
 
 class SenderMemory:
-    """What one batch has of the node's budget."""
+    """Memory of one batch within the node's budget."""
 
     def __init__(self, budget: MemoryBudget, window_bytes: int) -> None:
         self._budget = budget
@@ -87,7 +86,7 @@ class SenderMemory:
         self._held_bytes = 0
 
     def begin(self, sender: Sender) -> None:
-        """The credit to begin with; none when the budget is spent."""
+        """Grant the initial credit; none if the budget is exhausted."""
         if self._budget.acquire_now(self._window_bytes):
             self._held_bytes += self._window_bytes
             sender.credit_bytes = self._window_bytes
@@ -99,27 +98,27 @@ class SenderMemory:
         self._held_bytes += beyond_credit
 
     def end(self, sender: Sender) -> None:
-        """Nothing more comes on this sender."""
+        """Release the credit of a sender that sends nothing more."""
         self.release(max(0, sender.credit_bytes))
         sender.credit_bytes = 0
 
     def release(self, size_bytes: int) -> None:
-        """Bytes that came and have been passed on."""
+        """Release received bytes that have been passed on."""
         self._held_bytes -= size_bytes
         self._budget.release(size_bytes)
 
     def keep(self, size_bytes: int) -> Callable[[], None]:
-        """Bytes that came and are being passed on: they stay counted until the caller calls what is returned."""
+        """Keep received bytes accounted while they are being sent, until the returned function is called."""
         self._held_bytes -= size_bytes
         return partial(self._budget.release, size_bytes)
 
     def close(self) -> None:
-        """Give everything back; what is done afterwards counts for nothing."""
+        """Release everything. Later calls have no effect."""
         self.release(self._held_bytes)
         self._budget = MemoryBudget(0)
 
     def top_up(self, senders: Iterable[Sender], held_bytes_of: Callable[[int], int]) -> None:
-        """Let every node send ahead again as far as its window and the budget allow."""
+        """Refill the credit of every sender, as far as its window and the budget permit."""
         for sender in senders:
             room = self._window_bytes - sender.credit_bytes - held_bytes_of(sender.number)
             if room >= self._window_bytes // 4 and sender.credit_bytes + room > 0:
@@ -128,7 +127,7 @@ class SenderMemory:
                     self._grant(sender, room, needed)
 
     def let_go(self, sender: Sender) -> None:
-        """Credit for a frame, whatever the budget says, if the node has none."""
+        """Grant a sender without credit enough for one frame, regardless of the budget."""
         if sender.credit_bytes <= 0:
             self._budget.acquire_anyway(_LET_GO_BYTES)
             self._grant(sender, _LET_GO_BYTES - sender.credit_bytes, _LET_GO_BYTES)
@@ -144,7 +143,8 @@ class SenderMemory:
 async def own_frames(
     resources: BatchResources, tenant: str, part: pb.BatchRequest, credit: Credit
 ) -> AsyncGenerator[Frame, None]:
-    """The frames of a part, each when there is credit for it and it is the tenant's turn. Close it."""
+    """Yield the frames of a part of this node, each when there is credit for it and it is the tenant's turn. Must be
+    closed."""
     if part.transform:
         run = await resources.transformed(part)
         try:
@@ -158,7 +158,7 @@ async def own_frames(
     try:
         for span in batch.spans(MAX_PAYLOAD_BYTES):
             await credit.spend(span.payload_bytes)
-            slot = await resources.turn(tenant, 0)  # paid for when it is sent
+            slot = await resources.turn(tenant, 0)  # charged when it is sent
             try:
                 frame = await resources.node.read(batch.read, span)
             finally:
