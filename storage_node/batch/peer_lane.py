@@ -73,7 +73,7 @@ class PeerLane(asyncio.BufferedProtocol):
             else:
                 self._filled += count
                 self._take_if_whole()
-        except Exception as error:  # noqa: BLE001 - the boundary of the transport: whoever waits is told
+        except Exception as error:  # noqa: BLE001 - boundary of the transport: passed on to the waiting tasks
             self._why = error
             self.abort()
 

@@ -82,7 +82,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         view = self._membership.view
         return 0 if view is None else view.version
 
-    # -- the calls
+    # -- calls
 
     async def Look(self, request: wire.LookRequest, context: Context) -> wire.LookResponse:
         answer = wire.LookResponse(machine=_machine(), map_version=self._known_map())

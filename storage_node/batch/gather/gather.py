@@ -50,7 +50,7 @@ A damaged replica: its holder reports the entry as corrupt, and the next holder 
 verified before they are sent, so what has been passed on is valid, and another holder continues after it. If several
 holders have damage in different places, all are asked again as long as the entry progresses. If the client verifies
 checksums itself (`receiver_checks`), holders send entries without verification. A client that finds a mismatch requests
-the entry again without that option, so that its holder verifies it.
+the rest of the batch again without that option, so that the holders verify it.
 
 An entry for which all holders failed reports the most severe of their errors. If more than `max_recoveries` entries had
 to be requested again, or more than `max_soft_errors` failed, the whole batch fails.
@@ -223,7 +223,7 @@ class Gather:
         async def run() -> None:
             try:
                 await work
-            except Exception as error:  # noqa: BLE001 - handed to whoever waits for frames
+            except Exception as error:  # noqa: BLE001 - raised by `next`
                 self._fail(error)
 
         task = sender.task = asyncio.create_task(run(), name=f"sender {sender.number}")
@@ -435,7 +435,7 @@ class Gather:
                 self._give_up(lost)
             else:
                 self._waiting.update(positions)
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits for frames
+        except Exception as error:  # noqa: BLE001 - raised by `next`
             self._fail(error)
         finally:
             self._planning = None

@@ -87,7 +87,7 @@ class NodeStore:
 
         return await self._node.read(look)
 
-    # -- what is there
+    # -- look-up
 
     async def heads(self, bucket: str, names: Sequence[str]) -> list[Stored | LoaderError]:
         replica_set = self._to_read(bucket)

@@ -72,7 +72,7 @@ class JobStore(Protocol):
         """Read complete, verified objects. Each content becomes the caller's."""
 
     def owner(self, bucket: str, name: str) -> bytes:
-        """Return the uuid of the first owner of an object of this name; empty if this node is one of its owners."""
+        """Return the uuid of the first owner of an object of this name; empty if this node is one of the owners."""
 
     async def put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]: ...
     async def put_large(self, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Stored:

@@ -139,7 +139,7 @@ def _require(transforms: Sequence[pb.Transform], name: str) -> None:
         raise TransformNotFound(f"there is no transform {name!r}; there are: {there}")
 
 
-# -- where they are kept
+# -- storage
 
 
 class Registry(Protocol):

@@ -42,7 +42,7 @@ class HTTPMultiThreadedServer(TransformServer):
             server.end_connections()
 
     def stop(self) -> None:
-        """Returns when no more connections are taken."""
+        """Stop. Returns when no more connections are accepted."""
         self._stopped = True
         if self._server is not None:
             self._server.shutdown()
