@@ -109,7 +109,7 @@ TABLE: Mapping[str, Role] = {
     "Drives/EnableDrive": Role.OPERATOR,
 }
 STRANGERS = frozenset({"Cluster/GetMap", "Cluster/Witness"})
-"""Methods that a node may call on nodes whose map does not contain it. They tell it that it was removed."""
+"""Methods that a node may call on nodes whose map does not contain it. It learns from them that it was removed."""
 PACKAGE = "ais_loader.v1"
 NOBODY = Role(0)
 
