@@ -67,13 +67,13 @@ def answer_inline(
         found = store.drive_set.cached(bucket_uuid, name)
         if found is None or not found[1].size_bytes:
             return None
-        drive, record = found
+        drive, entry = found
         held.add(drive)
-        size_bytes += record.size_bytes
-        if record.size_bytes > MAX_BYTES or size_bytes > MAX_BYTES_TOGETHER:
+        size_bytes += entry.size_bytes
+        if entry.size_bytes > MAX_BYTES or size_bytes > MAX_BYTES_TOGETHER:
             return None
-        path = file_of(record.path) if record.offset else record.path
-        files.append((drive.files.objects_fd, path, record.offset, record.size_bytes, record.checksum))
+        path = file_of(entry.path) if entry.offset else entry.path
+        files.append((drive.files.objects_fd, path, entry.offset, entry.size_bytes, entry.checksum))
     answer = read_cached(_prefix(batch_id, files, size_bytes), tuple(files))
     return None if answer is None else (answer, size_bytes)
 
@@ -89,12 +89,12 @@ def answer_from_file(
     found = None if bucket_uuid is None else store.drive_set.cached(bucket_uuid, request.name[0])
     if found is None:
         return None
-    drive, record = found
-    size_bytes = record.size_bytes
-    if record.offset or not MAX_BYTES < size_bytes <= min(FILE_FRAME_BYTES, request.initial_credit_bytes):
+    drive, entry = found
+    size_bytes = entry.size_bytes
+    if entry.offset or not MAX_BYTES < size_bytes <= min(FILE_FRAME_BYTES, request.initial_credit_bytes):
         return None
-    prefix = encode_single(batch_id, size_bytes, record.checksum, digest_of_ok(record.checksum), pb.UNCHECKED)
-    frame = opened(prefix, [drive.files.objects_fd], [record.path], [0], [size_bytes])
+    prefix = encode_single(batch_id, size_bytes, entry.checksum, digest_of_ok(entry.checksum), pb.UNCHECKED)
+    frame = opened(prefix, [drive.files.objects_fd], [entry.path], [0], [size_bytes])
     if frame is not None and not frame.cached:
         frame.close()
         return None

@@ -72,18 +72,18 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
             # A composed object may replace its own source. A retry then does not find the source.
             if not header.condition.write_id:
                 raise
-            record = await self._node.read(done_earlier, self._node.store, header)
-            if record is None:
+            entry = await self._node.read(done_earlier, self._node.store, header)
+            if entry is None:
                 raise
             again = pb.ComposeRequest(object=header, inherit_metadata=True)
             again.part.add().range.CopyFrom(
-                pb.ComposeRange(bucket=header.bucket, name=header.name, version=str(record.version))
+                pb.ComposeRange(bucket=header.bucket, name=header.name, version=str(entry.version))
             )
             try:
                 # It may not have enough replicas yet. Its checks were made at the first attempt.
                 return await self._store(Composing(again, self._sources))
             except ObjectNotFound:
-                return info_of(header.bucket, header.name, record)  # it has been replaced since
+                return info_of(header.bucket, header.name, entry)  # it has been replaced since
 
     async def _store(self, composing: Composing) -> objects.ObjectInfo:
         async with aclosing(composing.messages()) as messages:

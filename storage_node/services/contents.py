@@ -95,7 +95,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         found = self._store.objects(request.bucket, request.prefix)
 
         def count_some() -> bool:
-            some = [(name, record.size_bytes) for name, record in itertools.islice(found, PAGE_NAMES)]
+            some = [(name, entry.size_bytes) for name, entry in itertools.islice(found, PAGE_NAMES)]
             tally.add(some)
             return len(some) == PAGE_NAMES
 

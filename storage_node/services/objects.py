@@ -133,8 +133,8 @@ class ObjectsService:
         OutcomeUnknown."""
         if (replica_set := self._writes.replica_set(header.bucket)) is not None:
             return await self._writes.done_earlier(replica_set, header)
-        record = await self._node.read(done_earlier, self._store, header)
-        return info_of(header.bucket, header.name, record) if record is not None else None
+        entry = await self._node.read(done_earlier, self._store, header)
+        return info_of(header.bucket, header.name, entry) if entry is not None else None
 
     async def store_messages(
         self, messages: AsyncIterator[pb.PutRequest], take_as_they_come: Callable[[], None] | None = None
@@ -156,11 +156,11 @@ class ObjectsService:
                 if first.HasField("header") and take_as_they_come is not None:
                     take_as_they_come()
                     taken_together = (first,)  # saves a switch to a thread, as costly as a small PUT
-                elif (record := await self._node.read(put.take, first)) is not None:
-                    return info_of(put.header.bucket, put.header.name, record)
+                elif (entry := await self._node.read(put.take, first)) is not None:
+                    return info_of(put.header.bucket, put.header.name, entry)
                 async for request in messages:
-                    if (record := await self._node.read(put.take, *taken_together, request)) is not None:
-                        return info_of(put.header.bucket, put.header.name, record)
+                    if (entry := await self._node.read(put.take, *taken_together, request)) is not None:
+                        return info_of(put.header.bucket, put.header.name, entry)
                     taken_together = ()
             raise errors.InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
         finally:
@@ -257,8 +257,8 @@ class ObjectsService:
     @counted("head")
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
         try:
-            record = await self._node.read(self._store.head, request.bucket, request.name)
-            return info_of(request.bucket, request.name, record)
+            entry = await self._node.read(self._store.head, request.bucket, request.name)
+            return info_of(request.bucket, request.name, entry)
         except errors.LoaderError as error:
             await abort(context, error)
 
@@ -294,7 +294,7 @@ class ObjectsService:
         def answer(page: ListedPage, shown: Listed) -> pb.ListResponse:
             """Build the response on a thread: thousands of messages would block the event loop."""
             return pb.ListResponse(
-                object=[info_of(request.bucket, name, record) for name, record in shown],
+                object=[info_of(request.bucket, name, entry) for name, entry in shown],
                 more=page.next is not None,
                 next=page.next or "",
                 in_doubt=page.in_doubt,
@@ -363,8 +363,8 @@ class _Put:
         Raises LoaderError.
         """
         for request in requests:
-            if (record := self._take(request)) is not None:
-                return record
+            if (entry := self._take(request)) is not None:
+                return entry
         return None
 
     def _take(self, request: pb.PutRequest) -> CatalogEntry | None:

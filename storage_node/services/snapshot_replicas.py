@@ -157,20 +157,20 @@ def _seen(store: Store, request: pb.SeenRequest) -> pb.SeenResponse:
     rows = seen_after(store, request.bucket.uuid, request.start_after, request.cut, limit + 1)
     limit = within(PAGE_BYTES, (name for name, _ in rows[:limit]))
     return pb.SeenResponse(
-        object=[_state(name, Seen(record, 0)) for name, record in rows[:limit]], more=len(rows) > limit
+        object=[_state(name, Seen(entry, 0)) for name, entry in rows[:limit]], more=len(rows) > limit
     )
 
 
 def _state(name: str, found: Seen | None) -> wire.ObjectState:
     if found is None:
         return wire.ObjectState(name=name)
-    record = found.record
+    entry = found.record
     return wire.ObjectState(
         name=name,
-        version=to_wire(record.version),
-        is_tombstone=record.is_tombstone,
-        size_bytes=record.size_bytes,
-        checksum=record.checksum,
+        version=to_wire(entry.version),
+        is_tombstone=entry.is_tombstone,
+        size_bytes=entry.size_bytes,
+        checksum=entry.checksum,
     )
 
 
@@ -181,7 +181,7 @@ def _begin(store: Store, header: pb.KeepHeader) -> KeptVersion:
     check_counter(header.ended, "end of a version")
     if not version.counter < header.ended:
         raise InvalidRequest(f"{header.name!r}: version {version} cannot have ended with the number {header.ended}")
-    record = CatalogEntry(
+    entry = CatalogEntry(
         version.epoch,
         version.counter,
         version.node,
@@ -194,7 +194,7 @@ def _begin(store: Store, header: pb.KeepHeader) -> KeptVersion:
     )
     drive = store.drive_set.at(store.drive_set.owner(header.bucket.uuid, header.name))
     file = None if header.is_tombstone else drive.stage()
-    return KeptVersion(drive, header.bucket.uuid, header.name, record, header.ended, dict(header.metadata), file)
+    return KeptVersion(drive, header.bucket.uuid, header.name, entry, header.ended, dict(header.metadata), file)
 
 
 def _commit(kept: KeptVersion) -> None:

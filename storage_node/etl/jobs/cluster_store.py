@@ -81,7 +81,7 @@ class NodeStore:
 
         def look() -> Page:
             page = self._node.store.replicas.page(bucket, prefix, start_after, most=PAGE_NAMES, most_bytes=PAGE_BYTES)
-            found = [Listed(name, record.size_bytes) for name, record in page.objects]
+            found = [Listed(name, entry.size_bytes) for name, entry in page.objects]
             found += [Listed(name, -1) for name in page.in_doubt]
             return Page(sorted(found), page.next)
 

@@ -100,8 +100,8 @@ class OwnStore:
 
     def _page(self, bucket: str, prefix: str, start_after: str) -> Page:
         found = [
-            Listed(name, record.size_bytes)
-            for name, record in self._store.objects(bucket, prefix, start_after, PAGE_NAMES)
+            Listed(name, entry.size_bytes)
+            for name, entry in self._store.objects(bucket, prefix, start_after, PAGE_NAMES)
         ]
         return Page(found, found[-1].name if len(found) == PAGE_NAMES else None)
 
@@ -161,9 +161,9 @@ def local_heads(store: Store, bucket: str, names: Sequence[str]) -> list[Stored 
 
 
 def _local_head(store: Store, bucket: str, name: str, batch: StoreBatch, position: int) -> Stored | LoaderError:
-    status, record = batch.status[position], batch.record(position)
-    if status == batch_pb.OK and record is not None:
-        return stored_of(record)
+    status, entry = batch.status[position], batch.record(position)
+    if status == batch_pb.OK and entry is not None:
+        return stored_of(entry)
     if status == batch_pb.NOT_FOUND and (fault := batch.fault(position)) is not None:
         return from_node(fault.kind or ObjectNotFound.kind, fault.message)
     try:
