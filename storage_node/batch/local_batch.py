@@ -23,8 +23,7 @@ Message: TypeAlias = bytes | FileFrame | list[bytes | memoryview]
 """A serialized SessionResponse: complete, with its payload still in files, or in parts."""
 
 _FEW_FILES = 8
-"""Up to this many files, opening them on the event loop is faster than on a thread, if the previous frame was cached.
-"""
+"""Up to this many files, opening on the event loop is faster than on a thread, if the previous frame was cached."""
 
 
 class LocalBatch:

@@ -33,8 +33,7 @@ _STEP_BYTES = 256 << 10
 _PIECE_BYTES = 1 << 20
 """Largest piece of an object that the event loop receives before it is passed on."""
 _STALL_S = 0.05
-"""Pause of a client after which the received part of a piece is passed on, so that the memory of the rest is released.
-"""
+"""Pause of a client after which the received part of a piece is passed on, and the memory of the rest released."""
 _TRICKLE_BYTES = 4 << 10
 _TRICKLE_S = 0.02
 """Pause after a late client has sent less than _TRICKLE_BYTES, so that it cannot wake the event loop for each byte."""

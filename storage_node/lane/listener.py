@@ -34,8 +34,7 @@ log = logging.getLogger(__name__)
 
 GREETING_TIMEOUT_S = 5.0
 MAX_STRANGERS = 128
-"""Maximum number of connections without a token. Beyond it, the oldest connection of the peer with the most is closed.
-"""
+"""Maximum number of connections without a token. Beyond it, the oldest one of the peer with the most is closed."""
 _IDLE_S = 1e-6
 """Idle time after which a lane without a call gives way to a new one: practically none."""
 _WAITING_SHARE = 4

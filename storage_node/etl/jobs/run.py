@@ -44,8 +44,7 @@ from storage_node.limits.memory_budget import MemoryBudget
 GROUP_OBJECTS, GROUP_BYTES = 128, 8 << 20
 """Limits on the number and size of sources that are looked up and read together."""
 DIRECT_BYTES = 64 << 10
-"""Results that are expected to be smaller are sent to their owners in groups, which costs less than a request for each.
-"""
+"""Results expected to be smaller are sent to their owners in groups, which costs less than a request for each."""
 _GROUPS = 3
 """Number of groups in progress."""
 _HELD_BYTES = 64 << 20

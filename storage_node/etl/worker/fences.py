@@ -33,8 +33,8 @@ _ENTRIES_LOOKED_AT = 4000
 """Maximum number of entries of a worker's folder that are counted, so that a check takes milliseconds."""
 NICENESS = 5
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
-"""Environment variables that a worker keeps: those that locate programs and libraries. None of them contains a
-credential."""
+"""Environment variables that a worker keeps: those that locate programs and libraries. None of them identifies
+this node or contains a credential."""
 
 _SWITCH = """
 import os, sys

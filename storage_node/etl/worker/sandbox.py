@@ -76,8 +76,7 @@ class _Calls:
     away: tuple[int, ...]
     """socket, io_uring_setup (which makes sockets, too), setpgid, setsid."""
     shared: tuple[int, ...]
-    """add_key, request_key, keyctl, shmget, shmat: access to what other processes of the same user keep in the kernel.
-    """
+    """add_key, request_key, keyctl, shmget, shmat: access to kernel objects of other processes of the same user."""
     prlimit: int
     """prlimit64, which a command may use for its own process only (pid 0): otherwise it could remove limits of the
     node."""
