@@ -274,8 +274,7 @@ class Gather:
         self._changed.set()
 
     def _without_untransformed(self, sender: Sender, frame: Frame) -> Frame:
-        """Reject untransformed entries, see `ais_loader.requests`. Here it is known which node has sent them. Pieces
-        are left to the client."""
+        """Reject untransformed entries (`ais_loader.values.requests`) of a node. Pieces are left to the client."""
         which = self._request.transform_index
         transformed = np.array([which[at] if which else 0 for at in sender.positions], np.bool_)
         endpoint = self._routing.view.nodes[sender.node].endpoint
