@@ -148,7 +148,7 @@ class Assembly:
         )
         self.calls = TransformCalls(etl, membership.node_uuid, PeerStates(node, writes.channels))
         self.cluster = ClusterService(node, membership, acceptor_store, at.told_peer_endpoint, self.check.is_inside)
-        self._map_sync = lambda: MapSync(
+        self._map_sync: Callable[[], MapSync] = lambda: MapSync(
             node.learn, membership, acceptor_store, at.endpoint(), at.peer_endpoint(), node.caller
         )
         self._node = node
