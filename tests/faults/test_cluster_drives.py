@@ -17,7 +17,7 @@ from ais_loader import connect, errors
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.ops import drive_commands, node_file
+from storage_node.ops import drive_commands, node_file, peer_secret
 from storage_node.ops.drive_commands import NodeOfDrives
 from storage_node.ops.node_file import NodeFile
 from tests.faults.eio_kit import EioShim
@@ -32,6 +32,7 @@ from tests.faults.ledger_kit import (
     reading,
     writing,
 )
+from tests.peer_kit import PROCESS_OPERATOR
 from tests.store.small_drive import small_drive
 
 pytestmark = pytest.mark.slow  # real processes, killed and awaited
@@ -47,6 +48,7 @@ class Cluster:
     def __init__(self, root: Path, processes: ClusterProcesses) -> None:
         self.root = root
         self.processes = processes
+        peer_secret.make(root, PROCESS_OPERATOR.secret)
         for number, node in enumerate(processes.nodes):
             endpoint = node.url.removeprefix("grpc://")
             node_file.write(root / f"node-{number}", NodeFile(processes.uuid_of(number).hex(), endpoint))
