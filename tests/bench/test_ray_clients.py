@@ -102,7 +102,7 @@ def test_a_store_that_all_machines_can_reach_is_taken() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("get", "--clients", "2"), 2, "give --ray too"),
+        (("get", "--clients", "2"), 2, "--clients needs --ray"),
         (("get", "--ray", "localhost:1"), 1, "no Ray cluster at localhost:1"),
         (("get", "--ray", "here"), 1, "'here' is no address of a Ray cluster"),
         (("put", "--ray", "localhost:1", "--clients", "2"), 2, "one writer"),

@@ -39,8 +39,8 @@ def test_a_transform_of_another_user_reads_no_bucket_and_no_secret(public: Path)
     )
     if probe.returncode:
         pytest.skip(f"nobody cannot run {PYTHON} with this tree")
-    settings = {"etl_user": "nobody", "etl_python": PYTHON}
-    arguments = ["--etl-command", "sh", *(word for one in settings.items() for word in ("--set", "=".join(one)))]
+    settings = {"etl_user": "nobody", "etl_python": PYTHON, "etl_sandbox": "off"}
+    arguments = ["--etl-code", *(word for one in settings.items() for word in ("--set", "=".join(one)))]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(TREE)}
     with (
         NodeProcess([public / "drive"], arguments=arguments, environment=environment, own_secret=True) as node,
