@@ -77,7 +77,7 @@ class DamageSoak(ClusterSoak):
         outcome = super().run(events, duration_s)
         found = mended = 0
         for member in self.members:
-            if (progress := ask_node(member.endpoint).progress) is not None:
+            if (progress := ask_node(member.endpoint, self._operator).progress) is not None:
                 found += progress.scrub.found
                 mended += progress.scrub.mended
         outcome.figures |= {"damaged copies that were found": found, "damaged copies that were repaired": mended}
