@@ -193,6 +193,18 @@ def test_a_command_changes_no_modes_and_attributes_of_files(held: Place, free: P
         assert os.listxattr(file) == []
 
 
+@NEEDS_SECCOMP
+def test_a_command_changes_no_times_of_files(held: Place, free: Place, tmp_path: Path) -> None:
+    """`touch` of its own files succeeds."""
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    before = file.stat().st_mtime_ns
+    held.run(f"touch own; touch -d 2001-01-01 own {file}")
+    assert file.stat().st_mtime_ns == before
+    free.run(f"touch -d 2001-01-01 {file}")
+    assert file.stat().st_mtime_ns < before
+
+
 @NEEDS_LANDLOCK
 def test_a_command_changes_no_object_by_the_descriptor_of_its_input(held: Place) -> None:
     script = f"set -e; echo changed > $0 || echo changed 1<> $0\n#{'x' * 5_000_000}"
@@ -233,6 +245,26 @@ def test_a_command_reaches_no_listener(held: Place, free: Place, tmp_path: Path)
                 listener.accept()
 
 
+@NEEDS_SECCOMP
+def test_a_command_sends_no_datagram_by_a_pair_of_sockets(held: Place, free: Place, tmp_path: Path) -> None:
+    """A socket of a pair of datagram sockets sends to any address. A pair of streams does not, and is allowed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "listener"))
+        listener.setblocking(False)
+        for kind in ("SOCK_DGRAM", "SOCK_RAW", "SOCK_DGRAM | socket.SOCK_CLOEXEC"):
+            script = (
+                f"import socket\none, _ = socket.socketpair(socket.AF_UNIX, socket.{kind})\n"
+                f"one.sendto(b'told', {str(tmp_path / 'listener')!r})\n"
+            )
+            free.run(script, "python")
+            assert listener.recv(8) == b"told"
+            assert "not permitted" in held.attempt(script, "python")
+            with pytest.raises(BlockingIOError):
+                listener.recv(8)
+    pair = "import socket\none, other = socket.socketpair()\none.send(b'x')\nprint(other.recv(8))\n"
+    assert held.run(pair, "python") == b"b'x'\n"
+
+
 @NEEDS_SIGNAL_SCOPE
 def test_a_command_signals_no_other_process(held: Place, free: Place) -> None:
     heard: list[int] = []
@@ -256,6 +288,24 @@ def test_a_command_sets_limits_of_no_other_process(held: Place, free: Place) -> 
             assert "Operation not permitted" in held.attempt(script, "python")
             assert held.run(script.partition("\n")[0] + "\n" + own, "python") == b"own\n"
             assert free.run(script + own, "python") == b"own\n"
+        finally:
+            other.kill()
+
+
+@NEEDS_SECCOMP
+def test_a_command_changes_the_scheduling_of_no_other_process(held: Place, free: Place) -> None:
+    with subprocess.Popen(["sleep", "600"]) as other:
+        try:
+            script = (
+                f"import os\nos.setpriority(os.PRIO_PROCESS, {other.pid}, 7)\n"
+                f"os.sched_setaffinity({other.pid}, {{0}})\n"
+                f"os.sched_setscheduler({other.pid}, os.SCHED_IDLE, os.sched_param(0))\nprint('done')\n"
+            )
+            before = os.getpriority(os.PRIO_PROCESS, other.pid), os.sched_getscheduler(other.pid)
+            assert held.run(script, "python") == b"done\n"
+            assert (os.getpriority(os.PRIO_PROCESS, other.pid), os.sched_getscheduler(other.pid)) == before
+            assert free.run(script, "python") == b"done\n"
+            assert (os.getpriority(os.PRIO_PROCESS, other.pid), os.sched_getscheduler(other.pid)) == (7, os.SCHED_IDLE)
         finally:
             other.kill()
 

@@ -3,10 +3,10 @@
 Three mechanisms of the kernel, all of which an ordinary user may use, restrict a command and everything that it starts:
 
 - Landlock: it reads programs and libraries, the folders that the operator adds, and its input. It writes only below its
-  scratch folder. It cannot inspect other processes, signal them, or use TCP, as far as the kernel's version supports.
-- seccomp: it cannot create a socket of any kind, change modes, owners and attributes of files, or leave its process
-  group, which ends with its worker.
-- Capabilities: it has none, even if its user is root.
+  scratch folder. It cannot look into other processes, signal them, or use TCP, as far as the kernel's version goes.
+- seccomp: it cannot make a socket that reaches another process, change modes, owners, times and attributes of files,
+  change how other processes are scheduled, or leave its process group, which ends with its worker.
+- Capabilities: it has none, also where its user is root.
 
 `offered` returns what this kernel supports. The node queries it and sends it to its workers. A worker uses every
 mechanism that it is sent, or fails. Workers import this module, so it imports little.
@@ -20,6 +20,7 @@ import errno
 import os
 import platform
 import signal
+import socket
 import stat
 import struct
 from collections.abc import Sequence
@@ -76,16 +77,21 @@ class _Calls:
     away: tuple[int, ...]
     """socket, io_uring_setup (which makes sockets, too), setpgid, setsid."""
     shared: tuple[int, ...]
-    """add_key, request_key, keyctl, shmget, shmat: access to kernel objects of other processes of the same user."""
+    """add_key, request_key, keyctl, shmget, shmat: what other processes of the same user keep in the kernel."""
+    pair: int
+    """socketpair, which a command may use for streams. A datagram socket of a pair can also send to any address."""
     prlimit: int
     """prlimit64, which a command may use for its own process only (pid 0): otherwise it could remove limits of the
     node."""
     truncating: tuple[int, ...]
     """truncate, which Landlock covers only in later versions."""
     attributes: tuple[int, ...]
-    """chmod, chown, setxattr and removexattr in all forms, and file_setattr: they change a file's mode, owner or
-    attributes. Landlock does not cover them, and they need no descriptor that may be written. They do nothing and
-    succeed: programs set the modes of their own files."""
+    """chmod, chown, setxattr, removexattr and utime in all forms, and file_setattr: they change a file's mode, owner,
+    attributes or times. Landlock does not cover them, and they need no descriptor that may be written. They do nothing
+    and succeed: programs set the modes and times of their own files."""
+    scheduling: tuple[int, ...]
+    """setpriority, sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr and ioprio_set: they could slow
+    down the node, or bind it to one processor. They do nothing and succeed, too: programs place their own threads."""
 
 
 _CALLS = {
@@ -93,20 +99,26 @@ _CALLS = {
         0xC000003E,
         (41, 425, 109, 112),
         (248, 249, 250, 29, 30),
+        53,
         302,
         (76,),
-        (90, 91, 268, 452, 92, 93, 94, 260, 188, 189, 190, 197, 198, 199, 463, 466, 469),
+        (90, 91, 268, 452, 92, 93, 94, 260, 188, 189, 190, 197, 198, 199, 463, 466, 469, 132, 235, 261, 280),
+        (141, 142, 144, 203, 314, 251),
     ),
     "aarch64": _Calls(
         0xC00000B7,
         (198, 425, 154, 157),
         (217, 218, 219, 194, 196),
+        199,
         261,
         (45,),
-        (52, 53, 452, 54, 55, 5, 6, 7, 14, 15, 16, 463, 466, 469),
+        (52, 53, 452, 54, 55, 5, 6, 7, 14, 15, 16, 463, 466, 469, 88),
+        (140, 118, 119, 122, 274, 30),
     ),
 }
 _X32_CALLS = 0x40000000
+_SOCKET_TYPES = 0xF
+"""Bits of a socket's type; the others are flags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,18 +298,20 @@ def _filter(offered: Offered) -> bytes:
     """
     calls = _CALLS[platform.machine()]
     denied = (*calls.away, *calls.shared, *(calls.truncating if offered.landlock_abi < TRUNCATE_ABI else ()))
-    skipped = calls.attributes
-    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
+    skipped = (*calls.attributes, *calls.scheduling)
+    load, mask, equal, at_least, give = 0x20, 0x54, 0x15, 0x35, 0x06
     kill, allow, fail = 0x80000000, 0x7FFF0000, 0x00050000
-    number_at, machine_at, first_argument_at = 0, 4, 16
+    number_at, machine_at, first_argument_at, second_argument_at = 0, 4, 16, 24
     left = len(denied) + len(skipped)
-    """Number of comparisons with these calls. Three instructions for prlimit64 follow, then the three ends: allow,
+    """Comparisons with these calls. 8 instructions about prlimit64 and socketpair follow, then the three ends: allow,
     skip, deny."""
     program = [(load, 0, 0, machine_at), (equal, 1, 0, calls.machine), (give, 0, 0, kill), (load, 0, 0, number_at)]
-    program.append((at_least, left + 5, 0, _X32_CALLS))
-    program += [(equal, left - at + 4, 0, call) for at, call in enumerate(denied)]
-    program += [(equal, left - at + 3, 0, call) for at, call in enumerate(skipped, len(denied))]
-    program += [(equal, 0, 2, calls.prlimit), (load, 0, 0, first_argument_at), (equal, 0, 2, 0)]
+    program.append((at_least, left + 10, 0, _X32_CALLS))
+    program += [(equal, left - at + 9, 0, call) for at, call in enumerate(denied)]
+    program += [(equal, left - at + 8, 0, call) for at, call in enumerate(skipped, len(denied))]
+    program += [(equal, 0, 2, calls.prlimit), (load, 0, 0, first_argument_at), (equal, 5, 7, 0)]
+    program += [(equal, 0, 4, calls.pair), (load, 0, 0, second_argument_at), (mask, 0, 0, _SOCKET_TYPES)]
+    program += [(equal, 1, 0, socket.SOCK_STREAM), (equal, 0, 2, socket.SOCK_SEQPACKET)]
     program += [(give, 0, 0, allow), (give, 0, 0, fail), (give, 0, 0, fail | errno.EPERM)]
     return b"".join(struct.pack("HBBI", *one) for one in program)
 
