@@ -509,7 +509,8 @@ class Bucket(BucketComposing, BucketTransforming):
     def set_metadata(self, name: str, metadata: Mapping[str, str], *, if_version: str | None = None) -> ObjectInfo:
         """Replace an object's metadata. This makes a new version of the object with the same bytes.
 
-        Keys that begin with "ais." are set by the store alone: those that the object has stay.
+        Keys that begin with "ais." are set by the store alone: those that the object has stay. They may be
+        passed as they are, such as in a changed copy of `ObjectInfo.metadata`.
 
         The store copies the bytes, without sending them through this process. If another writer replaces the object
         meanwhile, that writer's bytes are kept. With `if_version`, the object must have this version.

@@ -10,6 +10,7 @@ from ais_loader.transport.base import Transport
 from ais_loader.transport.validation import require_metadata
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.reserved import is_reserved
 
 _TRIES = 100
 
@@ -20,6 +21,10 @@ def set_metadata(
     """See `Bucket.set_metadata`."""
     if not isinstance(metadata, Mapping):
         raise errors.InvalidRequest(f"metadata maps str to str, got {type(metadata).__name__}")
+    if any(map(is_reserved, metadata)):
+        # The store keeps its own keys as they are, so metadata that was read may be written back with them.
+        there = transport.head(bucket, name).metadata
+        metadata = {key: value for key, value in metadata.items() if not is_reserved(key) or there.get(key) != value}
     require_metadata(metadata)
     for tries_left in reversed(range(_TRIES)):
         version = if_version or transport.head(bucket, name).version

@@ -71,6 +71,19 @@ def test_a_result_stays_one_as_long_as_its_bytes_do(client: Client, bucket: Buck
     assert bucket.put("copied", b"other bytes").metadata == {}
 
 
+def test_metadata_that_was_read_can_be_written_back_with_a_change(client: Client, bucket: Bucket) -> None:
+    bucket.put("a", b"bytes")
+    client.etl.init("same", lambda data: bytes(data), replace=True)
+    bucket.copy("a", "made", etl="same")
+    stamp = dict(bucket.head("made").metadata)
+    assert bucket.set_metadata("made", stamp | {"by": "me"}).metadata == stamp | {"by": "me"}
+    with pytest.raises(InvalidRequest, match="set by the store alone"):
+        bucket.set_metadata("made", stamp | {"ais.etl-source": "from/elsewhere"})
+    with pytest.raises(InvalidRequest, match="set by the store alone"):
+        bucket.set_metadata("a", stamp)
+    assert bucket.head("made").metadata == stamp | {"by": "me"}
+
+
 def raw_puts(url: str, bucket: str, name: str, data: bytes, metadata: Mapping[str, str]) -> list[tuple[str, str]]:
     """Outcomes of calls that no client of this library would make."""
     object_, found = {"bucket": bucket, "name": name, "metadata": metadata}, []
