@@ -103,6 +103,7 @@ def _fetched(lead: Any, parts: list[tuple[int, Any, int]]) -> list[Any]:
         return [source[index] for index in indices] if many is None else list(many(indices))
     batch = lead._request([source._entry(within) for _, source, within in parts])
     decoders = [source._decode for _, source, _ in parts]
+    is_decoded = any(decoder is not None for decoder in decoders)  # a decoder may be false, such as an empty Sequential
 
     def decode(item: Item) -> Any:
         own = decoders[item.index]
@@ -110,7 +111,7 @@ def _fetched(lead: Any, parts: list[tuple[int, Any, int]]) -> list[Any]:
             return item.tobytes() if item.ok else None
         return own(item)
 
-    samples = take_samples(batch, decode if any(decoders) else None)
+    samples = take_samples(batch, decode if is_decoded else None)
     told: list[Any] = []
     for source in sources.values():
         if source._on_batch is not None and source._on_batch not in told:

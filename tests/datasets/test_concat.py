@@ -139,6 +139,22 @@ def test_placeholders_reach_the_decoder_of_their_own_source(store: Client) -> No
     assert joined[:] == ["NOT_FOUND", None]
 
 
+class _FalseDecoder:
+    """A decoder that is false, as an empty `torch.nn.Sequential` is."""
+
+    def __call__(self, item: Item) -> str:
+        return f"decoded {item.index}"
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_a_decoder_that_is_false_still_decodes(store: Client) -> None:
+    decoder = _FalseDecoder()
+    joined = concat([MapDataset(store, FIRST, decoder), MapDataset(store, SECOND, decoder)])
+    assert joined.__getitems__([0, 20]) == ["decoded 0", "decoded 1"]
+
+
 def test_an_error_of_a_decoder_names_the_entry(local_store: Client) -> None:
     joined = MapDataset(local_store, FIRST) + MapDataset(local_store, THIRD, decode_badly)
     with pytest.raises(ArithmeticError) as caught:
