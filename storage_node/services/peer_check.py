@@ -129,7 +129,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if proof is None:
             raise _Refused(
                 grpc.StatusCode.UNAUTHENTICATED,
-                "this node has a peer secret, and the caller proved that of no cluster: set peer_secret_file for the "
+                "this node has a peer secret, and the call has no proof of one: set peer_secret_file for the "
                 "caller too",
             )
         claim = CallClaim(

@@ -122,7 +122,7 @@ def test_calls_of_other_times_are_refused_and_the_clock_is_named(cluster: LocalC
 def test_the_side_without_a_secret_is_named(cluster: LocalCluster, secret_file: Path, tmp_path: Path) -> None:
     node, secret = cluster.nodes[0], read_secret(secret_file)
     code, why = call(node, proved(node, Caller()))
-    assert (code, "this node has a peer secret, and the caller" in why) == (REFUSED, True)
+    assert (code, "this node has a peer secret, and the call has no proof of one" in why) == (REFUSED, True)
     code, why = call(node, proved(node, Caller(secret + "x")))
     assert (code, "the caller's peer secret is not this node's" in why) == (REFUSED, True)
     with NodeServer([tmp_path / "drive"], ServerConfig(port=0)) as bare:
