@@ -33,7 +33,7 @@ def concat(datasets: Iterable[Any]) -> ConcatDataset:
 
 
 class ConcatDataset(torch.utils.data.ConcatDataset[Any]):  # type: ignore[misc]  # torch is not type-checked here
-    """What `concat` returns. Indices work like those of a MapDataset."""
+    """The dataset that `concat` returns. Indices work like those of a MapDataset."""
 
     def __init__(self, datasets: Iterable[Any]) -> None:
         if hasattr(datasets, "__getitems__"):

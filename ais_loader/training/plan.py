@@ -25,7 +25,7 @@ from ais_loader.values.pipeline import args_text, to_pipeline
 
 STATE_VERSION = 1
 Tail: TypeAlias = Literal["repeat", "drop", "uneven"]
-"""What ranks do at the end of an epoch whose steps they cannot divide equally: see `split_steps`."""
+"""Choice of what ranks do at the end of an epoch whose steps they cannot divide equally: see `split_steps`."""
 _CHECKED_ENTRIES = 64
 
 

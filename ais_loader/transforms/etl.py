@@ -67,7 +67,7 @@ class NodeCommandInfo:
     """A command that the operator of some nodes has listed."""
 
     name: str
-    """The name to use in `NodeCommand`."""
+    """The name that a NodeCommand refers to it by."""
     arguments: str
     """The arguments with their types and defaults, such as "rate:int(8000,48000)=16000"."""
     nodes: tuple[str, ...]

@@ -13,7 +13,7 @@ from ais_loader import errors
 from ais_loader.wire.reserved import reserved_fault
 
 MAX_COPIES = 2**32 - 1
-"""Of an object: what a request can carry. A store keeps at most one on each host."""
+"""Copies of an object that a request can ask for. A store keeps at most one on each host."""
 MAX_METADATA_BYTES = 4096
 """Of keys and values in UTF-8, together: the nodes' limit."""
 

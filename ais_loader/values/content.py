@@ -12,7 +12,7 @@ from ais_loader.errors import InvalidRequest
 
 CHUNK_BYTES = 1 << 20
 _COPIED_BYTES = 256 << 10
-"""Of a chunk that is copied: it is still in the processor's caches when the copy is read."""
+"""Size of a chunk that is copied. It is still in the processor's caches when the copy is read."""
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Content: TypeAlias = Buffer | os.PathLike[str] | IO[bytes]
 

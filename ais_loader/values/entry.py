@@ -152,7 +152,7 @@ class ObjectInfo:
     modified_ns: int
     """The wall-clock time of the commit, in nanoseconds since the epoch. It is for people: nothing is ordered by it."""
     metadata: dict[str, str] = field(default_factory=dict)
-    """What `put` or `set_metadata` stored with the object."""
+    """The metadata that `put` or `set_metadata` stored with the object."""
 
     def entry(self, *, pinned: bool = False) -> Entry:
         """Return the Entry that fetches the whole object; with `pinned`, only in this version."""

@@ -32,7 +32,7 @@ Clock = Callable[[], float]
 
 
 class CallClaim(NamedTuple):
-    """What a proof is about, as the call's metadata has it. `node` and `map_version` are empty for an operator."""
+    """The call that a proof is for, by its metadata. `node` and `map_version` are empty for an operator."""
 
     method: str
     role: str

@@ -31,7 +31,7 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._outside: Path | None = None
-        """Parent of the folders of workers that are another user."""
+        """Parent of the folders of workers that run as another user."""
         self._cleared = False
 
     def new_file(self) -> int:

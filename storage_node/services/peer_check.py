@@ -150,7 +150,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             )
 
     def _addresses(self, of_clients: bool) -> set[str]:
-        """Return the addresses by which others know a listener."""
+        """Addresses by which others know a listener."""
         config, view, position = self._node.config, self._membership.view, self._membership.position
         member = view.nodes[position] if view is not None and position is not None else None
         if of_clients:

@@ -68,7 +68,7 @@ def read_file(path: Path) -> Settings:
 
 
 def read_assignments(given: Iterable[str]) -> Settings:
-    """Of NAME=VALUE, in which NAME may be `tenant_weights.TENANT`, `etl_commands.COMMAND` or `nodes.NODE.NAME`.
+    """Parse NAME=VALUE, in which NAME may be `tenant_weights.TENANT`, `etl_commands.COMMAND` or `nodes.NODE.NAME`.
 
     Raises WrongSetting.
     """

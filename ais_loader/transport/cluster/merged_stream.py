@@ -69,7 +69,7 @@ class MergedStream:
         self._senders: dict[int, Sender] = {}
         self._later: list[tuple[float, Share]] = []
         self._damaged_at: dict[int, int] = {}
-        """By position, how much of an entry had come when a holder last found its copy damaged."""
+        """Bytes of an entry that had arrived when a holder last found its copy damaged, by position."""
         self._closed = self._done = False
         self._hedging = members.hedging
         self._hedging.budget.asked(self._columns.count)
@@ -310,7 +310,7 @@ class MergedStream:
                 self._assign(Share(positions, error=errors.NodeUnavailable(faults[positions[0]].message)))
 
     def _damaged_further(self, positions: Sequence[int]) -> list[int]:
-        """Of entries that a holder has damaged, those that had progressed since another holder said the same.
+        """Return the entries that have progressed since another holder found its copy of them damaged, too.
 
         Pieces are compared before they are sent, so what has come of an entry is right, and the next holder goes on
         behind it. Holders that have damaged what came before may have the rest: all of them are asked again. That ends,

@@ -36,7 +36,7 @@ class Failures:
         """For each position: the most severe status that a node has reported, with its reason."""
         self._asked: dict[int, set[int]] = {}
         self._damaged_at: dict[int, int] = {}
-        """For each position: the bytes of an entry that had arrived when a holder last found its replica damaged."""
+        """Bytes of an entry that had arrived when a holder last found its copy damaged, by position."""
         self._recoveries = self._soft_errors = 0
 
     def note(self, position: int, status: int, fault: EntryFault) -> None:

@@ -78,9 +78,9 @@ _READ_BYTES = 256 << 10
 _TOLD = 2000
 """Maximum length of an error, in characters."""
 _STDERR_BYTES = 16 << 10
-"""Bytes from the end of a command's stderr that are copied to the log of its transform."""
+"""The end of a command's stderr, of this size, goes to the log of its transform."""
 _LAST_LINES, _LAST_CHARACTERS = 5, 400
-"""The part of it that the error of its object contains."""
+"""Lines and characters of that end that the error of the object has."""
 
 
 def room_for(size_bytes: int) -> int:

@@ -48,7 +48,7 @@ Bytes: TypeAlias = bytearray | memoryview
 class _Damage(NamedTuple):
     path: Path
     at: int
-    """Of the first byte that belongs to no record."""
+    """Position of the first byte that belongs to no record."""
     type: int
     is_followed: bool
     """Whether records follow, or this is one but for its type."""
@@ -69,7 +69,7 @@ class _Damage(NamedTuple):
 
 
 class LogGuard:
-    """Of one catalog. Remembers how far each file is sound, so that the next look reads only what was added.
+    """Guard of one catalog. It remembers how far each file is sound, so that the next look reads only what was added.
 
     Belongs to one thread at a time.
     """
@@ -148,7 +148,7 @@ def _end_of_records(fd: int, at: int, size_bytes: int) -> int:
 
 
 def _end_in(data: Bytes, at: int) -> int:
-    """As `_end_of_records`, in bytes that begin with a block."""
+    """Do the same as `_end_of_records`, in bytes that begin with a block."""
     unpack, checksum, header_bytes, size_bytes = _HEADER.unpack_from, crc32c, _HEADER.size, len(data)
     while True:
         room = BLOCK_BYTES - at % BLOCK_BYTES
@@ -171,7 +171,7 @@ def _masked(crc: int) -> int:
 
 
 def _damage(path: Path, fd: int, at: int, size_bytes: int) -> _Damage | None:
-    """What is behind the last record, unless the file just ends there. Raises OSError."""
+    """Return the damage behind the last record; None if the file just ends there. Raises OSError."""
     base = at - at % BLOCK_BYTES
     block = memoryview(os.pread(fd, max(0, min(BLOCK_BYTES, size_bytes - base)), base))
     rest, is_last = block[at - base :], base + BLOCK_BYTES >= size_bytes

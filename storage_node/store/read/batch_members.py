@@ -27,7 +27,7 @@ class MemberPart:
     """A member, or a range of it. Holding it keeps the shard's file open."""
 
     name: str
-    """Of the archive."""
+    """Name of the archive."""
     shard: OpenShard
     member: Member
     start: int
@@ -51,7 +51,7 @@ class MemberPart:
             yield from pieces
 
     def checked_pieces(self, offset: int = 0) -> Iterator[bytes]:
-        """As `pieces`, each of them verified before it is returned.
+        """Return the same as `pieces`, each piece verified before it is returned.
 
         Raises FileNotFoundError if the archive has been replaced and its block checksums are gone.
         """
