@@ -1,9 +1,9 @@
-"""Archive, one face over all kinds: makes the index of its members, then reads them.
+"""Archive interface shared by all kinds: builds the index of an archive's members, then reads them.
 
-Making an index (`ShardIndexer`, `index_shard`) is one pass over the shard, as its bytes come in or from its file.
-Reading (`Archive`) is by name or Member: in a tar, and of stored members of a zip, a member is a range of the file
-(`file_range`), which others may read as they read any range; else it is unpacked from the nearest restart point. What
-has no restart points near enough `needs_copy` (copies.py), and is then read as a plain tar.
+`ShardIndexer` and `index_shard` build an index in one pass over the shard, either as its bytes arrive or from its file.
+`Archive` reads by name or by Member. In a tar, and for stored members of a zip, a member is a range of the file
+(`file_range`), which callers may read like any other range. Every other member is decompressed from the nearest restart
+point. A shard whose restart points are too far apart `needs_copy` (unpack_cache.py) and is then read as a plain tar.
 
 Threads: an Archive may be used from any number of threads; an indexer belongs to one.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ShardIndexer:
-    """The index of a shard whose bytes pass by, as in a PUT. A zip passes too, but is looked at only in `finish`."""
+    """Indexer of a shard whose bytes are streamed through it, as in a PUT. A zip is only read in `finish`."""
 
     def __init__(self, name: str, limits: Limits = DEFAULT_LIMITS) -> None:
         self._name, self._limits = name, limits
@@ -46,8 +46,11 @@ class ShardIndexer:
         self._tar = TarIndexer(limits)
 
     def feed(self, chunk: Buffer) -> None:
-        """Raises NotAnArchive, ArchiveDamaged, ArchiveUnsupported, ArchiveTooLarge, LibraryMissing: the shard can have
-        no index, and is stored all the same."""
+        """Index the next bytes.
+
+        Raises NotAnArchive, ArchiveDamaged, ArchiveUnsupported, ArchiveTooLarge or LibraryMissing if the shard cannot
+        be indexed. It is stored nevertheless.
+        """
         view = memoryview(chunk).cast("B")
         self._size += len(view)
         if self._kind is not None:
@@ -58,7 +61,7 @@ class ShardIndexer:
             self._begin()
 
     def finish(self, source: ByteSource) -> MemberIndex:
-        """`source`: the shard as it was stored. Raises as `feed` does."""
+        """Return the index. `source` is the shard as it was stored. Raises as `feed` does."""
         if self._kind is None:
             self._begin()
         kind = self._kind
@@ -91,7 +94,7 @@ class ShardIndexer:
 
 
 def index_shard(source: ByteSource, name: str, limits: Limits = DEFAULT_LIMITS) -> MemberIndex:
-    """The index of a shard that is stored already. Raises as ShardIndexer does."""
+    """Index a shard that is already stored. Raises as ShardIndexer does."""
     indexer = ShardIndexer(name, limits)
     if recognise(name, source.pread(MAGIC_BYTES, 0)) is ArchiveKind.ZIP:
         return index_zip(source, limits)
@@ -104,7 +107,7 @@ class Archive:
     """One shard and its index."""
 
     def __init__(self, source: ByteSource, index: MemberIndex, limits: Limits = DEFAULT_LIMITS) -> None:
-        """`source` must be what `index` was made from: MemberIndex.open checks that for files.
+        """`source` must be what `index` was built from. MemberIndex.open checks that for files.
 
         Raises ArchiveIndexError, LibraryMissing.
         """
@@ -128,7 +131,7 @@ class Archive:
 
     @property
     def stretch_bytes(self) -> int:
-        """The most that is unpacked in front of a member of a compressed tar; 0 for others."""
+        """Maximum number of bytes decompressed before a member of a compressed tar; 0 for other kinds."""
         return self._view.stretch_bytes if self._view else 0
 
     @property
@@ -137,40 +140,41 @@ class Archive:
         return self.stretch_bytes > MAX_STRETCH_BYTES
 
     def content(self) -> Iterator[bytes]:
-        """The uncompressed tar, all of it, in pieces: what a decompressed copy holds."""
+        """Iterate over the uncompressed tar in pieces: the contents of a decompressed copy."""
         chunks = chunks_of(self.source)
         if not self.kind.is_compressed_tar:
             return chunks
-        # Found to be no bomb when it was indexed, perhaps in other chunks.
+        # Indexing has already ruled out a bomb, but it may have used different chunks.
         return unpacked(self.kind, chunks, replace(self.limits, free_bytes=max(1, self.index.content_bytes)))
 
     def on_copy(self, copy: ByteSource) -> Archive:
-        """The same members, read from what `content` gave."""
+        """Return an archive with the same members that reads from a copy of `content`."""
         return Archive(copy, self.index.with_plan(ArchiveKind.TAR, b""), self.limits)
 
     def file_range(self, member: Member) -> tuple[int, int] | None:
-        """Offset and length of the member's bytes in the file; None where they are packed."""
+        """Offset and length of the member's bytes in the file, or None if they are compressed."""
         if self._view is None and member.method == STORED:
             return member.offset_bytes, member.size_bytes
         return None
 
     def pieces(self, member: Member, start: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """A range of a member, in pieces of at most a few MiB.
+        """Iterate over a range of a member, in pieces of at most a few MiB.
 
-        A whole member is verified: its last piece is given only when the checksum is right. A range is verified by
-        nothing but the checksums of its compression, unless the source verifies what it reads (`CheckedSource`).
+        A whole member is verified: its last piece is yielded only if the checksum matches. A range is verified only by
+        the checksums of its compression format; see `verify`.
 
         Raises:
             RangeError: the range is not within the member; nothing was read.
-            MemberCorrupt: the bytes are not those that the index was made from.
-            ArchiveDamaged: they cannot be unpacked.
+            MemberCorrupt: the bytes differ from those that were indexed.
+            ArchiveDamaged: they cannot be decompressed.
         """
         start, stop = range_within(member.size_bytes, start, length)
         pieces = self._pieces(member, start, stop)
         return self._verified(member, pieces) if stop - start == member.size_bytes else pieces
 
     def verify(self, member: Member) -> None:
-        """Compare all of the member with its checksum, in bounded memory: before a range of it that must be right.
+        """Compare the whole member with its checksum, in bounded memory. Call it before reading a range that must be
+        correct.
 
         Raises as `pieces` does.
         """
@@ -191,7 +195,7 @@ class Archive:
         return self._inflated(member, start, stop)
 
     def _inflated(self, member: Member, start: int, stop: int) -> Iterator[bytes]:
-        """A deflated member has one restart point, its beginning."""
+        """Inflate a deflated member. Its only restart point is its beginning."""
         at = 0
         for piece in unpack(self.source, member.offset_bytes, member.packed_bytes, member.size_bytes, member.method):
             if at + len(piece) > start:
@@ -219,7 +223,7 @@ class Archive:
 def open_archive(
     source: ByteSource, name: str, index: MemberIndex | None = None, limits: Limits = DEFAULT_LIMITS
 ) -> Archive:
-    """The archive that an object is, by its name and first bytes; without an index, one is made first.
+    """Open an object as an archive, by its name and first bytes. Builds the index first if there is none.
 
     Raises NotAnArchive, and as ShardIndexer and Archive do.
     """

@@ -1,7 +1,7 @@
-"""Frame walker over a row of compressed frames as it comes: pieces are gathered, however chunks cut them.
+"""Frame parser for a sequence of compressed frames that arrives in chunks of any size; it reassembles the parts.
 
-What zstd and lz4 have in common: a magic number, a header, blocks that say how long they are, perhaps a trailer; and
-skippable frames between, of the same form in both. What a piece means is for the format to say.
+zstd and lz4 share this structure: a magic number, a header, blocks that start with their length, and an optional
+trailer. Skippable frames between them have the same form in both. The subclass for each format interprets the parts.
 
 Source: RFC 8878, 3.1; LZ4 frame format description 1.6.4.
 """
@@ -21,7 +21,7 @@ _MAGIC_BYTES = 4
 
 
 class Part(IntEnum):
-    """What is being gathered."""
+    """Kind of the part that is being collected."""
 
     MAGIC = 0
     HEADER = 1
@@ -33,7 +33,7 @@ class Part(IntEnum):
 
 
 class FrameWalk(Decoder):
-    """The walk; a format says what follows each piece by `_expect`."""
+    """Base class of the frame parsers. A subclass announces the next part with `_expect`."""
 
     format_name: str
 
@@ -42,9 +42,9 @@ class FrameWalk(Decoder):
         self._held = bytearray()
         self._part, self._need = Part.MAGIC, _MAGIC_BYTES
         self._any = False
-        """Whether there was a frame that is not skippable."""
+        """True after a frame that is not skippable."""
         self._at = 0
-        """Where what is held began."""
+        """Offset at which the held bytes begin."""
         self._skip = 0
 
     def _expect(self, part: Part, length: int = _MAGIC_BYTES) -> None:
@@ -76,7 +76,7 @@ class FrameWalk(Decoder):
             raise ArchiveDamaged(f"byte {self.packed_bytes}: the {self.format_name} stream ends too early")
 
     def _take(self) -> bytes:
-        """What is held is complete."""
+        """Process the held bytes, which form a complete part."""
         piece, at = bytes(self._held), self._at
         self._at += len(piece)
         self._held.clear()
@@ -91,8 +91,9 @@ class FrameWalk(Decoder):
 
     @abstractmethod
     def _header_bytes(self, begun: bytearray) -> int:
-        """The length of a frame's header, by its first bytes."""
+        """Return the length of a frame's header, given its first bytes."""
 
     @abstractmethod
     def _took(self, piece: bytes, at: int) -> bytes:
-        """Decide by one piece, that of byte `at`, what comes next; returns what it unpacks to. Raises as `feed`."""
+        """Process one part, found at byte `at`: announce the next one and return the decompressed bytes. Raises as
+        `feed`."""

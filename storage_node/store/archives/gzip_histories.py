@@ -1,12 +1,12 @@
-"""Sparse windows of gzip restart points: of the 32 KiB before one only what is needed to read on, which packs well.
+"""Sparse windows of gzip restart points: the part of the preceding 32 KiB that reading on requires, compressed.
 
-Deflate may refer to any of those bytes, but only the next 32 KiB of output can reach them, and sound, images and text
-that has changed its subject refer to few. Which ones, an inflater tells when it is given two histories whose bytes at
-every place differ from each other, and together spell the place: where its two answers differ, the byte came from the
-history, and the two octets say from where. The rest of the history becomes zeros; those in front are left out, since a
-shorter history lies at the end of the window.
+Deflate may refer to any of those bytes, but only from the next 32 KiB of output. Sound, images and text that has
+changed its subject refer to few of them. To find which ones, the data is inflated twice, with two histories whose bytes
+differ at every position and together encode the position. Wherever the two outputs differ, the byte was copied from the
+history, and the two octets give the position it was copied from. All other bytes of the history are replaced by zeros.
+Leading zeros are omitted, because a shorter history is aligned to the end of the window.
 
-Source: RFC 1951; Knespel and Brunst, "Rapidgzip", 2023, for histories of needed bytes alone.
+Source: RFC 1951; Knespel and Brunst, "Rapidgzip", 2023, for windows reduced to the bytes that are needed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ HISTORY_BYTES = 32 << 10
 _LEVEL = 1
 _PLACES = np.arange(HISTORY_BYTES)
 _LOW = (_PLACES & 0xFF).astype(np.uint8)
-# One more than the upper bits, so that it is never the same octet.
+# The upper bits plus one are added, so that it never equals the octet in `_LOW`.
 _BOTH = (_LOW + 1 + (_PLACES >> 8)).astype(np.uint8)
 _SPELLED = _LOW.tobytes(), _BOTH.tobytes()
 
 
 def packed_history(history: bytes, read_on: Callable[[bytes], bytes]) -> bytes:
-    """What is kept of a history of HISTORY_BYTES; nothing when none of it is needed.
+    """Compress the necessary part of a history of HISTORY_BYTES; empty if none of it is needed.
 
-    `read_on`: the first HISTORY_BYTES (or all there are) of what the data after the point unpacks to with a history.
+    `read_on` takes a history and returns the first HISTORY_BYTES (or fewer, at the end) of the data decompressed after
+    the point with it.
     """
     low, both = (np.frombuffer(read_on(spelled), np.uint8) for spelled in _SPELLED)
     from_history = low != both
@@ -43,7 +44,7 @@ def packed_history(history: bytes, read_on: Callable[[bytes], bytes]) -> bytes:
 
 
 def unpacked_history(packed: bytes | memoryview) -> bytes:
-    """Raises zlib.error when it is none, or more than one window."""
+    """Decompress a history. Raises zlib.error if it is invalid or larger than one window."""
     if not packed:
         return b""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)

@@ -1,12 +1,13 @@
 """Random access into a gzip file, from restart points kept in a member index.
 
-Deflate refers to the 32 KiB before, and blocks begin at any bit, so a point is three things: a place in the file, how
-many bits of the octet before it belong to it, and what is needed of the history (gzip_histories.py). The library
-indexed_gzip finds them, once; reading needs zlib alone: the history is a preset dictionary, and the bits are brought
-into place by empty blocks in front of them. Histories stay in the mapped index until they are wanted.
+Deflate refers to the preceding 32 KiB, and blocks can begin at any bit. A restart point therefore has three parts: an
+offset in the file, the number of bits of the preceding octet that belong to it, and the necessary part of the history
+(gzip_histories.py). The library indexed_gzip finds the points, once. Reading needs only zlib: the history becomes a
+preset dictionary, and empty blocks are inserted in front of the data to shift its bits into place. Histories stay in
+the mapped index until they are needed.
 
-Where a read ended, another often begins: members are asked for in the order of the archive as a rule. So a view keeps
-a few inflaters as they were left, and goes on with the one that is nearest.
+Members are usually read in the order of the archive, so a read often starts where another one ended. A view therefore
+keeps a few inflaters in the state in which a read left them, and continues with the nearest one.
 
 Threads: a view may be used from any number of threads at once.
 
@@ -33,15 +34,17 @@ from storage_node.store.archives.inflating import PIECE_BYTES
 from storage_node.store.archives.source import ByteSource, SourceFile, read_exactly
 
 GAP_BYTES = 128 << 10
-"""Between points: reading a member costs half of it on average. A history takes a few KiB of text, less of sound."""
+"""Distance between points. Reading a member decompresses half of it in addition, on average. A history takes a few KiB
+for text, less for sound."""
 MAX_GAP_BYTES = 16 << 20
 POINTS = 16 << 10
-"""From 2 GiB of tar on, points lie further apart; from 256 GiB on there are more of them instead."""
+"""Maximum number of points. From 2 GiB of tar on, the points are further apart; from 256 GiB on, there are more of
+them."""
 KEPT_STREAMS = 2
-"""Inflaters that a view keeps where they stopped: about 100 KiB each."""
+"""Number of inflaters that a view keeps in their final state; about 100 KiB each."""
 
 _POINTS_AT_ONCE = 512
-"""The library holds the whole history of each point that it has found: it is asked for so many at a time."""
+"""Points requested from the library at a time. It keeps the complete history of each point that it has found."""
 _MAGIC = b"GZIDX\x01\0"
 _HEAD = struct.Struct("<7sQQIII")
 _POINT = struct.Struct("<QQBB")
@@ -50,7 +53,7 @@ _READ_BYTES = 64 << 10
 _TRAILER_BYTES = 8
 _GZIP_MEMBER = zlib.MAX_WBITS | 16
 
-# Deflate blocks that hold nothing, as (bits, how many): by fixed codes, and by codes that make the number odd.
+# Empty deflate blocks, as (bits, number of bits): one with fixed codes, and one with dynamic codes and an odd length.
 _FIXED = (0b010, 10)
 _ODD_PARTS = (
     (0b100, 3),
@@ -73,11 +76,11 @@ class _Point(NamedTuple):
     content_at: int
     bits: int
     history: bytes
-    """Empty where a gzip member's deflate data begins."""
+    """Empty at the beginning of a gzip member's deflate data."""
 
 
 def build_gzip_points(source: ByteSource, content_bytes: int) -> bytes:
-    """Restart points of a gzip file that a pass has found sound: the plan, see FORMAT.md.
+    """Find the restart points of a gzip file that a complete pass has verified, and encode them as a plan (FORMAT.md).
 
     Raises LibraryMissing, ArchiveDamaged.
     """
@@ -86,7 +89,7 @@ def build_gzip_points(source: ByteSource, content_bytes: int) -> bytes:
     bits, histories = bytearray(), bytearray()
     for point in _found_points(source, content_bytes, gap):
         if content_at and content_at[-1] == point.content_at:
-            packed_at.pop(), content_at.pop(), ends.pop(), bits.pop()  # an empty gzip member, or the end of one
+            packed_at.pop(), content_at.pop(), ends.pop(), bits.pop()  # an empty gzip member, or the end of a member
             del histories[ends[-1] if ends else 0 :]
         if point.history:
             histories += packed_history(point.history, partial(_read_on, source, point))
@@ -119,21 +122,22 @@ def _found_points(source: ByteSource, content_bytes: int, gap: int) -> Iterator[
             with indexed_gzip.IndexedGzipFile(fileobj=SourceFile(source), spacing=gap) as file:
                 if last is not None:
                     file.import_index(fileobj=io.BytesIO(_exchange_file(source, content_bytes, gap, last)))
-                file.seek(reached - 1)  # finds the points on the way
+                file.seek(reached - 1)  # finds the points up to there
                 file.export_index(fileobj=exported)
         except (OSError, ValueError) as error:
             raise ArchiveDamaged(f"no restart points can be made for the gzip file: {error}") from None
         behind = -1 if last is None else last.content_at
-        # One at the end would have nothing to be read from it.
+        # A point at the very end would have nothing after it to read.
         found = [point for point in _points_of(exported.getvalue()) if behind < point.content_at < content_bytes]
         yield from found
-        # One deflate block may be as long as the file: what has no point is not gone through again and again.
+        # One deflate block may be as long as the file. The span grows so that a stretch without points is not read over
+        # and over.
         span = _POINTS_AT_ONCE * gap if found else 2 * span
         last = found[-1] if found else last
 
 
 def _exchange_file(source: ByteSource, content_bytes: int, gap: int, point: _Point) -> bytes:
-    """The library's own file of one point, for it to go on from there."""
+    """Encode one point as a file of the library, so that the library can continue from there."""
     head = _HEAD.pack(_MAGIC, source.size_bytes, content_bytes, gap, HISTORY_BYTES, 1)
     return head + _POINT.pack(point.packed_at, point.content_at, point.bits, bool(point.history)) + point.history
 
@@ -149,25 +153,25 @@ def _points_of(exchanged: bytes) -> Iterator[_Point]:
 
 
 class _Stream:
-    """Inflates on from a point, across the gzip members that follow. Belongs to one thread at a time."""
+    """Inflater that starts at a point and continues across later gzip members. Belongs to one thread at a time."""
 
     def __init__(self, source: ByteSource, packed_at: int, content_at: int, bits: int, history: bytes) -> None:
         self.content_at = content_at
-        """Of the byte that is read next."""
+        """Position of the next byte in the uncompressed tar."""
         self.is_first = True
-        """Whether it is in the gzip member in which it began, whose header it has not seen."""
+        """True while it is in the gzip member in which it started, whose header it has not read."""
         self._source, self._at = source, packed_at
         self._data = _aligned(bits, read_exactly(source, 1, packed_at - 1)[0]) if bits else b""
         self._inflater: zlib._Decompress | None = zlib.decompressobj(-zlib.MAX_WBITS, zdict=history)
 
     def read(self, most: int) -> bytes:
-        """Up to `most` bytes; none only at the end of the last member. Raises ArchiveDamaged."""
+        """Return up to `most` bytes; empty only at the end of the last member. Raises ArchiveDamaged."""
         while True:
             if self._inflater is None and not self._next_member():
                 return b""
             assert self._inflater is not None
             try:
-                # Without input, too: a full piece may have left more inside.
+                # Called without input as well: after a full piece, the inflater may hold more output.
                 piece = self._inflater.decompress(self._data, most)
             except zlib.error as error:
                 raise ArchiveDamaged(f"before byte {self._at}: not the gzip data that it should be: {error}") from None
@@ -194,7 +198,7 @@ class _Stream:
         self._data = self._data[_TRAILER_BYTES:]
 
     def _next_member(self) -> bool:
-        """Zeros may lie between members, and behind the last."""
+        """Start the next gzip member. Skips zeros between members and after the last one."""
         self._data = self._data.lstrip(b"\0")
         while not self._data:
             if not self._fill():
@@ -206,7 +210,7 @@ class _Stream:
 
 class GzipPoints:
     def __init__(self, source: ByteSource, plan: memoryview, content_bytes: int) -> None:
-        """Raises ArchiveIndexError when `plan` cannot be of this file."""
+        """Raises ArchiveIndexError if `plan` does not fit this file."""
         self._source, self._content_bytes = source, content_bytes
         count = _COUNT.unpack_from(plan)[0] if len(plan) >= _COUNT.size else 0
         if not count or _COUNT.size + 25 * count > len(plan):
@@ -235,7 +239,7 @@ class GzipPoints:
         self._lock = threading.Lock()
 
     def pieces(self, start: int, stop: int) -> Iterator[bytes]:
-        """Bytes start .. stop-1 of the tar, in pieces of at most PIECE_BYTES. Raises ArchiveDamaged."""
+        """Iterate over bytes start .. stop-1 of the tar, in pieces of at most PIECE_BYTES. Raises ArchiveDamaged."""
         if start >= stop:
             return
         stream = self._stream_to(start)
@@ -249,7 +253,7 @@ class GzipPoints:
             self._kept = [*self._kept[-KEPT_STREAMS + 1 :], stream]
 
     def _stream_to(self, start: int) -> _Stream:
-        """The nearest before `start`: one that was left there, or a new one from the last point."""
+        """Return the stream nearest before `start`: a kept one, or a new one from the last restart point."""
         row = int(np.searchsorted(self._content_at, np.uint64(start), "right")) - 1
         point_at = self._content_at.item(row)
         with self._lock:
@@ -278,7 +282,7 @@ _ODD = _bits_of(*_ODD_PARTS)
 
 
 def _aligned(bits: int, octet: int) -> bytes:
-    """Octets of empty blocks, the last one with the upper `bits` bits of `octet`, which the data goes on from."""
+    """Return empty blocks that end with the upper `bits` bits of `octet`, where the data continues."""
     blocks = [_FIXED] * ((-bits if bits % 2 == 0 else 3 - bits) % 8 // 2) + [_ODD] * (bits % 2)
     value, length = _bits_of(*blocks)
     assert (length + bits) % 8 == 0

@@ -1,12 +1,13 @@
-"""Member index of one shard: a compact file beside the shard, mapped if it is large.
+"""Member index of one shard: a compact file beside the shard, memory-mapped if it is large.
 
-An index is made by one pass over the shard (tar_index.py, zip_index.py), saved once, and replaced by another file when
-the shard changes. It costs 40 bytes and the name for each member (49 in a zip), plus the restart points of a compressed
-tar. Opening reads all of it once, to verify it; from then on a look-up touches a few pages. FORMAT.md says what was
-measured, and what can happen to a mapping.
+An index is built by one pass over the shard (tar_index.py, zip_index.py) and saved once. When the shard changes,
+another file replaces it. An index takes 40 bytes and the name for each member (49 in a zip), plus the restart points of
+a compressed tar. Opening it reads the whole file once, to verify it. After that a look-up touches a few pages.
+FORMAT.md has the measurements, and lists what can happen to a mapping.
 
-Threads: an open index is immutable and may be used from any number of threads. The file must not be written while it
-is open: `save` replaces files, never changes them. Who keeps one open asks `is_whole` before each use.
+Threads: an open index is immutable and may be used from any number of threads. Its file must not be modified while it
+is open; `save` replaces files and never modifies them. A caller that keeps an index open checks `is_whole` before each
+use.
 """
 
 from __future__ import annotations
@@ -42,21 +43,22 @@ from storage_node.store.format import Version
 from storage_node.store.permissions import private
 
 READ_BYTES = 1 << 20
-"""Up to here, some 17,000 members, a file is read into memory: the kernel ends a process that touches a mapping whose
-file has been cut, or whose medium fails. With 128 shards open that is 128 MiB at most."""
+"""Files up to this size, about 17,000 members, are read into memory instead of mapped: the kernel kills a process that
+touches a mapping whose file has been truncated or whose medium fails. With 128 open shards that is at most 128 MiB."""
 _PIECE_BYTES = 1 << 20
 _UNBOUND = ShardState(Version(0, 0), 0, 0)
 
 
 class Found(NamedTuple):
-    """Answers of `find_many`, one row for each name that was asked for; zeros where `found` is false."""
+    """Results of `find_many`, one row for each requested name; zeros where `found` is false."""
 
     found: npt.NDArray[np.bool_]
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     checksums: npt.NDArray[np.uint32]
     methods: npt.NDArray[np.uint8]
-    """STORED: the bytes at `offsets` are the member's. Only a zip has others; ask `find` for their packed size."""
+    """STORED if the bytes at `offsets` are the member's own. Only a zip has other methods; `find` gives the packed
+    size."""
 
 
 class MemberIndex:
@@ -69,7 +71,7 @@ class MemberIndex:
 
     @classmethod
     def of(cls, columns: Columns, kind: ArchiveKind, content_bytes: int, plan: bytes = b"") -> MemberIndex:
-        """An index in memory, bound to no shard yet. `plan`: how to reach the content of a compressed tar."""
+        """Build an index in memory that is not yet bound to a shard. `plan` locates the content of a compressed tar."""
         data = encode_body(columns, kind, plan)
         head = Head(
             kind,
@@ -86,16 +88,16 @@ class MemberIndex:
         return cls(head, memoryview(data))
 
     def with_plan(self, kind: ArchiveKind, plan: bytes) -> MemberIndex:
-        """The same members, reached in another way: those of a tar, once it is known how it is compressed."""
+        """Return an index of the same members with another kind and plan, such as those of a compressed tar."""
         kept = len(self._data) - len(self._body.plan) - -len(self._body.plan) % 8
         data = bytes(self._data[:kept]) + plan + bytes(-len(plan) % 8)
         head = self._head._replace(kind=kind, body_checksum=crc32c(data), plan_bytes=len(plan), body_bytes=len(data))
         return MemberIndex(head, memoryview(data))
 
     def save(self, path: Path, shard: ShardState, *, sync: bool = False) -> None:
-        """Write the file, or replace it, for this state of the shard. With `sync` it survives a loss of power.
+        """Write the index file for this state of the shard, or replace it. With `sync` it survives a loss of power.
 
-        Raises OSError; then what was at `path` is still there.
+        Raises OSError; the previous file is then still in place.
         """
         partial = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
@@ -122,10 +124,10 @@ class MemberIndex:
         """Read or map the file, and verify it.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such file.
             OSError: it cannot be read.
-            ArchiveIndexStale: it is of another state of the shard.
-            ArchiveIndexError: it is not what was written, or of another format.
+            ArchiveIndexStale: it belongs to another state of the shard.
+            ArchiveIndexError: it is damaged, or of another format.
         """
         try:
             with path.open("rb", buffering=0) as file:
@@ -144,7 +146,7 @@ class MemberIndex:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it may be used: not once a mapped file has been cut."""
+        """Whether the index can be used; False after its mapped file was truncated."""
         mapped = self._data.obj
         if not isinstance(mapped, mmap.mmap):
             return True
@@ -159,12 +161,12 @@ class MemberIndex:
 
     @property
     def content_bytes(self) -> int:
-        """Size of what members' offsets count in: the uncompressed tar, or the zip file."""
+        """Size of the address space of members' offsets: the uncompressed tar, or the zip file."""
         return self._head.content_bytes
 
     @property
     def hidden(self) -> int:
-        """How many regular files of the archive cannot be asked for, because a later entry has their name."""
+        """Number of regular files that cannot be read because a later entry has the same name."""
         return self._head.hidden
 
     @property
@@ -173,19 +175,19 @@ class MemberIndex:
 
     @property
     def file_bytes(self) -> int:
-        """What `save` writes."""
+        """Size of the file that `save` writes."""
         return HEADER_BYTES + len(self._data)
 
     def __len__(self) -> int:
         return self._head.members
 
     def __iter__(self) -> Iterator[Member]:
-        """Members in the order of the archive."""
+        """Iterate over the members in the order of the archive."""
         return (member for _, member in self.listed())
 
     def listed(self, prefix: str = "", start: int = 0) -> Iterator[tuple[int, Member]]:
-        """Members whose names begin with `prefix`, in the order of the archive, each with its place in that order; from
-        place `start` on, so that a listing can be taken up again where a page of it ended."""
+        """Iterate over members whose names begin with `prefix`, in the order of the archive, each with its position in
+        that order. It begins at position `start`, so that a listing can continue after the end of a page."""
         wanted = prefix.encode("utf-8", "surrogatepass")
         for place in range(start, len(self)):
             row = self._body.listing.item(place)
@@ -206,7 +208,7 @@ class MemberIndex:
         return self._row(name.encode("utf-8", "surrogatepass")) >= 0
 
     def find_many(self, names: Sequence[str]) -> Found:
-        """Rows for n names at once; a repeated name is answered each time. Offsets of a zip are of packed bytes."""
+        """Look up many names at once. Repeated names get a row each. Offsets in a zip are those of packed bytes."""
         n = len(names)
         rows = np.full(n, -1, np.int64)
         if n and len(self):
@@ -222,7 +224,7 @@ class MemberIndex:
                 if blob[starts[i] : ends[i]] == encoded[i]:
                     rows[i] = near[i]
                 else:
-                    rows[i] = self._row(encoded[i])  # two names of one hash
+                    rows[i] = self._row(encoded[i])  # hash collision
         found = rows >= 0
         if not len(self):
             nothing = np.zeros(n, np.int64)
@@ -237,7 +239,7 @@ class MemberIndex:
         )
 
     def _row(self, name: bytes) -> int:
-        """-1 when there is none."""
+        """Return the row of a name, or -1."""
         hashes, members = self._hashes, self._head.members
         digest = xxhash.xxh3_64_intdigest(name, self._head.seed)
         row = bisect_left(hashes, digest)
@@ -271,7 +273,7 @@ class MemberIndex:
 
 
 def _read(fd: int, size_bytes: int) -> bytes:
-    """Fewer where the file ends before. Raises OSError."""
+    """Read `size_bytes`, or fewer if the file ends earlier. Raises OSError."""
     parts, at = [], 0
     while at < size_bytes and (part := os.pread(fd, size_bytes - at, at)):
         parts.append(part)
@@ -280,7 +282,8 @@ def _read(fd: int, size_bytes: int) -> bytes:
 
 
 def _mapped(fd: int, size_bytes: int) -> mmap.mmap:
-    """Raises OSError, also where the medium does not give all of it: a mapping would end the process instead."""
+    """Map the file after reading all of it: an unreadable medium raises OSError here, but through a mapping it would
+    kill the process."""
     at, piece = 0, bytearray(_PIECE_BYTES)
     while at < size_bytes and (count := os.preadv(fd, [piece], at)):
         at += count

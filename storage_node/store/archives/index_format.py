@@ -1,8 +1,8 @@
-"""Member index format: its bytes, written and believed here alone; FORMAT.md describes them.
+"""Member index format: the only module that encodes and decodes it. FORMAT.md describes the bytes.
 
-A file is believed when its two checksums match, its parts fill it exactly, and every number in it lies where it may:
-rows sorted by hash, members inside the content, names one after another, the listing a permutation. All of it is
-checked once, when the file is opened, so that a look-up afterwards checks only the name.
+A file is accepted if both checksums match, its parts fill it exactly, and every number in it is in range: rows are
+sorted by hash, members lie inside the content, names are contiguous, and the listing is a permutation. All of this is
+checked once, when the file is opened, so that a look-up only compares the name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ assert _HEADER.size == HEADER_BYTES
 
 
 class ShardState(NamedTuple):
-    """The state of the shard that an index was made from; another one has another index."""
+    """State of the shard that an index was built from. Any other state needs another index."""
 
     version: Version
     size_bytes: int
@@ -45,7 +45,7 @@ class Head(NamedTuple):
     members: int
     names_bytes: int
     content_bytes: int
-    """What the members' offsets count in: the uncompressed tar, or the zip file."""
+    """Size of the address space of members' offsets: the uncompressed tar, or the zip file."""
     seed: int
     hidden: int
     plan_bytes: int
@@ -53,7 +53,7 @@ class Head(NamedTuple):
 
 
 class Body(NamedTuple):
-    """Views of one buffer; the columns as in table.Columns."""
+    """Views of one buffer; the columns are those of table.Columns."""
 
     hashes: npt.NDArray[np.uint64]
     offsets: npt.NDArray[np.uint64]
@@ -124,7 +124,7 @@ def encode_body(columns: Columns, kind: ArchiveKind, plan: bytes) -> bytes:
 
 
 def decode_body(head: Head, data: memoryview) -> Body:
-    """Raises ArchiveIndexError for whatever is not as `encode_body` wrote it. `data` starts after the header."""
+    """Decode the bytes after the header. Raises ArchiveIndexError for anything that `encode_body` would not write."""
     n = head.members
     is_zip = head.kind is ArchiveKind.ZIP
     lengths = [8 * n, 8 * n, 8 * n, 8 * (n + 1), 4 * n, 4 * n]
@@ -166,7 +166,7 @@ def _check(head: Head, body: Body) -> None:
     lies = {
         "rows are not sorted by hash": (body.hashes[1:] < body.hashes[:-1]).any(),
         "a member begins after the end": (body.offsets > content).any(),
-        # Not offset + size, which could wrap around.
+        # Not offset + size, which could overflow.
         "a member ends after the end": n and (body.packed > content - np.minimum(body.offsets, content)).any(),
         "names overlap or leave gaps": body.name_at[0] != 0
         or body.name_at[-1] != head.names_bytes
@@ -182,7 +182,7 @@ def _check(head: Head, body: Body) -> None:
 
 
 def _is_text(body: Body) -> bool:
-    """Whether all names are UTF-8 and none begins within a character. Checked in pieces: there may be a GiB of them."""
+    """Whether all names are UTF-8 and none begins within a character. Decoded in pieces: they may take a GiB."""
     octets = np.frombuffer(body.names, "u1")
     begins = body.name_at[:-1][body.name_at[:-1] < body.name_at[1:]]
     if len(begins) and int(begins.max()) < len(octets) and (octets[begins] & 0xC0 == 0x80).any():

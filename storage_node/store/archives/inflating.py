@@ -1,8 +1,8 @@
-"""Streaming decompression in bounded steps: chunks of a compressed tar in, pieces of the tar out.
+"""Streaming decompression in bounded steps: takes chunks of a compressed tar and yields pieces of the tar.
 
-A decoder may be fed anything, and gives nothing it has not checked for size: a piece is at most a few MiB, whatever the
-input claims, and the whole at most what the limits allow for its packed size, so that a bomb costs no more than that.
-Restart points (where decompression can begin anew) fall off on the way.
+A decoder accepts any input and checks the size of everything it returns. A piece is at most a few MiB, whatever the
+input claims. The total is at most what the limits allow for the packed size, which bounds the cost of a decompression
+bomb. Restart points (positions at which decompression can begin) are collected on the way.
 
 Threads: a decoder belongs to one thread.
 """
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 20
 MIN_GAP_BYTES = 4 << 10
-"""Restart points nearer to each other are not worth their bytes."""
+"""Minimum distance between restart points in the content. Nearer ones are not worth their space."""
 MAX_EMPTY_BYTES = 1 << 20
-"""But they are, where so much lies between that unpacks to nothing."""
+"""Maximum packed distance over which MIN_GAP_BYTES applies: packed data may decompress to nothing."""
 _STEP_BYTES = 32 << 10
 
 
 class RestartPoints:
-    """Pairs of bytes, ascending: in the compressed file, and in what it unpacks to."""
+    """Restart points, ascending: offsets in the compressed file, and in the decompressed content."""
 
     def __init__(self) -> None:
         self.packed_at = array("Q")
@@ -39,7 +39,8 @@ class RestartPoints:
         self.flags = bytearray()
 
     def add(self, packed_at: int, content_at: int, flags: int = 0, *, gap_bytes: int = MIN_GAP_BYTES) -> None:
-        """Of points with nothing between them the last one counts; one too near to the last is left out."""
+        """Add a point. It replaces a previous point at the same content offset, and is skipped if it is too near to the
+        previous one."""
         if self.content_at and self.content_at[-1] == content_at:
             self.packed_at.pop(), self.content_at.pop(), self.flags.pop()
         elif (
@@ -54,7 +55,7 @@ class RestartPoints:
 
 
 class Decoder(ABC):
-    """One compressed stream; counts what went in and came out."""
+    """Base class of decoders of one compressed stream. Counts its input and output."""
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self.limits = limits
@@ -63,12 +64,12 @@ class Decoder(ABC):
         self.points = RestartPoints()
 
     def feed(self, chunk: Buffer) -> Iterator[bytes]:
-        """Pieces that this chunk completes; all of them must be taken before the next chunk.
+        """Iterate over the pieces that this chunk completes. Consume all of them before feeding the next chunk.
 
         Raises:
             ArchiveDamaged: at the byte of the compressed file that the message names.
-            ArchiveUnsupported: a variant of the format that we do not read.
-            ArchiveTooLarge: it unpacks to more than its limits allow.
+            ArchiveUnsupported: a variant of the format that is not supported.
+            ArchiveTooLarge: it decompresses to more than its limits allow.
         """
         view = memoryview(chunk).cast("B")
         allowed = self.limits.unpacked_bytes(self.packed_bytes + len(view))
@@ -88,11 +89,11 @@ class Decoder(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Raises ArchiveDamaged when the stream ended too early."""
+        """Raises ArchiveDamaged if the stream ended too early."""
 
 
 class GzipDecoder(Decoder):
-    """RFC 1952, members one after another; zeros may follow the last. CRC-32 and length are checked by zlib."""
+    """Decoder of consecutive gzip members (RFC 1952); zeros may follow the last. zlib checks CRC-32 and length."""
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         super().__init__(limits)
@@ -101,7 +102,8 @@ class GzipDecoder(Decoder):
         self._any = False
 
     def _feed(self, view: memoryview) -> Iterator[bytes]:
-        # zlib copies the input that it leaves: small steps keep a file of tiny gzip members from costing its square.
+        # zlib copies its unused input. Small steps keep that copying from being quadratic for a file of tiny gzip
+        # members.
         for start in range(0, len(view), _STEP_BYTES):
             yield from self._step(bytes(view[start : start + _STEP_BYTES]), self.packed_bytes + start)
 
@@ -134,7 +136,7 @@ class GzipDecoder(Decoder):
 
 
 def decoder_for(kind: ArchiveKind, limits: Limits = DEFAULT_LIMITS) -> Decoder:
-    """For a compressed tar. Raises LibraryMissing when the library of that compression is not installed."""
+    """Create the decoder of a compressed tar. Raises LibraryMissing if the compression library is not installed."""
     if kind is ArchiveKind.TAR_GZ:
         return GzipDecoder(limits)
     if kind is ArchiveKind.TAR_ZST:
@@ -149,7 +151,7 @@ def decoder_for(kind: ArchiveKind, limits: Limits = DEFAULT_LIMITS) -> Decoder:
 
 
 def unpacked(kind: ArchiveKind, chunks: Iterable[Buffer], limits: Limits = DEFAULT_LIMITS) -> Iterator[bytes]:
-    """The tar inside a compressed one, in pieces; raises as `Decoder.feed` and `finish` do."""
+    """Iterate over the tar inside a compressed one, in pieces. Raises as `Decoder.feed` and `finish` do."""
     decoder = decoder_for(kind, limits)
     for chunk in chunks:
         yield from decoder.feed(chunk)

@@ -1,9 +1,9 @@
 """Archive detection: the kind of an object by the suffix of its name, confirmed by its first bytes.
 
-The name decides what members mean (`shard.tar/a.wav` is split there); the first bytes decide whether to believe it. A
-`.tar` that is really compressed is an error that says so, not something that is quietly decompressed: other tools read
-the same object by the same name. A plain tar has no magic in its V7 form, so a `.tar` is doubted only when it begins
-like something else.
+The name decides whether an object has members (`shard.tar/a.wav` is split there); the first bytes confirm it. A `.tar`
+that is really compressed is an error that says so. It is not silently decompressed, because other tools read the same
+object under the same name. A plain V7 tar has no magic number, so a `.tar` is rejected only if it begins like another
+format.
 
 Source: RFC 1952, 2.3.1; RFC 8878, 3.1; LZ4 frame format 1.6.4; APPNOTE.TXT 6.3.10, 4.3.
 """
@@ -16,11 +16,11 @@ from ais_loader.errors import ArchiveDamaged, NotAnArchive
 from storage_node.store.archives.tar_header import BLOCK_BYTES, parse_header
 
 MAGIC_BYTES = 512
-"""What `recognise` wants to see of an object; fewer when it is smaller."""
+"""Number of leading bytes that `recognise` needs; fewer if the object is smaller."""
 
 
 class ArchiveKind(IntEnum):
-    """The numbers are written into member indexes: append only."""
+    """Archive kinds. The numbers are stored in member indexes: append only."""
 
     TAR = 1
     TAR_GZ = 2
@@ -68,23 +68,23 @@ _NAMES = {
 
 
 def kind_of_name(name: str) -> ArchiveKind | None:
-    """By suffix, in any case of letters; None for an object that is no archive."""
+    """Return the kind by suffix, ignoring case, or None if the object is not an archive."""
     lowered = name.lower()
-    if not lowered.endswith(_ANY_SUFFIX):  # of most objects, each time one is put
+    if not lowered.endswith(_ANY_SUFFIX):  # fast path: called for every put
         return None
     return next((kind for suffix, kind in SUFFIXES.items() if lowered.endswith(suffix)), None)
 
 
 def recognise(name: str, head: bytes) -> ArchiveKind:
-    """The kind of the object `name` whose first bytes (MAGIC_BYTES, or all there are) are `head`.
+    """Return the kind of the object `name` whose first bytes (MAGIC_BYTES, or all there are) are `head`.
 
-    Raises NotAnArchive when the name is none of an archive's, or the bytes are those of something else.
+    Raises NotAnArchive if the name is not an archive's, or if the bytes are of another format.
     """
     kind = kind_of_name(name)
     if kind is None:
         raise NotAnArchive(f"{name!r} has no members: its name ends in none of {', '.join(SUFFIXES)}")
     if any(head.startswith(magic) for magic, name in _COMPRESSIONS.items() if name == _NAMES[kind]):
-        return kind  # in what a small tar has been compressed to, a header may lie where that of a tar would be
+        return kind  # a compressed small tar may contain bytes that look like a tar header
     found = content_of(head)
     if found == _NAMES[kind]:
         return kind
@@ -93,7 +93,7 @@ def recognise(name: str, head: bytes) -> ArchiveKind:
     if kind in (ArchiveKind.TAR_ZST, ArchiveKind.TAR_LZ4) and is_skippable(head[:4]):
         return kind
     if kind is ArchiveKind.ZIP and found is None:
-        return kind  # a self-extracting zip begins with a program; its directory is at the end
+        return kind  # a self-extracting zip begins with a program
     said = _NAMES[kind]
     raise NotAnArchive(
         f"{name!r} is {said} by its name, but begins like {found or 'something else'}"
@@ -102,19 +102,19 @@ def recognise(name: str, head: bytes) -> ArchiveKind:
 
 
 def content_of(head: bytes) -> str | None:
-    """What an object begins like; None when it cannot be told."""
+    """Return the format that the first bytes indicate, or None if they indicate none."""
     if head[257:262] == b"ustar":
         return "tar"
     return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), None)
 
 
 def is_skippable(magic: bytes) -> bool:
-    """Frames that decompressors of zstd and lz4 step over, both by the same numbers."""
+    """Whether it is the magic number of a skippable frame; zstd and lz4 use the same numbers."""
     return len(magic) == 4 and magic[1:] == b"\x2a\x4d\x18" and magic[0] & 0xF0 == 0x50
 
 
 def _is_header(head: bytes) -> bool:
-    """A member may be called `BZh.wav`."""
+    """Whether the bytes are a tar header. A member may be called `BZh.wav`."""
     try:
         parse_header(head[:BLOCK_BYTES], 0)
     except ArchiveDamaged:

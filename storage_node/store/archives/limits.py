@@ -1,4 +1,4 @@
-"""Limits of what archives whose members are read may hold of one drive, and of the process: one frozen value."""
+"""Limits on the open archives and decompressed copies of one drive, as one frozen value."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ class ShardLimits:
     """Raises ValueError."""
 
     open_shards: int = 128
-    """Kept open, with two descriptors each: the shard's and its index's. The least recently used goes."""
+    """Maximum number of open shards, least recently used closed first. Each has two descriptors: the shard's and its
+    index's."""
     copy_bytes: int = 4 << 30
-    """For decompressed copies of what has no restart points, in files that are gone with the process."""
+    """Disk budget for decompressed copies of shards without restart points. Their files disappear with the process."""
 
     def __post_init__(self) -> None:
         if self.open_shards < 1:

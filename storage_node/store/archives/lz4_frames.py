@@ -1,8 +1,9 @@
-"""LZ4 frame decoder, block by block: at most 4 MiB each, so every step is small and every block's place is known.
+"""LZ4 frame decoder that works block by block. A block is at most 4 MiB, so every step is bounded and the offset of
+every block is known.
 
-In frames of independent blocks every block is a restart point; its flags say how to read on from there. In frames of
-linked blocks a block refers to the 64 KiB before it, and only the frame is one. Checksums of blocks and content are
-verified where the frame has them.
+In frames of independent blocks every block is a restart point; its flags say how to continue from there. In frames of
+linked blocks a block refers to the preceding 64 KiB, so only the frame is a restart point. Checksums of blocks and
+content are verified if the frame has them.
 
 Source: LZ4 frame format description 1.6.4.
 """
@@ -27,8 +28,8 @@ HISTORY_BYTES = 64 << 10
 POINT_GAP_BYTES = 16 << 10
 _BLOCK_BYTES = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
 
-# A restart point's flags: it lies before a frame, or before a block; then also what of the frame's header matters from
-# there on, with the number of the block size (4 to 7) less 4 in bits 5 and 6.
+# Flags of a restart point: it is before a frame, or before a block. In the second case they also contain the relevant
+# fields of the frame's header, with the block size code (4 to 7) minus 4 in bits 5 and 6.
 AT_FRAME = 0
 _IN_FRAME, _BLOCK_SUMS, _CONTENT_SUM = 0x80, 0x10, 0x08
 
@@ -37,12 +38,12 @@ class Lz4Decoder(FrameWalk):
     format_name = "lz4"
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS, resume: int = AT_FRAME) -> None:
-        """`resume`: the flags of the restart point from which it will be fed."""
+        """`resume`: the flags of the restart point at which the input will begin."""
         super().__init__(limits)
         self._linked = self._block_sums = self._content_sum = self._plain = False
-        self._content: Any = None  # running xxh32, when the frame has been read from its beginning
+        self._content: Any = None  # running xxh32, if the frame is read from its beginning
         self._stated: int | None = None
-        self._frame_start = 0  # of the content
+        self._frame_start = 0  # offset of the frame in the content
         self._max_block = 0
         self._history = b""
         self._size_flag = 0

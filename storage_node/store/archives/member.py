@@ -1,14 +1,14 @@
-"""Archive member: its name, and where its bytes are.
+r"""Archive member: its name, and the location of its bytes.
 
-Names. An archive holds bytes, the wire holds UTF-8. A name that is UTF-8 is taken as it is: `./a.wav`, `../a.wav`,
-`/a.wav` and `a//b` are four names like any others, because nothing here ever makes a path of one. Of any other name
-each byte that is not part of valid UTF-8 is written as a backslash, an `x` and two small hexadecimal digits (what
-Python calls "backslashreplace"): the Latin-1 name b"caf\\xe9.wav" is asked for as the ten characters `caf\\xe9.wav`.
-Should that be the name of another member too, the two are duplicates.
+Names. An archive holds bytes, the wire holds UTF-8. A name that is UTF-8 is used unchanged: `./a.wav`, `../a.wav`,
+`/a.wav` and `a//b` are four ordinary names, because no path is ever made from one. In any other name, each byte that is
+not part of valid UTF-8 is written as a backslash, an `x` and two lower-case hexadecimal digits (Python's
+"backslashreplace"): the Latin-1 name b"caf\\xe9.wav" is requested as the ten characters `caf\\xe9.wav`. If another
+member already has that name, the two are duplicates.
 
 Duplicates. The last member of a name is the one that is found and listed, as in `tarfile.getmember` and
-`zipfile.getinfo`; a directory, symbolic link or device of that name hides an earlier file. A regular file without a
-name cannot be asked for and is left out.
+`zipfile.getinfo`. A directory, symbolic link or device of that name hides an earlier file. A regular file without a
+name cannot be requested and is omitted.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import NamedTuple
 
 
 class Member(NamedTuple):
-    """One regular file. A tuple, because listings yield millions of them."""
+    """One regular file. It is a tuple because listings yield millions of them."""
 
     name: str
     offset_bytes: int
-    """Where its bytes begin: in the uncompressed tar, or in the zip file (there, the packed bytes)."""
+    """Offset of its bytes in the uncompressed tar, or of its packed bytes in the zip file."""
     size_bytes: int
     checksum: int
-    """CRC-32C of its bytes, unpacked."""
+    """CRC-32C of its uncompressed bytes."""
     packed_bytes: int
-    """What it takes in the zip file; `size_bytes` in a tar."""
+    """Its size in the zip file; `size_bytes` in a tar."""
     method: int
     """STORED or DEFLATED."""
 
@@ -37,23 +37,23 @@ STORED, DEFLATED = 0, 8
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one archive may ask of a node. Beyond it the answer is ArchiveTooLarge."""
+    """Maximum resources that one archive may use on a node. Beyond them ArchiveTooLarge is raised."""
 
     members: int = 10_000_000
-    """Entries of every type, also those that are no members. The indexer holds about 60 bytes for each, and 250 when it
-    sorts them at the end."""
+    """Entries of every type, including those that are not members. The indexer holds about 60 bytes for each, and 250
+    while it sorts them at the end."""
     names_bytes: int = 256 << 20
-    """All names together, those of hard links' targets included. Five times as much is held at the end."""
+    """Total length of all names, including the targets of hard links. Five times as much is held at the end."""
     name_bytes: int = 64 << 10
-    """One name."""
+    """Length of one name."""
     header_bytes: int = 8 << 20
-    """One extended header (GNU long name, PAX records): held in memory while it is read."""
+    """Size of one extended header (GNU long name, PAX records), which is held in memory while it is read."""
     directory_bytes: int = 4 << 30
-    """Central directory of a zip. It is read in pieces."""
+    """Size of a zip's central directory. It is read in pieces."""
     expansion: int = 200
-    """Unpacked bytes for each packed one; speech, images and text stay below 30."""
+    """Uncompressed bytes per packed byte; speech, images and text stay below 30."""
     free_bytes: int = 64 << 20
-    """Unpacked bytes that are allowed whatever the packed size."""
+    """Uncompressed bytes that are allowed for any packed size."""
     window_bytes: int = 128 << 20
     """Memory of one zstd decompressor (`zstd --long=27`)."""
 
@@ -62,7 +62,7 @@ class Limits:
             raise ValueError(f"every limit must be positive, got {self}")
 
     def unpacked_bytes(self, packed_bytes: int) -> int:
-        """The most that so many packed bytes may unpack to."""
+        """Return the maximum number of bytes that `packed_bytes` may decompress to."""
         return self.free_bytes + self.expansion * packed_bytes
 
 
@@ -70,5 +70,5 @@ DEFAULT_LIMITS = Limits()
 
 
 def text_of(name: bytes) -> str:
-    """The name by which a member is asked for; see the rule above."""
+    """Return the name under which a member is requested; see the rule above."""
     return name.decode("utf-8", "backslashreplace")

@@ -1,8 +1,9 @@
-"""Open shards of one drive whose members are read: their indexes, kept beside them, and their files, kept open.
+"""Open archives of one drive: member indexes, stored on the drive, and descriptors of the shards, kept open.
 
-An index is made when the shard is put (`Indexing`), or by the first who asks for a member while others wait. It lies in
-`members`, under the name of the shard's file, which is never used again: a shard that is replaced has another file, and
-so another index. An index that is lost, stale or damaged is made anew; one that cannot be written is used all the same.
+The index is built when the shard is put (`Indexing`), or by the first request for a member, while other requests wait.
+It is in the folder `members`, under the name of the shard's file. That name is never reused: a shard that is replaced
+gets another file, and so another index. A lost, stale or damaged index is rebuilt. An index that cannot be written is
+still used.
 
 Threads: any.
 """
@@ -35,7 +36,7 @@ from storage_node.store.permissions import FOLDER_MODE
 
 FOLDER_NAME = "members"
 REFUSED_SHARDS = 1024
-"""Shards that cannot be indexed, and are not looked through again."""
+"""Maximum number of shards remembered as impossible to index, so that they are not scanned again."""
 COPY_TIMEOUT_S = 60.0
 _SUFFIX = ".index"
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def named_message(error: LoaderError, name: str, member: str | None = None) -> s
 
 @contextlib.contextmanager
 def naming(name: str, member: str | None = None) -> Iterator[None]:
-    """Raise errors of what is read here again with the names of the archive and of the member in their message."""
+    """Re-raise errors about an archive with the names of the archive and of the member in their message."""
     try:
         yield
     except LoaderError as error:
@@ -61,7 +62,7 @@ def naming(name: str, member: str | None = None) -> Iterator[None]:
 
 
 class OpenShard:
-    """A shard with its index. Its descriptor is closed with the last reference to it: keep one while reading."""
+    """Shard with its index. Its descriptor is closed with the last reference to it: keep one while reading."""
 
     def __init__(
         self,
@@ -73,19 +74,20 @@ class OpenShard:
         is_object: bool = True,
     ) -> None:
         self.archive = archive
-        """Whole members are verified against their checksums, parts of them are not."""
+        """Archive to read from. Whole members are verified against their checksums; parts of members are not."""
         self.fd = fd
-        """Of what `Archive.file_range` counts in."""
+        """Descriptor of the file that `Archive.file_range` refers to."""
         self.is_object = is_object
-        """Whether that is the object's own file, and not an unpacked copy of it."""
+        """Whether that is the object's own file, and not a decompressed copy of it."""
         self._held = held
         self._open_checked = open_checked
         self._checked: Archive | None = None
 
     def checked(self) -> Archive:
-        """The archive, read through the block checksums of the object: every byte is verified before it is returned.
+        """Return the archive, read through the block checksums of the object: every byte is verified before it is
+        returned.
 
-        Only where `is_object`. Raises FileNotFoundError if the checksums are gone, as after the object was replaced.
+        Only if `is_object`. Raises FileNotFoundError if the checksums are gone, as after the object was replaced.
         """
         if self._checked is None:
             self._checked = self._open_checked()
@@ -100,7 +102,8 @@ class OpenShard:
 
 
 class Shards:
-    """Of one drive. Only a drive that is open for writing keeps indexes; others use those, or make their own."""
+    """Open archives of one drive. Only a drive that is open for writing saves indexes. Other drives use the saved ones,
+    or build their own in memory."""
 
     def __init__(
         self,
@@ -112,8 +115,8 @@ class Shards:
         limits: ShardLimits | None = None,
         damaged: Callable[[], None] = lambda: None,
     ) -> None:
-        """`block_checksums`: of all blocks of an object, raises CorruptObject. `damaged`: called for a block that does
-        not match."""
+        """`block_checksums` returns the checksums of all blocks of an object, or raises CorruptObject. `damaged` is
+        called for a block that does not match."""
         self.limits = limits or ShardLimits()
         self._block_checksums = block_checksums
         self._damaged = damaged
@@ -124,20 +127,20 @@ class Shards:
         self._open: OrderedDict[bytes, OpenShard] = OrderedDict()
         self._refused: OrderedDict[bytes, ArchiveError | CorruptObject] = OrderedDict()
         self._busy: dict[bytes, tuple[threading.Lock, int]] = {}
-        """Shards that are being opened, each with how many wait for it."""
+        """Locks of the shards that are being opened, each with the number of threads that hold or await it."""
         self._copies: UnpackCache | None = None
         self._swept = not writable
         self._keeps = writable and self._folder.exists()
-        """Whether there may be an index on the drive."""
+        """Whether the drive may contain index files."""
 
     # -- reading
 
     def open(self, record: CatalogEntry, name: str) -> OpenShard:
-        """The shard that this record of the object `name` stands for. May take as long as reading it whole.
+        """Open the shard that this catalog entry of the object `name` refers to. May take as long as reading all of it.
 
-        Raises FileNotFoundError when its file is gone, OSError, LoaderError; ArchiveError when it has no members.
+        Raises FileNotFoundError if its file is gone, OSError, LoaderError; ArchiveError if it has no members.
         """
-        if record.offset:  # no archive by its name: those have files of their own
+        if record.offset:  # in a segment, so not an archive: archives have files of their own
             recognise(name, b"")
         found = self._known(record.path)
         if found is not None:
@@ -169,14 +172,14 @@ class Shards:
             if found is None:
                 return None
             if not found.archive.index.is_whole:
-                del self._open[path]  # opening it again finds out what is left, and makes it anew
+                del self._open[path]  # reopening rebuilds the index
                 return None
             self._open.move_to_end(path)
             return found
 
     @contextlib.contextmanager
     def _alone(self, path: bytes) -> Iterator[None]:
-        """One thread for each shard."""
+        """Hold the lock of one shard: only one thread opens it at a time."""
         with self._lock:
             lock, waiting = self._busy.get(path, (threading.Lock(), 0))
             self._busy[path] = lock, waiting + 1
@@ -230,13 +233,13 @@ class Shards:
             pass
         except (ArchiveIndexError, ArchiveIndexStale) as error:
             log.warning("%s; it is rebuilt", error)
-        except OSError as error:  # the shard itself may well be readable
+        except OSError as error:  # the shard itself may be readable
             log.warning("%s: the index cannot be read and is rebuilt: %s", path, error)
         _verify(source, record, name)
         return Archive(source, self._save(index_shard(source, name), path, state))
 
     def _save(self, index: MemberIndex, path: Path, state: ShardState) -> MemberIndex:
-        """Returns it as it is in the file: a large one costs no memory of ours."""
+        """Save the index, and return it as mapped from its file, so that a large one takes no memory of the process."""
         if not self._writable:
             return index
         try:
@@ -249,7 +252,7 @@ class Shards:
             return index
 
     def keep(self, record: CatalogEntry, indexing: Indexing) -> None:
-        """Keep the index that was made while the shard was put; without one it is made when a member is asked for."""
+        """Save the index that was built during the put. Without one, it is built when a member is requested."""
         try:
             fd = self._files.open(record.path)
         except OSError:
@@ -262,7 +265,7 @@ class Shards:
             os.close(fd)
 
     def forget(self, path: bytes) -> None:
-        """The shard's file has been removed."""
+        """Drop everything kept for a shard whose file has been removed."""
         with self._lock:
             self._open.pop(path, None)
             self._refused.pop(path, None)
@@ -273,7 +276,7 @@ class Shards:
                 self._path(path).unlink()
 
     def _sweep(self) -> None:
-        """Once: what a crash left of files that are gone."""
+        """Remove index files that a crash left behind: partial ones, and those of removed shards. Runs once."""
         with self._lock:
             if self._swept:
                 return
@@ -281,7 +284,7 @@ class Shards:
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._folder):
                 if entry.name.startswith("."):
-                    os.unlink(entry.path)  # half written
+                    os.unlink(entry.path)  # partially written
                 elif entry.name.endswith(_SUFFIX):
                     shard = entry.name.removesuffix(_SUFFIX).replace("-", "/").encode()
                     if not self._files.exists(shard):
@@ -291,7 +294,7 @@ class Shards:
         return self._folder / f"{path.decode().replace('/', '-')}{_SUFFIX}"
 
     def close(self) -> None:
-        """Let go of all files; those that are being read are closed with their last reader."""
+        """Close all shards; those in use are closed with their last reader."""
         with self._lock:
             self._open.clear()
             if self._copies is not None:
@@ -299,7 +302,7 @@ class Shards:
 
 
 class Indexing:
-    """The index of a shard that is being put. A shard that can have none is an object like any other."""
+    """Indexer of a shard that is being put. If the shard cannot be indexed, it is stored as an ordinary object."""
 
     def __init__(self, name: str) -> None:
         self._indexer: ShardIndexer | None = ShardIndexer(name)
@@ -312,7 +315,7 @@ class Indexing:
                 self._refuse(error)
 
     def finish(self, source: FdSource) -> MemberIndex | None:
-        """None when there can be none."""
+        """Return the index, or None if the shard cannot be indexed."""
         if self._indexer is not None:
             try:
                 return self._indexer.finish(source)
@@ -326,12 +329,12 @@ class Indexing:
 
 
 def indexing_of(name: str) -> Indexing | None:
-    """None for an object that is no archive by its name."""
+    """Return an indexer, or None if the object's name is not an archive's."""
     return Indexing(name) if kind_of_name(name) is not None else None
 
 
 def _verify(source: FdSource, record: CatalogEntry, name: str) -> None:
-    """An index has checksums of members: made of bytes that are not those that were put, it would vouch for them."""
+    """Verify the whole shard before it is indexed: an index of damaged bytes would confirm the damage."""
     checksum = 0
     for chunk in chunks_of(source):
         checksum = crc32c(chunk, checksum)

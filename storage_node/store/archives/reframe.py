@@ -1,8 +1,8 @@
-"""Seekable zstd writer: a tar as independent frames with a table at the end, for shards that came in one frame.
+"""Seekable zstd writer: rewrites a tar as independent frames with a seek table, for shards that came in one frame.
 
-Frames end where members do, once they are large enough, so that a small member lies in one frame; and in any case
-before they become too large. Standard tools read the result as any tar.zst; those that know the seekable format find
-frames by its table.
+A frame ends at the border of a member once it is large enough, so that a small member lies in one frame. It always ends
+before it becomes too large. Standard tools read the result as an ordinary tar.zst; tools that support the seekable
+format find frames by the table.
 
 Source: zstd's contrib/seekable_format/zstd_seekable_compression_format.md, version 0.1.0.
 """
@@ -39,11 +39,12 @@ def reframe(
     max_frame_bytes: int = MAX_FRAME_BYTES,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Iterator[bytes]:
-    """The frames, and last the table, of the tar that these chunks are; one frame is held at a time.
+    """Iterate over the frames of the tar in `chunks`, and finally the seek table. One frame is held in memory at a
+    time.
 
     For a compressed tar pass `inflating.unpacked(kind, chunks)`. A tar of more than MAX_FRAMES frames gets no table.
 
-    Raises as TarIndexer.feed and finish do: what is no tar is not re-framed; LibraryMissing without zstandard.
+    Raises as TarIndexer.feed and finish do, if the input is not a tar; LibraryMissing without zstandard.
     """
     with needs("zstandard", "re-framing", LibraryMissing):
         import zstandard
@@ -72,7 +73,7 @@ def _cut(chunks: Iterable[Buffer], least: int, most: int, limits: Limits) -> Ite
     for chunk in chunks:
         view = memoryview(chunk).cast("B")
         for start in range(0, len(view), least):
-            # Steps of `least` bytes: borders that one step passes over are too near to each other to cut at each.
+            # Steps of `least` bytes: borders within one step are too near to each other to cut at each.
             step = view[start : start + least]
             parser.feed(step)
             held += step

@@ -1,8 +1,8 @@
-"""Random access into a compressed tar, by the restart points that are kept in its member index.
+"""Random access into a compressed tar, by the restart points that its member index contains.
 
-The plan of a tar.zst or tar.lz4 is three columns: where each point is in the file, where in the content, and its flags;
-that of a tar.gz is in gzip_points.py. What lies between two points is decompressed from the first one on, so the
-longest such stretch is what one member may cost.
+The plan of a tar.zst or tar.lz4 has three columns: the offset of each point in the file, its offset in the content, and
+its flags. The plan of a tar.gz is described in gzip_points.py. Reading a member decompresses from the preceding point
+on, so the longest stretch between two points bounds the cost of one member.
 
 Threads: a view may be used from any number of threads at once.
 """
@@ -24,9 +24,9 @@ from storage_node.store.archives.member import Limits
 from storage_node.store.archives.source import ByteSource, chunks_of, read_exactly
 
 MAX_STRETCH_BYTES = 16 << 20
-"""A shard with longer stretches between its restart points is served through a decompressed copy."""
+"""Maximum stretch between restart points. A shard with longer ones is served from a decompressed copy."""
 ONE_FRAME_BYTES = 4 << 20
-"""Up to here a whole frame is unpacked by one call."""
+"""Frames up to this size are decompressed by one call."""
 
 _SPARE_BYTES = 64 << 10
 _COUNT = struct.Struct("<Q")
@@ -36,13 +36,13 @@ class View(Protocol):
     """The uncompressed tar inside a compressed one, by positioned reads."""
 
     stretch_bytes: int
-    """The most that is read or decompressed in front of what is asked for: a file may hold many blocks that unpack to
-    nothing."""
+    """Maximum number of bytes read or decompressed before the requested range. A file may contain many blocks that
+    decompress to nothing."""
 
     def pieces(self, start: int, stop: int) -> Iterator[bytes]:
-        """Bytes start .. stop-1 of the tar, in pieces of at most a few MiB.
+        """Iterate over bytes start .. stop-1 of the tar, in pieces of at most a few MiB.
 
-        Raises ArchiveDamaged when the file does not hold them any more.
+        Raises ArchiveDamaged if the file no longer contains them.
         """
         ...
 
@@ -53,17 +53,17 @@ def encode_points(points: RestartPoints) -> bytes:
 
 
 class FramesView:
-    """Over a tar.zst or tar.lz4."""
+    """View of a tar.zst or tar.lz4."""
 
     def __init__(
         self, source: ByteSource, kind: ArchiveKind, plan: memoryview, content_bytes: int, limits: Limits
     ) -> None:
         self._source, self._kind = source, kind
-        self._limits = replace(limits, free_bytes=max(1, content_bytes))  # found to be no bomb when it was indexed
+        self._limits = replace(limits, free_bytes=max(1, content_bytes))  # indexing has ruled out a bomb
         count = _COUNT.unpack_from(plan)[0] if len(plan) >= _COUNT.size else 0
         if not count or len(plan) != _COUNT.size + 17 * count:
             raise ArchiveIndexError(f"the restart points of a compressed tar do not take {len(plan)} bytes")
-        # Python integers come out of a memoryview several times faster than out of an array.
+        # Reading integers from a memoryview is several times faster than from an array.
         columns = plan[_COUNT.size : _COUNT.size + 16 * count].cast("Q")
         self._packed, self._contents = columns[:count], columns[count:]
         self._flags = plan[_COUNT.size + 16 * count :]
@@ -72,7 +72,7 @@ class FramesView:
         content = np.append(np.frombuffer(plan, "<u8", count, _COUNT.size + 8 * count), np.uint64(content_bytes))
         if content[0] != 0 or (packed[1:] < packed[:-1]).any() or (content[1:] < content[:-1]).any():
             raise ArchiveIndexError("the restart points of a compressed tar are not in order, or outside of it")
-        # What lies behind the last point may be the table of a seekable file, which nobody reads.
+        # After the last point there may be the seek table, which is never read.
         self.stretch_bytes = int(max(np.diff(content).max(), np.diff(packed[:-1]).max(initial=0)))
 
     def pieces(self, start: int, stop: int) -> Iterator[bytes]:
@@ -81,7 +81,7 @@ class FramesView:
             content_at, content_stop = self._contents[row], self._end(self._contents, row + 1, self._content_bytes)
             packed_at, packed_stop = self._packed[row], self._end(self._packed, row + 1, self._source.size_bytes)
             held, taken = content_stop - content_at, packed_stop - packed_at
-            # Behind a frame may be others that are to be skipped, such as the table of a seekable file.
+            # The frame may be followed by frames to skip, such as a seek table.
             if self._kind is ArchiveKind.TAR_ZST and held <= ONE_FRAME_BYTES and taken <= 2 * held + _SPARE_BYTES:
                 from storage_node.store.archives.zstd_frames import unpack_frame
 
@@ -99,7 +99,7 @@ class FramesView:
         return column[row] if row < len(column) else end
 
     def _from_point(self, row: int, packed_at: int, at: int, start: int, stop: int) -> Iterator[bytes]:
-        """Decompress on from a restart point, across the following ones."""
+        """Decompress from a restart point on, across the following ones."""
         decoder: Any
         if self._kind is ArchiveKind.TAR_ZST:
             from storage_node.store.archives.zstd_frames import ZstdDecoder
@@ -109,7 +109,7 @@ class FramesView:
             from storage_node.store.archives.lz4_frames import Lz4Decoder
 
             decoder = Lz4Decoder(self._limits, self._flags[row])
-        # What is needed ends before the first point behind it: no need to read further.
+        # The requested bytes end before the first point after them, so reading stops there.
         packed_stop = self._end(self._packed, bisect_left(self._contents, stop), self._source.size_bytes)
         for chunk in chunks_of(self._source, packed_at, packed_stop):
             for piece in decoder.feed(chunk):

@@ -1,6 +1,6 @@
-"""Byte source of a shard: anything with a size and a positioned read.
+"""Byte source of a shard: anything with a size and positioned reads.
 
-A shard is one immutable file, or a range of one. Nothing here seeks, so one source serves any number of readers.
+A shard is one immutable file, or a range of one. There is no seek position, so any number of readers share one source.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class ByteSource(Protocol):
     def size_bytes(self) -> int: ...
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Up to `length` bytes from `offset`; fewer, or none, only where the source ends."""
+        """Return up to `length` bytes from `offset`; fewer, or none, only at the end of the source."""
         ...
 
 
 class FdSource:
-    """A shard in an open file, from byte `start`. The descriptor stays the caller's, who keeps it open meanwhile."""
+    """Shard in an open file, from byte `start`. The caller owns the descriptor and keeps it open meanwhile."""
 
     def __init__(self, fd: int, size_bytes: int | None = None, start: int = 0) -> None:
         self._fd, self._start = fd, start
@@ -50,19 +50,19 @@ class FdSource:
 
 
 class CheckedSource:
-    """A shard in an object's own file, each block of which is compared with its stored checksum before it is returned.
+    """Shard in an object's own file. Each block is compared with its stored checksum before it is returned.
 
-    It reads whole blocks. A whole member has a checksum of its own, which costs less: use this one for parts of
-    members.
+    It reads whole blocks. A whole member has a checksum of its own, which is cheaper to verify, so this class serves
+    reads of parts of members.
     """
 
     def __init__(self, fd: int, size_bytes: int, checksums: Sequence[int], damaged: Callable[[], None]) -> None:
-        """`checksums`: of all blocks. `damaged`: called on a mismatch."""
+        """`checksums` are those of all blocks. `damaged` is called on a mismatch."""
         self._fd, self._size = fd, size_bytes
         self._checksums = checksums
         self._damaged = damaged
         self._last = -1, b""
-        """The block read last, with its number. Libraries read on in small steps."""
+        """Number and bytes of the block read last. Libraries read on in small steps."""
 
     @property
     def size_bytes(self) -> int:
@@ -106,7 +106,7 @@ class BytesSource:
 
 
 def read_exactly(source: ByteSource, length: int, offset: int) -> bytes:
-    """Raises ArchiveDamaged when the source ends before."""
+    """Read exactly `length` bytes. Raises ArchiveDamaged if the source ends earlier."""
     data = source.pread(length, offset)
     if len(data) == length:
         return data
@@ -121,7 +121,7 @@ def read_exactly(source: ByteSource, length: int, offset: int) -> bytes:
 
 
 def chunks_of(source: ByteSource, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-    """The bytes from `start` to `stop` or the end, in chunks of CHUNK_BYTES."""
+    """Iterate over the bytes from `start` to `stop` or the end, in chunks of CHUNK_BYTES."""
     stop = source.size_bytes if stop is None else stop
     while start < stop:
         data = read_exactly(source, min(CHUNK_BYTES, stop - start), start)
@@ -130,7 +130,7 @@ def chunks_of(source: ByteSource, start: int = 0, stop: int | None = None) -> It
 
 
 def range_within(size_bytes: int, start: int, length: int | None) -> tuple[int, int]:
-    """Start and stop of a range of something of that size. Raises RangeError; nothing is ever silently shorter."""
+    """Return start and stop of a range within `size_bytes`. Raises RangeError; a range is never silently shortened."""
     stop = size_bytes if length is None else start + length
     if start < 0 or start > size_bytes or (length is not None and length < 0) or stop > size_bytes:
         raise RangeError(f"bytes {start} to {stop} of a member of {size_bytes} bytes")
@@ -138,7 +138,7 @@ def range_within(size_bytes: int, start: int, length: int | None) -> tuple[int, 
 
 
 class SourceFile(io.RawIOBase):
-    """A source as a binary file, for libraries that want one."""
+    """Binary file over a source, for libraries that require one."""
 
     def __init__(self, source: ByteSource) -> None:
         super().__init__()

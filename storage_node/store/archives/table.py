@@ -1,7 +1,7 @@
-"""Entry table of an archive while it is read: columns, not objects, so that a million entries take about 60 MB.
+"""Entry table of an archive during indexing: columns instead of objects, so that a million entries take about 60 MB.
 
-Rows come in the order of the archive and are never looked up while it is read. `finish` then sorts by name once:
-the last entry of a name wins, hard links take the place of the file that they meant when they were written.
+Rows are added in the order of the archive and not looked up before `finish`. `finish` sorts them by name once: the last
+entry of a name wins, and a hard link gets the bytes of the file that it referred to when it was written.
 
 Threads: a table belongs to one thread.
 """
@@ -27,11 +27,11 @@ Rows = npt.NDArray[np.int64]
 
 
 class Columns(NamedTuple):
-    """n members, rows sorted by `hashes`; see FORMAT.md for what becomes of each column."""
+    """Columns of n members, rows sorted by `hashes`; FORMAT.md describes how each column is stored."""
 
     seed: int
     hidden: int
-    """Regular files that a later entry of their name hides."""
+    """Number of regular files that a later entry of the same name hides."""
     hashes: Longs
     offsets: Longs
     sizes: Longs
@@ -39,9 +39,9 @@ class Columns(NamedTuple):
     packed: Longs
     methods: npt.NDArray[np.uint8]
     listing: npt.NDArray[np.uint32]
-    """Rows in the order of the archive."""
+    """Row numbers in the order of the archive."""
     name_at: Longs
-    """Shape (n + 1,): where each name begins in `names`, and where the last one ends."""
+    """Shape (n + 1,): offset of each name in `names`, and the end of the last one."""
     names: bytes
 
 
@@ -70,15 +70,15 @@ class EntryTable:
         self._methods.append(method)
 
     def add_link(self, name: bytes, target: bytes) -> None:
-        """A hard link to the latest earlier entry of the name `target`."""
+        """Add a hard link to the latest earlier entry named `target`."""
         self._links.append((len(self._kinds), _utf8(self._check_name(target))))
-        self._links_bytes += len(target) + 128  # what the list takes for each
+        self._links_bytes += len(target) + 128  # memory of each list element
         self._add(_LINK if name else _OTHER, name, 0, 0, 0)
         self._packed.append(0)
         self._methods.append(STORED)
 
     def add_other(self, name: bytes) -> None:
-        """A directory, symbolic link or device: it hides an earlier file of its name."""
+        """Add a directory, symbolic link or device. It hides an earlier file of its name."""
         self._add(_OTHER, name, 0, 0, 0)
         self._packed.append(0)
         self._methods.append(STORED)
@@ -101,8 +101,8 @@ class EntryTable:
         return name
 
     def finish(self) -> Columns:
-        """What is found and listed, sorted by the hash of the name."""
-        seed = int.from_bytes(os.urandom(8), "little")  # names made to collide cannot be made beforehand
+        """Resolve duplicates and links, and return the members sorted by the hash of their names."""
+        seed = int.from_bytes(os.urandom(8), "little")  # random, so that colliding names cannot be prepared
         count = len(self._kinds)
         ends = np.frombuffer(self._name_ends, np.uint64) if count else np.zeros(0, np.uint64)
         names = bytes(self._names)
@@ -139,7 +139,7 @@ class EntryTable:
 
 
 class _Finder:
-    """Names to rows, over the hash order: equal hashes are equal names only when the bytes say so."""
+    """Finds rows by name, over rows sorted by hash. The bytes decide whether names of equal hash are equal."""
 
     def __init__(self, names: bytes, ends: Longs, hashes: Longs, by_hash: Rows, seed: int) -> None:
         self._names, self._ends, self._seed = names, ends, seed
@@ -150,11 +150,11 @@ class _Finder:
         return self._names[int(self._ends[row - 1]) if row else 0 : int(self._ends[row])]
 
     def latest(self, name: bytes, before: int) -> int | None:
-        """The greatest row below `before` of this name."""
+        """Return the greatest row of this name below `before`."""
         digest = np.uint64(xxhash.xxh3_64_intdigest(name, self._seed))
         first, stop = (int(np.searchsorted(self._sorted, digest, side)) for side in ("left", "right"))
         run = self._by_hash[first:stop]
-        # One by one: a file may be written a million times, and linked to as often.
+        # Searched one by one from the end: a file may be written a million times, and linked to as often.
         for at in range(int(np.searchsorted(run, before)) - 1, -1, -1):
             row = run.item(at)
             if self._name(row) == name:
@@ -162,12 +162,12 @@ class _Finder:
         return None
 
     def last_of_each_name(self) -> Rows:
-        """Rows sorted by hash, one for each name."""
+        """Return the last row of each name, sorted by hash."""
         if not len(self._sorted):
             return self._by_hash
         ends_run = np.append(self._sorted[1:] != self._sorted[:-1], True)
         keep = ends_run.copy()
-        # Inside runs of equal hashes rows ascend: keep a row when no later one of the run has its name.
+        # Rows ascend inside a run of equal hashes. A row is kept if no later row of the run has its name.
         runs = np.flatnonzero(~ends_run)
         seen: set[bytes] = set()
         stop = -1
@@ -183,7 +183,7 @@ class _Finder:
 
 
 def _sliced(names: bytes, starts: Rows, lengths: Rows) -> bytes:
-    """Some at a time: Python integers and slices for all of them would take more than the columns do."""
+    """Slice in portions: Python integers and slices for all names at once would take more memory than the columns."""
     parts = []
     for at in range(0, len(starts), _SLICED_AT_ONCE):
         some = slice(at, at + _SLICED_AT_ONCE)

@@ -1,7 +1,7 @@
-"""Append position of a plain tar: after its last member, before its end of archive.
+"""Append position of a plain tar: after its last member, before its end-of-archive blocks.
 
-Reads the headers and steps over the content. What writers leave behind the last member differs: nothing, a block of
-zeros or two, zeros up to a record of 10 KiB. Anything but zeros there would be lost, and is refused.
+Reads the headers and skips the content. Writers differ in what follows the last member: nothing, one or two blocks of
+zeros, or zeros up to a record of 10 KiB. Anything but zeros would be overwritten, so such a tar is rejected.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _OF_MEMBERS = (b"path", b"linkpath", b"size")
 
 class TarEnd(NamedTuple):
     at: int
-    """The byte after the last member and its padding."""
+    """Offset of the first byte after the last member and its padding."""
     found: list[bytes]
-    """Those of the names asked for that are there, in the order of the tar; directories without their slash."""
+    """The requested names that the tar contains, in its order; directories without their trailing slash."""
 
 
 def find_end(source: ByteSource, name: str, wanted: Collection[bytes] = (), limits: Limits = DEFAULT_LIMITS) -> TarEnd:
-    """The end of the tar `name`; that of no bytes is their beginning.
+    """Find the append position of the tar `name`; it is 0 for an empty one.
 
-    Raises ArchiveUnsupported for a compressed tar, a zip, and what does not let members be added; NotAnArchive,
+    Raises ArchiveUnsupported for a compressed tar, a zip, or a tar to which members cannot be added; NotAnArchive,
     ArchiveDamaged, ArchiveTooLarge.
     """
     size = source.size_bytes

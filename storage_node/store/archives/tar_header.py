@@ -1,8 +1,8 @@
 """Tar header parser: 512 bytes to a few fields. Pure functions, no state, no I/O.
 
-V7, ustar (POSIX.1-1988), GNU (long names, base-256 numbers) and PAX (POSIX.1-2001). What cannot be what a tar writer
-wrote raises ArchiveDamaged, what we do not serve ArchiveUnsupported; `at` is the header's byte in the tar, for the
-message.
+Supports V7, ustar (POSIX.1-1988), GNU (long names, base-256 numbers) and PAX (POSIX.1-2001). A header that no tar
+writer produces raises ArchiveDamaged; an unsupported one raises ArchiveUnsupported. `at` is the header's offset in the
+tar, for the message.
 
 Source: POSIX.1-2017, pax, "Extended Description"; GNU tar manual 1.34, "Basic Tar Format".
 """
@@ -22,7 +22,7 @@ REGULAR = b"0\x007"
 HARD_LINK = ord("1")
 DIRECTORY = ord("5")
 NO_CONTENT = b"123456"
-"""Types whose size field says nothing: no content follows."""
+"""Types without content. Their size field is ignored."""
 PAX_LOCAL = b"xX"
 PAX_GLOBAL = ord("g")
 GNU_LONG_NAME, GNU_LONG_LINK = ord("L"), ord("K")
@@ -39,14 +39,14 @@ class Header(NamedTuple):
 
 
 def parse_header(block: bytes, at: int) -> Header:
-    """`block` has 512 bytes, not all of them zero."""
+    """Parse a header. `block` has 512 bytes, not all of them zero."""
     try:
         stored = _octal(block[148:156])
     except ValueError:
         raise ArchiveDamaged(f"byte {at}: no tar header here, its checksum field is {block[148:156]!r}") from None
     unsigned = sum(block) - sum(block[148:156]) + 8 * 32
     if stored != unsigned:
-        # Old writers summed signed characters.
+        # Old writers summed the characters as signed values.
         signed = unsigned - 256 * sum(octet > 127 for octet in block[:148] + block[156:])
         if stored != signed:
             raise ArchiveDamaged(f"byte {at}: the tar header's checksum is {unsigned}, it says {stored}")
@@ -57,21 +57,22 @@ def parse_header(block: bytes, at: int) -> Header:
         raise ArchiveUnsupported(f"byte {at}: part of a multi-volume archive; join the volumes first")
     name = _text(block[:100])
     if block[257:263] == b"ustar\0" and block[345]:
-        name = _text(block[345:500]) + b"/" + name  # GNU and V7 have other things here, or nothing
+        name = _text(block[345:500]) + b"/" + name  # GNU and V7 use this field differently, or not at all
     if kind == 0 and name.endswith(b"/"):
-        kind = DIRECTORY  # V7 had no type for it
+        kind = DIRECTORY  # V7 has no type for directories
     size = 0 if kind in NO_CONTENT else _number(block[124:136], at)
     return Header(name, size, kind, _text(block[157:257]))
 
 
 def parse_pax(data: bytes, at: int) -> Iterator[tuple[bytes, bytes]]:
-    """The records of one extended header, which may be a million; `at` is where they begin."""
+    """Iterate over the records of one extended header, up to a million. `at` is the offset of the first."""
     position = 0
     while position < len(data) and data[position]:
         space = data.find(b" ", position, position + 20)
         digits = data[position:space]
         end = position + (int(digits) if space >= 0 and digits.isdigit() else 0)
-        # Without a space, a search from the beginning would find the `=` of an earlier record, for ever.
+        # Without a space, the search would start at the beginning and find the `=` of an earlier record, in an endless
+        # loop.
         equals = data.find(b"=", space + 1, end) if space >= 0 else -1
         if equals < 0 or end > len(data) or data[end - 1] != 0x0A:
             raise ArchiveDamaged(f"byte {at + position}: not a record of an extended header")
@@ -104,7 +105,7 @@ def _octal(field: bytes) -> int:
 
 
 def _number(field: bytes, at: int) -> int:
-    """A size: octal digits, or GNU's base-256."""
+    """Parse a size: octal digits, or GNU's base-256."""
     try:
         size = int.from_bytes(field[1:], "big") if field[0] == 0x80 else _octal(field)
     except ValueError:

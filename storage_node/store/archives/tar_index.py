@@ -1,14 +1,14 @@
-"""Tar indexer: one pass over the chunks as they come finds each member's place and checksum.
+"""Tar indexer: one pass over the incoming chunks finds the offset and checksum of each member.
 
-The parser holds one header at most (512 bytes, or an extended header up to its limit); content is summed where it
-lies and never copied. A tar ends at its first block of zeros, or where the stream ends between two members; what
-follows a block of zeros is not looked at, so of two tars joined by `cat` the first one counts, as in `tarfile`.
+The parser holds at most one header (512 bytes, or an extended header up to its limit). Content is checksummed in place
+and never copied. A tar ends at its first block of zeros, or where the stream ends between two members. Everything after
+a block of zeros is ignored, so in two tars joined by `cat` the first one counts, as in `tarfile`.
 
-Members are regular files (types `0`, NUL, `7`). Hard links have the bytes of the file that they name, exactly as it is
-spelled, where that is an earlier member; otherwise they are none. Directories, symbolic links, devices and entries of
-unknown types are none; content of the latter is stepped over.
+Members are regular files (types `0`, NUL, `7`). A hard link is a member with the bytes of the file that it names, if
+that exact name belongs to an earlier member; otherwise it is not a member. Directories, symbolic links, devices and
+entries of unknown types are not members; the content of unknown types is skipped.
 
-Threads: an indexer belongs to one thread. After an error it can only be dropped.
+Threads: an indexer belongs to one thread. After an error it cannot be used any more.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class TarIndexer:
         self._limits = limits
         self._table = EntryTable(limits)
         self._at = 0  # bytes of the tar seen so far
-        self._head = bytearray()  # of a header block that chunks have cut
-        self._content_left = 0  # of the member whose checksum is being made
-        self._skip_left = 0  # padding, and content that nobody asks for
+        self._head = bytearray()  # of a header block split across chunks
+        self._content_left = 0  # of the member whose checksum is being computed
+        self._skip_left = 0  # padding, and content of non-members
         self._file: tuple[bytes, int, int] | None = None  # name, offset, size of that member
         self._checksum = 0
         self._extended: bytearray | None = None
@@ -62,20 +62,21 @@ class TarIndexer:
         self._long_link: bytes | None = None
         self._local: dict[bytes, bytes] = {}
         self._global: dict[bytes, bytes] = {}
-        self._promised = False  # an extended header came and its member did not yet
+        self._promised = False  # an extended header was read and its member was not yet
         self._ended = False
         self._border = 0
 
     @property
     def border_bytes(self) -> int:
-        """Where the latest member began, with all of its headers: a good place to cut the tar."""
+        """Start of the latest member, including all of its headers: a good position to cut the tar."""
         return self._border
 
     def feed(self, chunk: Buffer) -> None:
-        """The next bytes of the tar, any number of them.
+        """Index the next bytes of the tar, any number of them.
 
         Raises:
-            ArchiveDamaged, ArchiveUnsupported, ArchiveTooLarge: no index can be made; the object is none the worse.
+            ArchiveDamaged, ArchiveUnsupported, ArchiveTooLarge: no index can be built; the object itself is not
+                affected.
         """
         view = memoryview(chunk).cast("B")
         size = len(view)
@@ -112,9 +113,9 @@ class TarIndexer:
             position += step
 
     def finish(self) -> MemberIndex:
-        """The index of what was fed, not yet bound to a shard (see MemberIndex.save).
+        """Return the index of all input. It is not yet bound to a shard (see MemberIndex.save).
 
-        Raises ArchiveDamaged when the stream ended within a member or a header.
+        Raises ArchiveDamaged if the stream ended within a member or a header.
         """
         if self._file is not None:
             name, offset, size = self._file
@@ -189,7 +190,7 @@ class TarIndexer:
         elif self._extended_type == GNU_LONG_LINK:
             self._long_link = data.partition(b"\0")[0]
         else:
-            # Only these: headers without end, each with other records, would fill the memory.
+            # Other records are dropped: an endless series of headers, each with new records, would exhaust the memory.
             records = {key: value for key, value in parse_pax(data, at) if key in _USED_RECORDS}
             if self._extended_type == PAX_GLOBAL:
                 self._global |= records

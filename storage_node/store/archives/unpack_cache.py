@@ -1,11 +1,13 @@
-"""Unpack cache: decompressed copies of shards that cannot be read piece by piece, in temporary files within a budget.
+"""Unpack cache: decompressed copies of shards without random access, in temporary files within a budget.
 
-A copy is made once, by the first who asks, while others wait for it; the least recently used go when room is needed.
-Files have no name but while they are being created, so a process that dies leaves nothing that takes room; the empty
-files that a crash in that moment may leave are swept by the next start.
+The first reader creates a copy, while other readers wait for it. The least recently used copies are evicted when space
+is needed. Files are unlinked right after they are created, so a process that dies leaves no used space. A crash between
+the two steps may leave an empty file, which the next start removes.
 
-The budget counts what the copies unpack to, from before they are made, and until the last reader of an evicted copy has
-let it go. Threads: everything may be called from any.
+The budget counts the decompressed size of each copy, from before it is created until the last reader of an evicted copy
+has released it.
+
+Threads: everything may be called from any thread.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class _Copy:
 
 class UnpackCache:
     def __init__(self, folder: Path, budget_bytes: int) -> None:
-        """`folder` is made if need be, and belongs to these copies. Raises OSError."""
+        """`folder` is created if necessary, and belongs to these copies. Raises OSError."""
         folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         for left in folder.glob(f"*{_SUFFIX}"):
             left.unlink(missing_ok=True)
@@ -58,15 +60,16 @@ class UnpackCache:
     def get(
         self, key: Hashable, size_bytes: int, unpack: Callable[[], Iterable[bytes]], *, timeout_s: float
     ) -> Iterator[FdSource]:
-        """The copy of the shard `key` (its identity and version), which unpacks to exactly `size_bytes`.
+        """Return the copy of the shard `key` (its identity and version), which decompresses to exactly `size_bytes`.
 
-        `unpack` is called by one thread when there is no copy yet. The source may be read until the context is left,
-        whatever is evicted meanwhile.
+        If there is no copy yet, one thread calls `unpack`. The source may be read until the context is left, even if
+        the copy is evicted meanwhile.
 
         Raises:
             ArchiveTooLarge: it is larger than the whole budget.
-            CopiesBusy: for `timeout_s`, others held all room, or another thread was making the copy.
-            ArchiveDamaged: `unpack` gave more or less than `size_bytes`; also whatever else it raises, to all who wait.
+            CopiesBusy: for `timeout_s`, other copies used the whole budget, or another thread was creating the copy.
+            ArchiveDamaged: `unpack` gave more or less than `size_bytes`. Errors of `unpack` are raised in all waiting
+                threads.
             DriveFull, DriveFailed: the operating system could not write it.
             Closed: after `close`.
         """
@@ -81,12 +84,12 @@ class UnpackCache:
                 self._let_go(copy)
 
     def drop(self, key: Hashable) -> None:
-        """Forget the copy of a shard that has changed; its readers go on."""
+        """Evict the copy of a shard that has changed. Its readers are not affected."""
         with self._changed:
             self._evict(key)
 
     def close(self) -> None:
-        """Forget all copies; what readers hold goes with them."""
+        """Evict all copies. Each is closed with its last reader."""
         with self._changed:
             self._closed = True
             for key in list(self._copies):
@@ -127,7 +130,8 @@ class UnpackCache:
     def _await(self, copy: _Copy, deadline: float) -> None:
         while not copy.ready:
             if copy.error is not None:
-                # Each waiter gets an error of its own: one object raised in several threads grows their tracebacks.
+                # Each waiter raises an error of its own: the traceback of one object raised in several threads keeps
+                # growing.
                 raise type(copy.error)(*copy.error.args)
             if not self._wait_until(deadline):
                 raise CopiesBusy("another request is still making the decompressed copy; try again")
@@ -167,7 +171,7 @@ class UnpackCache:
         path = self._folder / f"{os.getpid()}.{os.urandom(8).hex()}{_SUFFIX}"
         try:
             fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            path.unlink(missing_ok=True)  # another process that starts in this folder may have swept it
+            path.unlink(missing_ok=True)  # another process that starts in this folder may have removed it
         except OSError as error:
             raise drive_error(error, self._folder, "making a decompressed copy") from error
         return fd
@@ -197,7 +201,7 @@ class UnpackCache:
             self._let_go(copy)
 
     def _let_go(self, copy: _Copy) -> None:
-        """With the lock held: close a copy that nobody reads and nobody will find, and give back its room, once."""
+        """Close an evicted copy without readers and return its space to the budget, once. The lock is held."""
         if copy.evicted and not copy.readers and not copy.released:
             copy.released = True
             if copy.fd >= 0:

@@ -1,7 +1,8 @@
-"""Zip central directory: what it says of each member, checked against the member's own header.
+"""Zip central directory: its entry for each member, checked against the member's local header.
 
-Read from the end by positioned reads, in pieces; a zip64 directory, a program in front (self-extracting) and a comment
-behind are as usual. Members may not overlap each other or the directory: that is how small zips claim to be huge.
+The directory is read from the end by positioned reads, in pieces. zip64, a program in front (self-extracting) and a
+comment at the end are supported. Members may not overlap each other or the directory: small zips claim huge contents in
+that way.
 
 Source: APPNOTE.TXT 6.3.10, sections 4.3 to 4.6 and appendix D.
 """
@@ -33,7 +34,7 @@ _SIGNATURE = b"PK\5\5"  # a digital one, behind the entries
 
 class ZipEntry(NamedTuple):
     name: bytes
-    """UTF-8, or what the zip holds in its place."""
+    """UTF-8, converted from the encoding in the zip if necessary."""
     is_file: bool
     method: int
     crc32: int
@@ -41,7 +42,7 @@ class ZipEntry(NamedTuple):
     size_bytes: int
     header_at: int
     at: int
-    """Byte of its entry in the directory, for messages."""
+    """Offset of its entry in the directory, for messages."""
     raw_name: bytes
     flags: int
 
@@ -51,7 +52,7 @@ class Directory(NamedTuple):
     size_bytes: int
     entries: int
     shift: int
-    """Bytes in front of the zip that its own offsets do not count."""
+    """Number of bytes before the zip that its own offsets do not count."""
 
 
 def find_directory(source: ByteSource, limits: Limits) -> Directory:
@@ -70,7 +71,7 @@ def find_directory(source: ByteSource, limits: Limits) -> Directory:
     if end_at >= _LOCATOR.size and (_FULL_16 in (disk, first_disk, entries) or _FULL_32 in (length, offset)):
         signature, disk64, end64_at, _ = _LOCATOR.unpack(read_exactly(source, _LOCATOR.size, end_at - _LOCATOR.size))
         if signature == b"PK\6\7":
-            # Where the locator says, or, with a program in front, right before the locator.
+            # It is where the locator says or, with a program in front, right before the locator.
             for behind in (end64_at, end_at - _LOCATOR.size - _END64.size):
                 record = source.pread(_END64.size, behind) if behind >= 0 else b""
                 if len(record) == _END64.size and record[:4] == b"PK\6\6":
@@ -92,7 +93,8 @@ def find_directory(source: ByteSource, limits: Limits) -> Directory:
 
 
 def read_entries(source: ByteSource, directory: Directory) -> Iterator[ZipEntry]:
-    """Entries in the order of the directory, names and extra fields understood; local headers not yet looked at."""
+    """Iterate over the entries in the order of the directory, with names and extra fields parsed. Local headers are not
+    read."""
     window, window_at = b"", directory.at
     at, end = directory.at, directory.at + directory.size_bytes
     found = 0
@@ -141,14 +143,14 @@ def read_entries(source: ByteSource, directory: Directory) -> Iterator[ZipEntry]
         name = _name(raw_name, flags, extra)
         yield ZipEntry(name, is_file, method, crc32, packed, size, header_at + directory.shift, at, raw_name, flags)
         found, at = found + 1, window_at + here
-    # The size counts: writers without zip64 give the number modulo 65,536.
+    # The size counts: writers without zip64 store the number modulo 65,536.
     if (found - directory.entries) & _FULL_16:
         raise ArchiveDamaged(f"byte {at}: the zip announces {directory.entries} entries, its directory has {found}")
 
 
 def data_offset(source: ByteSource, entry: ZipEntry, directory: Directory) -> int:
-    """Where the member's packed bytes begin. Raises when its own header contradicts the directory, or we cannot read
-    such a member."""
+    """Return the offset of the member's packed bytes. Raises ArchiveDamaged if its local header contradicts the
+    directory, and ArchiveUnsupported if members of its kind cannot be read."""
     where = f"byte {entry.header_at}: {entry.raw_name[:200]!r}"
     if entry.flags & (_ENCRYPTED | _STRONG):
         raise ArchiveUnsupported(f"{where} is encrypted; store the zip without a password")
@@ -199,7 +201,7 @@ def _extra_fields(extra: bytes, at: int) -> dict[int, bytes]:
 
 
 def _long(short: int, longs: bytes, at: int) -> tuple[int, bytes]:
-    """The number that a zip64 field holds where the 32-bit one is full."""
+    """Return the number, taken from the zip64 field if the 32-bit field is full, and the rest of the zip64 field."""
     if short != _FULL_32:
         return short, longs
     if len(longs) < 8:

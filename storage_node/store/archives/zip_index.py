@@ -1,7 +1,8 @@
-"""Zip indexer: one pass over the members unpacks each once, so that the index can say its CRC-32C.
+"""Zip indexer: one pass that decompresses each member once to compute its CRC-32C for the index.
 
-The directory's CRC-32 and sizes are verified on the way, in the order of the file, so that a lying zip is found out
-when its index is made and not by a reader. What all members claim to unpack to is added up before the first is.
+The directory's CRC-32 and sizes are verified on the way, in the order of the directory, so that a zip with false
+entries is rejected when it is indexed and not when it is read. The sizes that members claim are added up before each
+one is decompressed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PIECE_BYTES = 1 << 20
 
 
 def index_zip(source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> MemberIndex:
-    """Raises ArchiveDamaged, ArchiveUnsupported, ArchiveTooLarge."""
+    """Index a zip. Raises ArchiveDamaged, ArchiveUnsupported, ArchiveTooLarge."""
     directory = find_directory(source, limits)
     if directory.entries > limits.members:
         raise ArchiveTooLarge(f"a zip of {directory.entries} entries; at most {limits.members} are served")
@@ -44,7 +45,7 @@ def index_zip(source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> MemberInde
             )
         start = data_offset(source, entry, directory)
         packed += entry.packed_bytes
-        if packed > directory.at:  # told before all of them are read
+        if packed > directory.at:  # fail before reading all of them
             raise ArchiveDamaged(f"byte {entry.at}: a member of the zip begins inside another one: too many bytes")
         starts.append(entry.header_at)
         ends.append(start + entry.packed_bytes)
@@ -64,10 +65,11 @@ def index_zip(source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> MemberInde
 
 
 def unpack(source: ByteSource, start: int, packed_bytes: int, size_bytes: int, method: int) -> Iterator[bytes]:
-    """A member's bytes in pieces of at most PIECE_BYTES, and exactly `size_bytes` of them, or ArchiveDamaged."""
+    """Iterate over a member's bytes, in pieces of at most PIECE_BYTES. Raises ArchiveDamaged unless they are exactly
+    `size_bytes`."""
     stop = start + packed_bytes
     if not packed_bytes and not size_bytes:
-        return  # some writers give an empty member no deflate data at all
+        return  # some writers store no deflate data for an empty member
     if method == STORED:
         yield from chunks_of(source, start, stop)
         return
@@ -78,7 +80,7 @@ def unpack(source: ByteSource, start: int, packed_bytes: int, size_bytes: int, m
         for chunk in chunks_of(source, start, stop):
             at += len(chunk)
             while (chunk or left) and not inflater.eof:
-                # One byte more than is left: what exceeds the declared size must show.
+                # One byte more than the remaining size, to detect a member larger than it declares.
                 piece = inflater.decompress(chunk, min(PIECE_BYTES, left + 1))
                 if len(piece) > left:
                     raise ArchiveDamaged(f"byte {at}: a member unpacks to more than its {size_bytes} bytes")

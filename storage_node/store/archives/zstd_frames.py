@@ -1,8 +1,10 @@
-"""zstd frame decoder: frames walked block by block, so that every step is small and every frame's place is known.
+"""zstd frame decoder that parses frames block by block, so that every step is bounded and the offset of every frame is
+known.
 
-The library decompresses; the walk only finds where frames and blocks end (RFC 8878, 3.1.1). It gets one block at a
-time, and a block holds at most 128 KiB. Each frame is a restart point: the seekable format is such frames with a table
-in a skippable frame at the end, which is not needed here, because one pass over the shard has seen what it would say.
+The library decompresses. The parser finds only the borders of frames and blocks (RFC 8878, 3.1.1), and passes one block
+of at most 128 KiB at a time. Each frame is a restart point. The seekable format consists of such frames and a seek
+table in a skippable frame at the end. The table is not needed, because one pass over the shard finds the same
+information.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ MAGIC = b"\x28\xb5\x2f\xfd"
 MAX_BLOCK_BYTES = 128 << 10
 _SIZE_BYTES = (0, 2, 4, 8)
 _DICTIONARY_BYTES = (0, 1, 2, 4)
-_kept = threading.local()  # one serves a thread at a time, and making it costs as much as a small frame
+_kept = threading.local()  # one per thread; creating it costs as much as decompressing a small frame
 
 
 class ZstdDecoder(FrameWalk):
@@ -82,7 +84,7 @@ class ZstdDecoder(FrameWalk):
         self._last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
         if kind == 3 or size > MAX_BLOCK_BYTES:
             raise ArchiveDamaged(f"byte {at}: no zstd block begins here")
-        self._expect(Part.DATA, 1 if kind == 1 else size)  # a run of one octet
+        self._expect(Part.DATA, 1 if kind == 1 else size)  # run-length block: one octet
         if not self._need:
             self._end_block()
 
@@ -96,7 +98,7 @@ class ZstdDecoder(FrameWalk):
 
 
 def _header_bytes(descriptor: int) -> int:
-    """Bytes of a frame header after its descriptor."""
+    """Return the length of a frame header after its descriptor byte."""
     single = descriptor >> 5 & 1
     size_flag = descriptor >> 6
     size_bytes = 1 if single and not size_flag else _SIZE_BYTES[size_flag]
@@ -104,7 +106,7 @@ def _header_bytes(descriptor: int) -> int:
 
 
 def _window_bytes(header: bytes) -> int:
-    """RFC 8878, 3.1.1.1.2; that of a single segment is its content."""
+    """Return the window size (RFC 8878, 3.1.1.1.2); the window of a single segment is its content."""
     if header[0] >> 5 & 1:
         size_flag = header[0] >> 6
         size = int.from_bytes(header[1 + _DICTIONARY_BYTES[header[0] & 3] :], "little")
@@ -114,7 +116,7 @@ def _window_bytes(header: bytes) -> int:
 
 
 def unpack_frame(data: bytes, content_bytes: int) -> bytes | None:
-    """One frame at once, when it says itself that it holds `content_bytes`; None when it does not say that.
+    """Decompress one frame with one call if its header declares `content_bytes`; otherwise return None.
 
     Raises ArchiveDamaged.
     """
