@@ -1,4 +1,6 @@
-"""Bytes on one drive. In reading order: `object_files` (all of a drive's files), `staged_file` (an object on its way
-in), `segment_format`, `segment_file`, `segment_writer` and `segments` (small objects share a file), `folders`,
-`group_sync`, `clone_or_copy`, `error_counters`.
+"""Object files of one drive.
+
+In reading order: `object_files` (all files of a drive), `staged_file` (an object that is being received),
+`segment_format`, `segment_file`, `segment_writer` and `segments` (small objects that share a file), `group_sync`,
+`counted_write`, `clone_or_copy`, `error_counters`.
 """

@@ -1,7 +1,7 @@
-"""Clone or copy of an open file into a staged one: blocks are shared or bytes copied, as the file system can.
+"""Clone or copy of an open file into a staged one: shares blocks or copies bytes, whichever the file system supports.
 
-Checksums are made of what has been staged, not of the source, wherever that is more than read and written again: a
-clone is a snapshot, whatever becomes of its source meanwhile.
+Unless the bytes are read and written anyway, checksums are computed from the staged file and not from the source: a
+clone is a snapshot, while its source may still change.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from ais_loader.errors import SourceUnreadable
 from storage_node.store.files.staged_file import StagedFile, is_full
 
 Taken: TypeAlias = Literal["linked", "cloned", "copied_by_server", "copied"]
-"""How an object came by a file's bytes: as the file itself, by its blocks, or by reading and writing, here or there."""
+"""Method by which an object got a file's bytes: a hard link, shared blocks, a copy by the server, or reading and
+writing."""
 FROM_BYTES = 256 << 10
-"""A smaller file is read and written: that costs less than finding out what else there is."""
+"""A smaller file is read and written: that is cheaper than trying the alternatives."""
 _PIECE_BYTES = 1 << 20
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gfs2")
 _FICLONE = 0x40049409
-"""Share all of another file's blocks (ioctl_ficlone(2))."""
+"""Ioctl that shares all blocks of another file (ioctl_ficlone(2))."""
 
 
 def fill(staged: StagedFile, source_fd: int, taken: Callable[[bytes], None]) -> Taken:
-    """Have a staged file hold all bytes of an open file, and say how; `taken` gets them, in order.
+    """Fill a staged file with all bytes of an open file, and return the method. `taken` is called with the bytes, in
+    order.
 
-    While the kernel copies it gets nothing, again and again: it may raise. Raises SourceUnreadable for what the
-    source's file system says, OSError for what the drive's says.
+    While the kernel copies, `taken` is called repeatedly with no bytes, so that it can raise. Raises SourceUnreadable
+    for errors of the source's file system, OSError for errors of the drive's.
     """
     if staged.linked:
         _count(staged, taken)
@@ -50,7 +52,7 @@ def fill(staged: StagedFile, source_fd: int, taken: Callable[[bytes], None]) -> 
 
 
 def clone(staged: StagedFile, source_fd: int) -> bool:
-    """Whether the file system could (Btrfs, XFS, bcachefs, …)."""
+    """Share all blocks of the source. Returns whether the file system supports it (Btrfs, XFS, bcachefs, …)."""
     try:
         fcntl.ioctl(staged.fd, _FICLONE, source_fd)
     except OSError:
@@ -60,7 +62,7 @@ def clone(staged: StagedFile, source_fd: int) -> bool:
 
 @cache
 def lies_on_server(device: int) -> bool:
-    """Whether a file system is one of a network."""
+    """Whether the file system is a network file system."""
     number = f"{os.major(device)}:{os.minor(device)}"
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
         for line in mounts:
@@ -71,9 +73,11 @@ def lies_on_server(device: int) -> bool:
 
 
 def copy_in_kernel(staged: StagedFile, source_fd: int, taken: Callable[[bytes], None]) -> bool:
-    """Whether it could: a server may copy by itself. Raises OSError for a full drive.
+    """Copy with copy_file_range, which a file server may perform by itself. Returns whether it worked. Raises OSError
+    for a full drive.
 
-    Where there is no server this costs 1.4 times as much as reading and writing, since the bytes are read anyway.
+    Without a server this takes 1.4 times as long as reading and writing, because the bytes are read for the checksums
+    anyway.
     """
     offset = 0
     try:
@@ -94,7 +98,7 @@ def _count(staged: StagedFile, taken: Callable[[bytes], None]) -> None:
 
 
 def source_pieces(source_fd: int) -> Iterator[bytes]:
-    """The bytes of an open file from the first to the last. Raises SourceUnreadable."""
+    """Iterate over the bytes of an open file from the first to the last. Raises SourceUnreadable."""
     offset = 0
     while piece := read_source(source_fd, _PIECE_BYTES, offset):
         yield piece
@@ -102,7 +106,7 @@ def source_pieces(source_fd: int) -> Iterator[bytes]:
 
 
 def read_source(source_fd: int, count: int, offset: int = 0) -> bytes:
-    """At most `count` bytes. Raises SourceUnreadable."""
+    """Read at most `count` bytes. Raises SourceUnreadable."""
     try:
         return os.pread(source_fd, count, offset)
     except OSError as error:

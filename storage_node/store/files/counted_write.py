@@ -1,8 +1,8 @@
-"""Counted write: bytes appended to a file and counted in an object's checksums, in one pass over them.
+"""Counted write: appends bytes to a file and updates an object's size and checksums, in one pass over them.
 
-Two implementations keep one contract: `_native.c`, which gives up the GIL once a call and checks each block right
-behind its write, while it is near, and the function below, which is the reference. AIS_LOADER_READER chooses, as for
-the batch reader.
+Two implementations share one contract. `_native.c` releases the GIL once per call and computes each block's checksum
+right after its write, while it is in the cache. The function below is the reference. AIS_LOADER_READER selects one, as
+for the batch reader.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ WriteCounted: TypeAlias = "Callable[[int, int, int, int, Buffer], Counted]"
 
 
 def write_counted_python(fd: int, size_bytes: int, checksum: int, open_block: int, data: Buffer, /) -> Counted:
-    """Append `data`, any contiguous bytes, to the file; with a negative `fd` they are only counted.
+    """Append `data`, any contiguous bytes, to the file. With a negative `fd` they are only counted.
 
-    `size_bytes`, `checksum`, `open_block`: of the object before, and the CRC-32C of those of its bytes that lie in its
-    last block, of BLOCK_BYTES at most. Returns how many bytes have been written and counted, `checksum` and
-    `open_block` as they are then, the CRC-32C of every block that has ended with them (native uint32), and the errno
-    of the write that failed, 0 if none did. What a failed write has written before is counted.
+    `size_bytes`, `checksum` and `open_block` describe the object before the call; `open_block` is the CRC-32C of its
+    last, incomplete block of at most BLOCK_BYTES. Returns the number of bytes that were written and counted, the new
+    `checksum` and `open_block`, the CRC-32C of every block that these bytes completed (native uint32), and the errno of
+    the write that failed, or 0. Bytes written before the failure are counted.
 
     Raises TypeError, BufferError, ValueError.
     """
@@ -59,7 +59,7 @@ def write_counted_python(fd: int, size_bytes: int, checksum: int, open_block: in
 
 
 def _write(fd: int, data: memoryview) -> tuple[int, int]:
-    """How much of it, and the errno if that is not all."""
+    """Write the bytes. Returns how many were written, and the errno if not all were."""
     done = 0
     try:
         while done < len(data):

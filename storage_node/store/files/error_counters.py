@@ -1,6 +1,7 @@
-"""Error counters of one drive: I/O errors and checksum errors, by which somebody may decide to stop using it.
+"""Error counters of one drive: I/O errors and checksum errors, by which an operator may decide to disable it.
 
-Counted is what tells of the device or its file system. A full drive, or one file that is not there, tells of neither.
+Only errors that indicate a problem of the device or its file system are counted. A full drive, or one missing file,
+indicates neither.
 """
 
 from __future__ import annotations
@@ -27,29 +28,30 @@ _BROKEN = frozenset(
 )
 OUT_OF_DESCRIPTORS = tuple(os.strerror(number) for number in (errno.EMFILE, errno.ENFILE))
 _NOT_THE_DRIVE = ("No space left", "NoSpace", *OUT_OF_DESCRIPTORS)
-"""Of what RocksDB says, which has only texts."""
+"""Parts of messages of RocksDB, which has no error numbers, that do not indicate a fault of the drive."""
 
 
 class Faults:
-    """Numbers that only grow while the drive is open. Thread-safe."""
+    """Counters that only increase while the drive is open. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.io_errors = 0
-        """Times that the operating system, or the catalog, could not read or write the drive."""
+        """Number of times that the operating system or the catalog could not read or write the drive."""
         self.last_io_error = ""
         self.sync_failed = ""
-        """What the first sync that failed said. The kernel tells of it once, drops what it could not write, and takes
-        the next sync for a success: whatever came before may be lost, and this drive cannot be written any more."""
+        """Message of the first sync that failed. The kernel reports such an error once, drops the data that it could
+        not write, and lets the next sync succeed. Earlier writes may therefore be lost, and the drive must not be
+        written any more."""
         self.checksum_errors = 0
-        """Times that bytes were not those that had been put."""
+        """Number of times that bytes did not match their checksum."""
 
     def note(self, error: OSError, doing: str) -> None:
-        """Count an error of the operating system, if it is of the kind that counts."""
+        """Count an error of the operating system, if its kind indicates a fault of the drive."""
         self.note_number(error.errno or 0, f"{doing}: {error.strerror or error}")
 
     def note_sync(self, error: OSError, doing: str) -> None:
-        """A sync failed, for whatever reason."""
+        """Record a failed sync, whatever its reason."""
         message = f"{doing}: {error.strerror or error}"
         with self._lock:
             self.sync_failed = self.sync_failed or message
@@ -60,7 +62,7 @@ class Faults:
             self._count(message)
 
     def note_catalog(self, message: str) -> None:
-        """Count what RocksDB says, unless it says that the drive is full, or that this process has too much open."""
+        """Count an error of RocksDB, unless the drive is full or the process has too many open files."""
         if not any(said in message for said in _NOT_THE_DRIVE):
             self._count(message)
 

@@ -1,7 +1,7 @@
-"""Group sync: many files made to survive a power cut at the same time.
+"""Group sync: makes many files durable at the same time.
 
-A file system commits its journal for all who wait at that moment: sixteen syncs side by side take hardly longer than
-one, where one after another takes sixteen times that.
+A file system's journal commit covers every sync that is waiting at that moment. Sixteen parallel syncs take hardly
+longer than one; in sequence they take sixteen times as long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SYNCS_AT_ONCE = 16
 
 
 class Syncs:
-    """Threads for syncing, started when several files are to be synced first. Thread-safe."""
+    """Pool of threads for syncing, created when several files are synced for the first time. Thread-safe."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -25,7 +25,7 @@ class Syncs:
         self._closed = False  # guarded by _lock
 
     def run(self, syncs: Sequence[Callable[[], None]]) -> None:
-        """Returns when all have been done. Raises what one of them raised; none is running then."""
+        """Run all syncs and wait for them. Raises the error of one of them; none is running then."""
         todo = deque(syncs)
         helpers = self._help(todo, min(SYNCS_AT_ONCE, len(syncs)) - 1)
         try:
@@ -38,7 +38,8 @@ class Syncs:
                 helper.result()
 
     def _help(self, todo: deque[Callable[[], None]], helpers: int) -> list[Future[None]]:
-        """None where there is nothing to help with, or not any more: the caller does all of it then."""
+        """Submit helper threads. Returns an empty list if none are useful or the pool is closed: the caller then does
+        all of it."""
         if helpers < 1:
             return []
         with self._lock:
@@ -49,7 +50,7 @@ class Syncs:
             return [self._pool.submit(_do, todo) for _ in range(helpers)]
 
     def close(self) -> None:
-        """Let the threads go; harmless in a process that inherited them through fork, and has none of them."""
+        """Shut the threads down. Harmless in a process that inherited this through fork and has none of the threads."""
         if self._pid != os.getpid():
             return
         with self._lock:

@@ -1,9 +1,9 @@
 """Object files: the only code that creates, names or removes the bytes of objects.
 
-A file is staged (one writer, invisible), then published under its final name, and read-only for ever; its name is
-never used again. Small objects that come together share a file, a segment, and have paths as if it was a folder.
-Names are bytes relative to the drive's `objects` folder and are resolved from an open descriptor of that folder, so a
-drive that is renamed or covered by a mount meanwhile cannot be mixed up with another.
+A file is staged (one writer, invisible), then published under its final name and read-only from then on. Its name is
+never reused. Small objects that are committed together share a file, a segment, and have paths as if the segment was a
+folder. Names are bytes relative to the drive's `objects` folder and are resolved from an open descriptor of that
+folder, so that renaming a drive or mounting over it cannot redirect them to another drive.
 
 Threads: a StagedFile belongs to one thread; everything else may be called from any.
 """
@@ -30,7 +30,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def drive_error(error: OSError, drive: os.PathLike[str], doing: str) -> LoaderError:
-    """The store's error for what the operating system said of a drive."""
+    """Convert an error of the operating system about a drive to the store's error."""
     if is_full(error):
         return DriveFull(f"{drive}: no space left while {doing}; free space on it, or delete objects")
     if error.errno == errno.EROFS:
@@ -41,7 +41,7 @@ def drive_error(error: OSError, drive: os.PathLike[str], doing: str) -> LoaderEr
 
 
 class RawFiles:
-    """The folders `objects` and `staging` of one drive."""
+    """Object files of one drive: the folders `objects` and `staging`."""
 
     def __init__(self, root: Path, *, writable: bool, faults: Faults | None = None) -> None:
         self.root = root
@@ -71,16 +71,18 @@ class RawFiles:
             if error.errno in (errno.ENOTSUP, errno.EPERM, errno.EACCES):
                 return False
             if is_full(error):
-                return True  # a full drive says nothing about the file system
+                return True  # a full drive does not tell whether attributes are supported
             raise
         return True
 
     def hold(self, name: str, make_room: Callable[[], bool]) -> StagedFile:
-        """What may become a new invisible file, see `StagedFile.held`. `make_room`: as of `stage`."""
+        """Create a staged file that stays in memory while it is small, see `StagedFile.held`. `make_room` is as in
+        `stage`."""
         return StagedFile(self.staging_fd, name, make_room, self.faults, held=True)
 
     def stage(self, name: str, make_room: Callable[[], bool]) -> StagedFile:
-        """A new invisible file; `make_room` is asked when the drive is full and says whether it freed anything."""
+        """Create a new invisible file. `make_room` is called when the drive is full, and returns whether it freed any
+        space."""
         try:
             return StagedFile(self.staging_fd, name, make_room, self.faults)
         except OSError as error:
@@ -88,7 +90,7 @@ class RawFiles:
             raise
 
     def stage_link(self, name: str, make_room: Callable[[], bool], folder_fd: int, source: str) -> StagedFile:
-        """As `stage`, of a file of this file system that is given up: it gets the new name besides its own."""
+        """Stage a file of the same file system by adding a hard link to it. Its source is about to be given up."""
         os.link(source, name, src_dir_fd=folder_fd, dst_dir_fd=self.staging_fd, follow_symlinks=False)
         try:
             return StagedFile(self.staging_fd, name, make_room, self.faults, linked=True)
@@ -105,12 +107,12 @@ class RawFiles:
                 raise
 
     def make_lasting_folders(self, paths: Iterable[bytes]) -> None:
-        """Before `publish`: what these files will be in survives a power cut on return. Raises OSError."""
+        """Create the folders for these files durably. Call it before `publish`. Raises OSError."""
         with self._noting("publishing an object"):
             self._folders.make_lasting({file_of(path) for path in paths})
 
     def publish(self, staged: StagedFile, path: bytes) -> None:
-        """Give the staged file its final name. Raises OSError."""
+        """Rename the staged file to its final name. Raises OSError."""
         try:
             try:
                 os.rename(staged.name, path, src_dir_fd=self.staging_fd, dst_dir_fd=self.objects_fd)
@@ -123,11 +125,11 @@ class RawFiles:
         staged.published = True
 
     def sync_staged(self, files: Sequence[StagedFile]) -> None:
-        """What has been written to these survives a power cut on return. Raises OSError."""
+        """Make the bytes of these files durable. Raises OSError."""
         self._syncs.run([file.sync for file in files])
 
     def sync_names(self, paths: Iterable[bytes]) -> None:
-        """The names of published files survive a power cut on return. Raises OSError."""
+        """Make the names of published files durable. Raises OSError."""
         with self._noting("publishing an object"):
             self._folders.sync_names({file_of(path) for path in paths})
 
@@ -140,7 +142,7 @@ class RawFiles:
             raise
 
     def open(self, path: bytes) -> int:
-        """A descriptor for reading of the file in which the object is; the caller closes it. Raises OSError."""
+        """Open the file that contains the object, for reading; the caller closes the descriptor. Raises OSError."""
         try:
             return os.open(file_of(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.objects_fd)
         except OSError as error:
@@ -148,7 +150,7 @@ class RawFiles:
             raise
 
     def read(self, record: CatalogEntry) -> Iterator[bytes]:
-        """An object's bytes in pieces, as many as there are. Raises OSError."""
+        """Iterate over an object's bytes in pieces. Stops early if the file is shorter. Raises OSError."""
         fd = self.open(record.path)
         at, end = record.offset, record.offset + record.size_bytes
         try:
@@ -162,7 +164,8 @@ class RawFiles:
             os.close(fd)
 
     def exists(self, path: bytes) -> bool:
-        """Whether there is such a file, or the bytes of such an object have not been given back. Raises OSError."""
+        """Whether there is such a file or, in a segment, whether the object's bytes have not been freed. Raises
+        OSError."""
         try:
             if is_slot(path):
                 return not self._segments.is_freed(path)
@@ -172,15 +175,15 @@ class RawFiles:
         return True
 
     def identity(self, path: bytes) -> bytes | None:
-        """What the file says of itself; None when it says nothing. Raises OSError."""
+        """Return the identity stored in the file, or None if there is none. Raises OSError."""
         return self._segments.identity(path) if is_slot(path) else self._attribute(path, XATTR_NAME)
 
     def offset(self, path: bytes) -> int:
-        """Where the object begins in its file. Raises OSError, StoreFormatError."""
+        """Return the offset of the object in its file. Raises OSError, StoreFormatError."""
         return self._segments.offset(path) if is_slot(path) else 0
 
     def own(self, path: bytes, identity: bytes) -> bool:
-        """Have a published file say what it is; whether it does. Raises OSError."""
+        """Store an identity in a published file. Returns whether the file has it now. Raises OSError."""
         if is_slot(path):
             return self._segments.own(path, identity)
         fd = self.open(path)
@@ -191,7 +194,7 @@ class RawFiles:
         return self.keeps_identity
 
     def _attribute(self, path: bytes, name: str) -> bytes | None:
-        """None where the file has none of this name. Raises OSError."""
+        """Return an extended attribute, or None if the file does not have it. Raises OSError."""
         fd = self.open(path)
         try:
             return os.getxattr(fd, name)
@@ -203,7 +206,7 @@ class RawFiles:
             os.close(fd)
 
     def disown(self, paths: Iterable[bytes]) -> None:
-        """Take dead files' identity away, so that rebuilding the catalog cannot bring deleted objects back."""
+        """Remove the identity of dead files, so that rebuilding the catalog cannot bring deleted objects back."""
         alone, slots = by_segment(paths)
         for file, of_file in slots.items():
             with contextlib.suppress(OSError):  # it may be gone already; its removal is due anyway
@@ -217,14 +220,14 @@ class RawFiles:
                     os.close(fd)
 
     def ended(self, path: bytes) -> int | None:
-        """At which counter the object in this file was replaced or deleted, of a file retained for snapshots."""
+        """Return the counter at which the object in this file ended, if it is retained for snapshots."""
         if is_slot(path):
             return self._segments.ended(path)
         said = self._attribute(path, ENDED_XATTR_NAME)
         return None if said is None else int.from_bytes(said, "big")
 
     def set_ended(self, path: bytes, ended: int | None) -> None:
-        """Say so on the file, or take it back. Harmless where there is no such file. Raises OSError."""
+        """Store that counter in the file, or remove it. Harmless if the file does not exist. Raises OSError."""
         if is_slot(path):
             with contextlib.suppress(FileNotFoundError):
                 self._segments.set_ended(path, ended)
@@ -243,12 +246,12 @@ class RawFiles:
                     os.close(fd)
 
     def unlink(self, path: bytes) -> None:
-        """Remove a file, or give an object's bytes in a segment back. Harmless where it is gone. Raises OSError."""
+        """Remove a file, or free an object's bytes in a segment. Harmless if it is gone. Raises OSError."""
         for problem in self.unlink_many([path]).values():
             raise problem
 
     def unlink_many(self, paths: Sequence[bytes]) -> dict[bytes, OSError]:
-        """As `unlink` of each, a segment at a time; what could not be removed, and why."""
+        """Unlink many paths, one segment at a time. Returns those that could not be removed, with the errors."""
         failed: dict[bytes, OSError] = {}
         alone, slots = by_segment(paths)
         for path in alone:
@@ -268,16 +271,16 @@ class RawFiles:
         return failed
 
     def clear_staging(self) -> int:
-        """Remove what earlier writers left unfinished; returns how many files there were."""
+        """Remove unfinished files of earlier writers. Returns how many there were."""
         removed = 0
         for name in os.listdir(self.staging_fd):
-            with contextlib.suppress(IsADirectoryError):  # not ours: staged files have no folders
+            with contextlib.suppress(IsADirectoryError):  # not created by the store: staged files have no folders
                 os.unlink(name, dir_fd=self.staging_fd)
                 removed += 1
         return removed
 
     def may_hold_objects(self, path: bytes) -> bool:
-        """Of a segment, or an object in one: whether there may be any, as where nobody can tell any more there may."""
+        """Whether a segment, or a slot of one, may contain objects, including unidentifiable ones."""
         try:
             if is_slot(path):
                 return self._segments.is_untold(path)
@@ -286,25 +289,27 @@ class RawFiles:
             return True
 
     def drop_untold(self, path: bytes) -> None:
-        """Remove such objects: all of a segment of which that is so, or the one in this slot. Raises OSError."""
+        """Remove unidentifiable objects: all of those in a segment, or the one in this slot. Raises OSError."""
         if is_segment(path):
             self._segments.drop_unknown(path)
         else:
             self.unlink(path)
 
     def is_segment_damaged(self, path: bytes, *, in_motion: bool) -> bool:
-        """Whether the segment in which this object lies has lost one of the copies of its index, and not the other.
+        """Whether exactly one copy of the index of this object's segment is damaged.
 
         `in_motion`: a writer may have it open. Raises OSError.
         """
         return self._segments.is_damaged(file_of(path), in_motion=in_motion)
 
     def mend_segment(self, path: bytes) -> bool:
-        """Make what has been lost of the copies of its index anew; whether all could be. Raises OSError."""
+        """Restore the damaged parts of both copies of the segment's index. Returns whether everything was restored.
+        Raises OSError."""
         return self._segments.mend(path)
 
     def walk(self) -> Iterator[bytes]:
-        """Paths of all objects, and of whatever else is below `objects` and no folder, in no particular order."""
+        """Iterate over the paths of all objects, and of everything else below `objects` that is not a folder, in no
+        particular order."""
         for path in self._walk_files():
             if is_segment(path):
                 yield from self._segments.paths(path)
@@ -315,7 +320,7 @@ class RawFiles:
         pending = [b""]
         while pending:
             folder = pending.pop()
-            # A descriptor of its own for each listing: two that share one also share its position.
+            # Each listing has a descriptor of its own: two that share one also share its position.
             fd = os.open(folder or b".", _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.objects_fd)
             try:
                 with os.scandir(fd) as entries:
@@ -329,12 +334,12 @@ class RawFiles:
                 os.close(fd)
 
     def holds_any(self) -> bool:
-        """Whether anything at all was ever published here and is still there."""
+        """Whether any published file exists."""
         return next(self.walk(), None) is not None
 
     def close(self) -> None:
         self._syncs.close()
-        # Numbers are forgotten before they are given back: a late caller gets EBADF, not somebody else's folder.
+        # The numbers are reset before the descriptors are closed: a late caller gets EBADF, not an unrelated folder.
         fds = self.objects_fd, self.staging_fd
         self.objects_fd = self.staging_fd = self._segments.objects_fd = -1
         for fd in fds:
@@ -346,31 +351,31 @@ class RawFiles:
 
 
 class ObjectFolders:
-    """Folder tree of objects, two levels deep: made when needed, and made to survive a power cut. Thread-safe."""
+    """Folder tree of objects, two levels deep: created when needed, and made durable. Thread-safe."""
 
     def __init__(self, objects_fd: int, syncs: Syncs, faults: Faults) -> None:
         self._objects_fd = objects_fd
         self._faults = faults
         self._syncs = syncs
-        self._lasting: set[bytes] = set()  # known to survive a power cut; only ever grows
+        self._lasting: set[bytes] = set()  # known to be durable
 
     def make(self, path: bytes) -> None:
-        """Those that a file is to be in. Raises OSError."""
+        """Create the folders of a file. Raises OSError."""
         inner = os.path.dirname(path)
         outer = os.path.dirname(inner)
-        if inner in self._lasting:  # somebody has removed them since
+        if inner in self._lasting:  # they have been removed since
             self._lasting.difference_update((inner, outer))
             self.make_lasting([path])
         else:
             self._make([outer, inner])
 
     def make_lasting(self, paths: Iterable[bytes]) -> None:
-        """Those that these files are to be in; they survive a power cut on return. Raises OSError.
+        """Create the folders of these files durably. Raises OSError.
 
-        Each parent is synced once for all of them, and all parents side by side: most objects of a young store come
-        into a folder of their own.
+        Each parent is synced once for all files, and all parents in parallel: on a young store most objects go into a
+        new folder.
         """
-        # Synced even where they exist: whoever made them may not have synced them.
+        # Synced even if they exist: whoever created them may not have synced them.
         inner = {os.path.dirname(path) for path in paths} - self._lasting
         outer = {os.path.dirname(folder) for folder in inner}
         self._make([*outer, *inner])
@@ -378,7 +383,7 @@ class ObjectFolders:
         self._lasting.update(inner, outer)
 
     def sync_names(self, paths: Iterable[bytes]) -> None:
-        """These files survive a power cut on return as far as their names go. Raises OSError."""
+        """Make the names of these files durable. Raises OSError."""
         self._sync({os.path.dirname(path) for path in paths})
 
     def _make(self, folders: Iterable[bytes]) -> None:

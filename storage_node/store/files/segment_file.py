@@ -1,6 +1,31 @@
-"""Open segment: what its index says of its slots, from whichever copy is whole, and states written in both.
+"""Open segment: reads its index from whichever copy is intact, and writes slot states to both copies.
 
-Threads: a SegmentFile belongs to one. Who writes sees to it that nobody else writes the same segment meanwhile.
+The problem. A segment packs many small objects into one file. Its index tells which objects these are and whether each
+is alive, retained for snapshots, dead or freed. One bad sector in a single index could lose hundreds of objects, so the
+index exists twice: at the beginning of the file, and again after the objects. The head, which tells where the copies
+are, is stored at the start of each copy and once more at the very end.
+
+The rule. Every part of an index has a checksum of its own: the head, the state of each slot, its place (offset, size,
+location of the identity), and its identity. A part that is damaged in one copy is read from the other. This works for
+each part separately, so a segment with damage in both copies loses only the slots that are damaged in both. If neither
+copy has a valid part, the answer is None or UNKNOWN, never a guess.
+
+The states. Only states ever change. A state is 16 bytes, aligned so that it never spans two sectors, and is written in
+place, first in the first copy and then in the second. While an object ages, its state only increases: LIVE, the counter
+at which it ended, DEAD, FREED. When the copies differ, the greater valid state is therefore the newer one. Two
+operations decrease a state: taking back that an object has ended, and the doctor's `own`.
+
+Crashes. A process that dies before the first write has changed nothing. Between the two writes it leaves copies that
+differ in the states of some slots; readers take the greater one, and repair makes the copies equal. If an operation
+decreased the state, readers still see the old state then. State writes are not synced, so a power loss may also undo
+them, in one copy or in both.
+
+Repair. `mend` first merges in memory what the two copies know. Then it writes each copy, writes the head at the end,
+and syncs. Valid parts are rewritten with the same bytes, so a crash at any step loses nothing, and `mend` can be run
+again. A file truncated before the end of a living object is left alone: extending it would give it the right size again
+and hide the damage.
+
+Threads: a SegmentFile belongs to one. The caller ensures that no other thread writes the same segment meanwhile.
 """
 
 from __future__ import annotations
@@ -38,27 +63,28 @@ from storage_node.store.files.segment_format import (
 from storage_node.store.files.staged_file import is_full
 
 Note: TypeAlias = Callable[[OSError], None]
-"""Told of what the drive refused although the other copy may do."""
+"""Called with errors of the drive while the other copy may still be readable."""
 _FEW = 4
 _NEAR_SLOTS = 32
 _MANY = 8
-"""So many slots, none further than that from the next, cost less in one write with what is between them than alone."""
+"""Minimum number of slots, each within _NEAR_SLOTS of the next, for which one write that includes the rows between them
+is cheaper than separate writes."""
 
 
 class SegmentFile:
     def __init__(self, fd: int, head: Head, note: Note) -> None:
         self.slots = head.slots
         self.first_byte, self.end = head.index_bytes, head.copy_at
-        """The objects lie between these."""
+        """Range of the file in which the objects are."""
         self._fd = fd
         self._head = head
         self._note = note
         self._copies_at = (0, head.copy_at)
         self._tables: list[bytes] = []
-        """All rows of each copy, once they have been read: the places in them never change."""
+        """All rows of each copy, once they have been read. The places in them never change."""
 
     def _copies(self, at: int, size: int) -> Iterator[bytes]:
-        """The same part of each copy, as much as is there. Raises OSError when it can be read of none."""
+        """Iterate over the same part of each copy, possibly cut short. Raises OSError if neither can be read."""
         problem, some = None, False
         for copy_at in self._copies_at:
             try:
@@ -73,7 +99,7 @@ class SegmentFile:
             raise problem
 
     def identity(self, slot: int) -> bytes | None:
-        """None when no copy can tell. Raises OSError."""
+        """Return the identity of a slot, or None if no copy has a valid one. Raises OSError."""
         if (place := self._place(slot)) is None:
             return None
         for data in self._copies(place.identity_at, place.identity_bytes):
@@ -82,7 +108,7 @@ class SegmentFile:
         return None
 
     def identities(self) -> list[bytes | None]:
-        """Of all slots, None where no copy can tell. Raises OSError."""
+        """Return the identities of all slots, None where no copy has a valid one. Raises OSError."""
         found: list[bytes | None] = [None] * self.slots
         for data in self._copies(0, self._head.index_bytes):
             for slot, known in enumerate(found):
@@ -91,11 +117,11 @@ class SegmentFile:
                     found[slot] = identity if _is_identity(identity, place) else None
             if None not in found:
                 return found
-        # Of some the place may be whole in one copy, and the identity in the other one.
+        # A slot may have a valid place in one copy, and a valid identity in the other.
         return [self.identity(slot) if known is None else known for slot, known in enumerate(found)]
 
     def place(self, slot: int) -> tuple[int, int] | None:
-        """Offset and size of an object, None when no copy can tell. Raises OSError."""
+        """Return offset and size of an object, or None if no copy has a valid row. Raises OSError."""
         place = self._place(slot)
         return None if place is None else place[:2]
 
@@ -109,12 +135,12 @@ class SegmentFile:
         return None
 
     def state(self, slot: int) -> int:
-        """UNKNOWN when no copy can tell. Raises OSError."""
+        """Return the state of a slot, UNKNOWN if no copy has a valid one. Raises OSError."""
         found = [decode_state(data) for data in self._copies(row_offset(slot), STATE_BYTES)]
         return max((state for state in found if state != UNKNOWN), default=UNKNOWN)
 
     def states(self, first: int = 0, stop: int | None = None) -> npt.NDArray[np.uint64]:
-        """Of these slots, or all; UNKNOWN as in `state`. Shape (stop - first,). Raises OSError."""
+        """Return the states of these slots, or of all, as `state` does. Shape (stop - first,). Raises OSError."""
         count = (self.slots if stop is None else stop) - first
         copies = list(self._copies(row_offset(first), ROW_BYTES * count))
         if count == self.slots:
@@ -124,8 +150,10 @@ class SegmentFile:
         return reduce(merge_states, [decode_states(data, count) for data in copies])
 
     def set_states(self, slots: Iterable[int], state: int) -> None:
-        """In both copies, as far as the file reaches. Raises OSError, of one copy after it has been set in the other,
-        but when there is no room for it."""
+        """Write a state of these slots to both copies, as far as the file reaches.
+
+        Raises OSError: for a full drive at once, otherwise after both copies were tried.
+        """
         size_bytes = os.fstat(self._fd).st_size
         problem, alone = None, encode_state(state)
         runs = _runs(slots)
@@ -147,9 +175,10 @@ class SegmentFile:
             raise problem
 
     def _set_run(self, at: int, which: Sequence[int], state: int) -> None:
-        """Of the rows that begin there, these, the last one at the end: with one write, if they can be read."""
+        """Write the state of these rows, relative to `at`, the last one at the end. One write if they can be read
+        first."""
         count = which[-1] + 1
-        with contextlib.suppress(OSError):  # what cannot be read may be written
+        with contextlib.suppress(OSError):  # sectors that cannot be read may be writable
             rows = os.pread(self._fd, ROW_BYTES * count, at)
             if len(rows) == ROW_BYTES * count:
                 os.pwrite(self._fd, with_states(rows, which, state), at)
@@ -160,9 +189,9 @@ class SegmentFile:
     # -- both copies
 
     def is_damaged(self, *, in_motion: bool) -> bool:
-        """Whether one of the copies, or what they are found by, is not whole, or says something else than the other.
+        """Whether one of the copies or the head at the end is damaged, or the copies differ.
 
-        `in_motion`: a writer may be between the states of the one and of the other.
+        `in_motion`: a writer may be between writing the states of one copy and those of the other.
         """
         try:
             one, other = (os.pread(self._fd, self._head.index_bytes, at) for at in self._copies_at)
@@ -178,17 +207,18 @@ class SegmentFile:
         if len(index) != self._head.index_bytes or index[:HEAD_BYTES] != encode_head(self._head):
             return False
         for slot, state in enumerate(decode_states(index[HEAD_BYTES:], self.slots).tolist()):
-            if state != FREED:  # of which nobody asks what it was
+            if state != FREED:  # its identity is no longer needed
                 place = _place_in(index, slot)
                 if state == UNKNOWN or place is None or not _is_identity(_identity_in(index, place), place):
                     return False
         return True
 
     def mend(self) -> bool:
-        """Write in both copies what either of them knows, lasting on return; whether that is everything.
+        """Restore both copies of the index from what either of them has, durably. Returns whether everything was
+        restored.
 
-        Nothing is done to a file that has been cut before the end of an object that is alive: it would be taken for
-        one of the right size. Raises OSError.
+        Does nothing if the file was truncated before the end of a living object: it would get the right size again and
+        look intact. Raises OSError.
         """
         states = self.states().tolist()
         if self._is_cut(states):
@@ -196,7 +226,7 @@ class SegmentFile:
         before = []
         for copy_at in self._copies_at:
             data = b""
-            with contextlib.suppress(OSError):  # what cannot be read may be written
+            with contextlib.suppress(OSError):  # sectors that cannot be read may be writable
                 data = os.pread(self._fd, self._head.index_bytes, copy_at)
             before.append(data)
         copies = [bytearray(data.ljust(self._head.index_bytes, b"\0")) for data in before]
@@ -216,7 +246,7 @@ class SegmentFile:
         return size_bytes < self.end and any(sum(self.place(slot) or (self.end,)) > size_bytes for slot in alive)
 
     def _mend_slot(self, copies: Sequence[bytearray], slot: int, state: int) -> bool:
-        """Whether everything is known of it that anybody may ask."""
+        """Restore one slot. Returns whether everything that is needed of it is known."""
         at = row_offset(slot)
         row = next((copy[at : at + ROW_BYTES] for copy in copies if _place_in(copy, slot) is not None), None)
         identity = None
@@ -234,7 +264,7 @@ class SegmentFile:
 
 
 def open_segment(fd: int, note: Note) -> SegmentFile | None:
-    """None when it is damaged so that nothing can be told. Raises OSError."""
+    """Open a segment. Returns None if its head is damaged everywhere. Raises OSError."""
     problem = None
     try:
         begin = os.pread(fd, HEAD_BYTES, 0)
@@ -254,7 +284,7 @@ def open_segment(fd: int, note: Note) -> SegmentFile | None:
 
 
 def states_of(segment: SegmentFile, slots: Sequence[int]) -> list[int]:
-    """Of these slots, at least one. Raises OSError."""
+    """Return the states of these slots, at least one. Raises OSError."""
     if len(slots) <= _FEW:
         return [segment.state(slot) for slot in slots]
     first = min(slots)
@@ -275,7 +305,7 @@ def _is_identity(data: bytes, place: Place) -> bool:
 
 
 def _runs(slots: Iterable[int]) -> list[list[int]]:
-    """Many that are near each other together, and the others alone; ascending."""
+    """Group slots that are near each other if there are enough of them, and leave the others alone; ascending."""
     runs: list[list[int]] = []
     for slot in sorted(set(slots)):
         if runs and slot - runs[-1][-1] <= _NEAR_SLOTS:

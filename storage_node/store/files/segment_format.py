@@ -1,8 +1,8 @@
-"""Segment format: files that hold many small objects each. Pure functions over bytes; FORMAT.md has the prose.
+"""Segment format: files that hold many small objects each. Pure functions over bytes; FORMAT.md describes the format.
 
-What says which object is where, the index, stands in front and once more at the end, in rows of one length, each with
-a checksum: of what is damaged in one copy, the other one still tells. Only the states change, one for each slot,
-written in place in both: whether its object is alive, retained for snapshots, or gone.
+The index lists the objects. It is at the beginning and once more at the end, in rows of equal length, each with a
+checksum: parts that are damaged in one copy are read from the other. Only the states change, one for each slot, written
+in place in both copies: whether the object is alive, retained for snapshots, or gone.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from storage_node.store.checksum import crc32c
 
 SEGMENT_FORMAT = 2
 MAX_OBJECT_BYTES = 128 << 10
-"""A larger object has a file of its own: making one costs little beside its bytes."""
+"""Larger objects have files of their own: the cost of a file is small beside their bytes."""
 PAGE_BYTES = 4096
 _UNALIGNED_BYTES = 2048
-"""Objects smaller than this share pages; others begin with one, so that their bytes can be given back."""
+"""Objects smaller than this share pages. Others are aligned to a page, so that their bytes can be freed."""
 
 LIVE = 0
 UNKNOWN = 2**64 - 3
-"""Never written: no copy of the index can tell."""
+"""No copy of the index has a valid state. Never written."""
 DEAD = 2**64 - 2
-"""Replaced or deleted; readers that looked it up before may still come."""
+"""Replaced or deleted. Readers that looked it up earlier may still read it."""
 FREED = 2**64 - 1
-"""The bytes have been given back. Any other number: where it ended, of an object retained for snapshots."""
+"""The bytes have been freed. Any other number is the counter at which an object retained for snapshots ended."""
 
 MAGIC = b"AISS"
-_HEAD = struct.Struct("<4sIIIQI4x")  # magic, format, slots, bytes of the index, where the copy is, CRC-32C of these
+_HEAD = struct.Struct("<4sIIIQI4x")  # magic, format, slots, bytes of the index, offset of the copy, CRC-32C of these
 HEAD_BYTES = _HEAD.size
-_STATE = struct.Struct("<QQ")  # the state, and what follows from it: nothing that a drive makes up is taken for one
-_PLACE = struct.Struct("<QIIIIII")  # offset, size, where the identity is, its bytes, CRC-32C, slot, CRC-32C of these
+_STATE = struct.Struct("<QQ")  # the state, and a check value computed from it, so that damage is detected
+_PLACE = struct.Struct(
+    "<QIIIIII"
+)  # offset, size, offset of the identity, its size, its CRC-32C, slot, CRC-32C of these
 _CHECK_TIMES, _CHECK_XOR = 0x9E3779B97F4A7C15, 0xA1552653A1552653
 _CHECK_TIMES_U64, _CHECK_XOR_U64, _UNKNOWN_U64 = np.uint64(_CHECK_TIMES), np.uint64(_CHECK_XOR), np.uint64(UNKNOWN)
 ROW = np.dtype(
@@ -59,12 +61,12 @@ _FOLDER = b"segments/"
 
 
 class Head(NamedTuple):
-    """What a segment says of itself as a whole, at its begin, before its copy and at its end."""
+    """Head of a segment, stored at its beginning, before the second copy of the index and at its end."""
 
     slots: int
     index_bytes: int
     copy_at: int
-    """Where in the file the copy of the index begins."""
+    """Offset of the second copy of the index."""
 
     @property
     def file_bytes(self) -> int:
@@ -72,7 +74,7 @@ class Head(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Of one slot: where its object is in the file, and its identity in the index."""
+    """Location of one slot's object in the file, and of its identity in the index."""
 
     offset: int
     size: int
@@ -89,12 +91,12 @@ def segment_path(generation: int) -> bytes:
 
 
 def slot_path(segment: bytes, slot: int, generation: int) -> bytes:
-    """What catalogs call the file of an object in a segment: as if the segment was a folder of such."""
+    """Return the path of an object in a segment, as catalogs name it: as if the segment was a folder."""
     return b"%b/%x.%x" % (segment, slot, generation)
 
 
 def is_segment(path: bytes) -> bool:
-    """Of a segment itself."""
+    """Whether it is the path of a segment."""
     return path.startswith(_FOLDER) and path.count(b"/") == 2
 
 
@@ -103,12 +105,12 @@ def is_slot(path: bytes) -> bool:
 
 
 def file_of(path: bytes) -> bytes:
-    """The file in which an object of this path lies."""
+    """Return the file that contains the object of this path."""
     return path[: path.rindex(b"/")] if is_slot(path) else path
 
 
 def slot_of(path: bytes) -> int:
-    """Raises StoreFormatError."""
+    """Return the slot of an object's path. Raises StoreFormatError."""
     try:
         return int(path[path.rindex(b"/") + 1 :].partition(b".")[0], 16)
     except ValueError:
@@ -116,7 +118,7 @@ def slot_of(path: bytes) -> int:
 
 
 def by_segment(paths: Iterable[bytes]) -> tuple[list[bytes], dict[bytes, list[int]]]:
-    """The paths of files that hold one object each; and of the others, by segment, the slots."""
+    """Separate the paths of files with one object each from the others; return the latter as slots by segment."""
     alone: list[bytes] = []
     slots: dict[bytes, list[int]] = {}
     for path in paths:
@@ -131,7 +133,7 @@ def by_segment(paths: Iterable[bytes]) -> tuple[list[bytes], dict[bytes, list[in
 
 
 def lay_out(sizes: Sequence[int], identity_bytes: Sequence[int]) -> tuple[Head, list[int]]:
-    """The head, and the offset of each object, of a segment with such objects and identities."""
+    """Return the head of a segment with objects and identities of these sizes, and the offset of each object."""
     index_bytes = HEAD_BYTES + ROW_BYTES * len(sizes) + sum(identity_bytes)
     offsets: list[int] = []
     at = index_bytes
@@ -139,7 +141,7 @@ def lay_out(sizes: Sequence[int], identity_bytes: Sequence[int]) -> tuple[Head, 
         at = round_up(at, PAGE_BYTES if size >= _UNALIGNED_BYTES else 8)
         offsets.append(at)
         at += size
-    # A page of its own: what is lost with the begin of a small segment is not lost with its end.
+    # The copy starts on a page of its own, so that losing the beginning of a small segment does not affect its end.
     return Head(len(sizes), index_bytes, round_up(at, PAGE_BYTES)), offsets
 
 
@@ -161,7 +163,7 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(data: bytes) -> Head:
-    """Raises StoreFormatError on anything that encode_head did not write."""
+    """Decode a head. Raises StoreFormatError for anything that encode_head would not write."""
     if len(data) < HEAD_BYTES:
         raise StoreFormatError(f"damaged segment: {len(data)} bytes")
     magic, version, *fields, checksum = _HEAD.unpack_from(data)
@@ -173,12 +175,13 @@ def decode_head(data: bytes) -> Head:
 
 
 def row_offset(slot: int) -> int:
-    """Where in the index the row of a slot stands: its state in 16 bytes, which no sector parts, and its place."""
+    """Return the offset of a slot's row in the index. A row is its state in 16 bytes, which no sector border divides,
+    and its place."""
     return HEAD_BYTES + ROW_BYTES * slot
 
 
 def decode_place(row: bytes | memoryview, slot: int) -> Place | None:
-    """None where the row is damaged."""
+    """Decode a row, or return None if it is damaged."""
     if len(row) < ROW_BYTES:
         return None
     *fields, of_slot, checksum = _PLACE.unpack_from(row, STATE_BYTES)
@@ -199,7 +202,7 @@ def _check(state: int) -> int:
 
 
 def decode_state(row: bytes) -> int:
-    """UNKNOWN where it is damaged or missing."""
+    """Decode a state; UNKNOWN if it is damaged or missing."""
     if len(row) < STATE_BYTES:
         return UNKNOWN
     state, check = _STATE.unpack_from(row)
@@ -207,7 +210,7 @@ def decode_state(row: bytes) -> int:
 
 
 def decode_states(rows: bytes, slots: int) -> npt.NDArray[np.uint64]:
-    """Of so many slots, from their rows, UNKNOWN where these are damaged or missing; shape (slots,)."""
+    """Decode the states of `slots` rows, UNKNOWN where they are damaged or missing; shape (slots,)."""
     there = np.frombuffer(rows[: min(slots, len(rows) // ROW_BYTES) * ROW_BYTES], ROW)
     states = there["state"]
     found = np.where(states * _CHECK_TIMES_U64 ^ _CHECK_XOR_U64 == there["check"], states, _UNKNOWN_U64)
@@ -217,16 +220,17 @@ def decode_states(rows: bytes, slots: int) -> npt.NDArray[np.uint64]:
 
 
 def merge_states(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Of two copies: the one that is known, and of two that are the later; of the same shape.
+    """Merge the states of two copies: the known one, or the later one if both are known. All have the same shape.
 
-    They differ where a crash came between the two writes of a state, which only go towards the end of an object.
+    They differ after a crash between the two writes of a state. States advance towards the end of an object, so the
+    greater one is the later one.
     """
     later = np.maximum(one, other)
     return np.where(one == UNKNOWN, other, np.where(other == UNKNOWN, one, later))
 
 
 def with_states(rows: bytes, which: Sequence[int], state: int) -> bytes:
-    """The same rows, these of them with this state."""
+    """Return the rows with the state of some of them replaced."""
     changed = np.frombuffer(rows, ROW).copy()
     at = list(which)
     changed["state"][at], changed["check"][at] = state, _check(state)
@@ -240,10 +244,10 @@ def holes_around(
     first_byte: int,
     end: int,
 ) -> list[tuple[int, int]]:
-    """The whole pages around these freed slots that hold nothing but freed objects: first byte and end of each run.
+    """Return the runs of whole pages around these freed slots that contain only freed objects, as first byte and end.
 
-    `freed`: of all slots, shape (slots,). `place`: offset and size of an object, None where nobody can tell: then
-    nothing beside it goes. The objects lie between `first_byte` and `end`.
+    `freed` has shape (slots,). `place` returns offset and size of an object, or None if they are unknown; the pages
+    next to such an object are kept. The objects lie between `first_byte` and `end`.
     """
     kept = np.flatnonzero(~freed)
     holes: list[tuple[int, int]] = []

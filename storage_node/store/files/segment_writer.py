@@ -1,4 +1,4 @@
-"""Segment writer: the small objects of one commit, put into one file instead of one each."""
+"""Segment writer: puts the small objects of one commit into one file."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from storage_node.store.files.staged_file import Buffer, StagedFile
 
 
 class SegmentDraft:
-    """First every object is described, then the segment is written. Belongs to one thread."""
+    """Segment in preparation: every object is described first, then the segment is written. Belongs to one thread."""
 
     def __init__(self, file: StagedFile, generation: int, objects: Sequence[StagedFile]) -> None:
-        """`file`: an empty one. `objects`: held in memory until the segment has been written."""
+        """`file` is empty. `objects` are held in memory until the segment has been written."""
         self.file = file
         self.path = segment_path(generation)
         self._objects = objects
@@ -41,9 +41,11 @@ class SegmentDraft:
         return id(file) in self._slots
 
     def describe(self, file: StagedFile, identity: bytes, generation: int) -> tuple[bytes, int] | None:
-        """Say what one of the objects is; its path, and its offset, 0 as long as the segment has not been written.
+        """Set the identity of one of the objects. Returns its path and its offset, which is 0 until the segment is
+        written.
 
-        Then it may be described anew, in as many bytes as before. None for a file that is not here.
+        After that it may be described again, in the same number of bytes. Returns None for a file that is not in this
+        segment.
         """
         slot = self._slots.get(id(file))
         if slot is None:
@@ -54,12 +56,12 @@ class SegmentDraft:
         return slot_path(self.path, slot, generation), self._offsets[slot] if self._offsets else 0
 
     def offset(self, file: StagedFile) -> int | None:
-        """Of what has been written; None for a file that is not here."""
+        """Return the offset of an object after `write`; None for a file that is not in this segment."""
         slot = self._slots.get(id(file))
         return None if slot is None else self._offsets[slot]
 
     def write(self) -> None:
-        """Raises OSError."""
+        """Write the segment. Raises OSError."""
         self._head, self._offsets = lay_out(self._sizes, [len(identity) for identity in self._identities])
         index = self._index([LIVE] * len(self._slots))
         content: list[Buffer] = [index]
@@ -73,7 +75,8 @@ class SegmentDraft:
         self.file.append_all([*content, bytes(self._head.copy_at - at), index, encode_head(self._head)])
 
     def keep_only(self, files: Iterable[StagedFile]) -> bool:
-        """The others are not committed; whether what has been written had to be changed. Raises OSError."""
+        """Free all other objects, which are not committed. Returns whether the written file had to be changed. Raises
+        OSError."""
         kept = {self._slots[id(file)] for file in files}
         freed = np.array([slot not in kept for slot in range(len(self._slots))])
         if not self._stale and not freed.any():

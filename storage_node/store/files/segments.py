@@ -1,10 +1,11 @@
-"""Segments of one drive: what their slots say of themselves, and how the bytes of single objects are given back.
+"""Segments of one drive: states and identities of their slots, and freeing the bytes of single objects.
 
-A segment is removed with its last object. Until then what is gone from it is punched out, so that a segment with few
-objects left takes no more room than these.
+A segment is removed with its last object. Until then, holes are punched where objects were removed, so that a segment
+with few objects left takes no more space than they need.
 
-Threads: any. States are written in place and only ever towards the end of an object: a mark that comes late must not
-bring back what has been given back meanwhile. Only the doctor has one own its bytes again.
+Threads: any. States are written in place and only advance towards the end of an object, because a late mark must not
+revive an object whose bytes were freed meanwhile. The exceptions are `set_ended`, which may undo its own mark, and
+`own`, which the doctor uses.
 """
 
 from __future__ import annotations
@@ -37,28 +38,28 @@ from storage_node.store.files.staged_file import is_full
 
 _GONE = (DEAD, FREED)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-"""fallocate(2)."""
+"""Flags of fallocate(2)."""
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class Segments:
-    """Below the folder `objects_fd`, -1 once that has been closed."""
+    """Segments below the folder `objects_fd`, which is -1 after it has been closed."""
 
     def __init__(self, objects_fd: int, faults: Faults) -> None:
         self.objects_fd = objects_fd
         self._faults = faults
-        self._states = threading.Lock()  # held from looking at a state to writing another one
+        self._states = threading.Lock()  # held from reading a state until the new one is written
 
     def identity(self, path: bytes) -> bytes | None:
-        """What the object of this path is; None when it is dead, or nothing can be told. Raises OSError."""
+        """Return the identity of the object at this path; None if it is dead or unidentifiable. Raises OSError."""
         with self._opened(path) as (_, segment):
             if segment is None or (slot := slot_of(path)) >= segment.slots:
                 return None
             return None if segment.state(slot) in (*_GONE, UNKNOWN) else segment.identity(slot)
 
     def offset(self, path: bytes) -> int:
-        """Where its bytes begin in the segment. Raises OSError, StoreFormatError."""
+        """Return the offset of its bytes in the segment. Raises OSError, StoreFormatError."""
         with self._opened(path) as (_, segment):
             place = segment.place(slot) if segment and (slot := slot_of(path)) < segment.slots else None
             if place is None:
@@ -66,12 +67,12 @@ class Segments:
             return place[0]
 
     def is_freed(self, path: bytes) -> bool:
-        """Whether its bytes have been given back. Raises OSError."""
+        """Whether its bytes have been freed. Raises OSError."""
         with self._opened(path) as (_, segment):
             return segment is not None and ((slot := slot_of(path)) >= segment.slots or segment.state(slot) == FREED)
 
     def ended(self, path: bytes) -> int | None:
-        """At which counter the object was replaced or deleted, of one retained for snapshots. Raises OSError."""
+        """Return the counter at which an object that is retained for snapshots ended. Raises OSError."""
         with self._opened(path) as (_, segment):
             if segment is None or (slot := slot_of(path)) >= segment.slots:
                 return None
@@ -79,24 +80,25 @@ class Segments:
             return None if state in (LIVE, UNKNOWN, *_GONE) else state
 
     def set_ended(self, path: bytes, ended: int | None) -> None:
-        """Harmless where it is dead. Raises OSError."""
+        """Set or remove that counter. Harmless if the object is dead. Raises OSError."""
         self._set_state(file_of(path), [slot_of(path)], LIVE if ended is None else ended, unless=_GONE)
 
     def disown(self, file: bytes, slots: Sequence[int]) -> None:
-        """The objects in these slots are dead, and must not come back when the catalog is rebuilt. Raises OSError."""
+        """Mark the objects in these slots dead, so that rebuilding the catalog does not bring them back. Raises
+        OSError."""
         self._set_state(file, slots, DEAD, unless=(FREED,))
 
     def own(self, path: bytes, identity: bytes) -> bool:
-        """The object is alive; False where the segment says otherwise than `identity` what it is. Raises OSError."""
+        """Mark the object alive. Returns False if the segment has another identity for it. Raises OSError."""
         with self._opened(path) as (_, segment):
             if segment is None or (slot := slot_of(path)) >= segment.slots or segment.identity(slot) != identity:
                 return False
         return bool(self._set_state(file_of(path), [slot], LIVE, unless=(FREED,)))
 
     def free(self, file: bytes, slots: Sequence[int]) -> None:
-        """Give the bytes of dead objects back, and remove the segment with the last of them. Raises OSError."""
+        """Free the bytes of dead objects, and remove the segment with the last of them. Raises OSError."""
         with self._opened(file, os.O_RDWR) as (fd, segment):
-            if segment is not None:  # otherwise nothing is certain; the doctor tells of it once no entry names it
+            if segment is not None:  # else unreadable; the doctor reports it when no entry names it
                 self._free(file, fd, segment, [slot for slot in slots if slot < segment.slots])
 
     def _free(self, file: bytes, fd: int, segment: SegmentFile, slots: Sequence[int]) -> None:
@@ -106,7 +108,7 @@ class Segments:
             except OSError as error:
                 if not is_full(error):
                     raise
-                # A file system that writes nothing in its place needs room for it.
+                # A copy-on-write file system needs free space even to overwrite, so the bytes are freed first.
                 going = np.zeros(segment.slots, bool)
                 going[list(slots)] = True
                 _punch_around(fd, segment, going, slots)
@@ -115,11 +117,11 @@ class Segments:
         if freed.all():
             os.unlink(file, dir_fd=self.objects_fd)
         else:
-            # Where a state could not be written, in a file that has been cut, nothing is given back.
+            # If a state could not be written, because the file is truncated, its bytes are not freed.
             _punch_around(fd, segment, freed, [slot for slot in slots if freed[slot]])
 
     def drop_unknown(self, file: bytes) -> None:
-        """Free the slots of which it cannot be told what they are, all of them if that is so. Raises OSError."""
+        """Free all slots that cannot be identified; remove the file if that is all of them. Raises OSError."""
         try:
             with self._opened(file, os.O_RDWR) as (fd, segment):
                 if segment is not None:
@@ -131,11 +133,12 @@ class Segments:
         except FileNotFoundError:
             return
         except OSError:
-            pass  # what cannot even be read goes whole
+            pass  # an unreadable segment is removed as a whole
         os.unlink(file, dir_fd=self.objects_fd)
 
     def paths(self, file: bytes) -> Iterator[bytes]:
-        """Of the objects in a segment whose bytes are there; of the segment itself when some or all cannot be told."""
+        """Iterate over the paths of objects whose bytes exist, and the segment's own path if it has unidentifiable
+        objects."""
         left: list[bytes] = []
         untold = False
         try:
@@ -149,25 +152,25 @@ class Segments:
         except FileNotFoundError:
             return
         except (OSError, StoreFormatError):
-            left = []  # one bad sector must not stand between the rest of the drive and who looks for it
+            left = []  # one bad sector must not end a walk over the whole drive
         yield from left
         if untold or not left:
             yield file
 
     def is_spent(self, file: bytes) -> bool:
-        """Whether it is certain that no object is left in a segment. Raises OSError."""
+        """Whether a segment certainly contains no objects any more. Raises OSError."""
         with self._opened(file) as (_, segment):
             return segment is not None and bool((segment.states() == FREED).all())
 
     def is_untold(self, path: bytes) -> bool:
-        """Whether nobody can tell any more if there is an object in this slot, or which. Raises OSError."""
+        """Whether it is unknown if there is an object in this slot, or which one. Raises OSError."""
         with self._opened(path) as (_, segment):
             if segment is None:
                 return True
             return (slot := slot_of(path)) < segment.slots and _is_untold(segment, slot)
 
     def is_damaged(self, file: bytes, *, in_motion: bool) -> bool:
-        """Whether one of the copies of its index is, and the other one tells what is in it; see `SegmentFile`.
+        """Whether one copy of the segment's index is damaged and the other one readable; see `SegmentFile`.
 
         Raises OSError.
         """
@@ -175,12 +178,13 @@ class Segments:
             return segment is not None and segment.is_damaged(in_motion=in_motion)
 
     def mend(self, file: bytes) -> bool:
-        """Make both copies of its index whole; whether they are. Raises OSError."""
+        """Restore both copies of the segment's index. Returns whether they are complete. Raises OSError."""
         with self._opened(file, os.O_RDWR) as (_, segment), self._states:
             return segment is not None and segment.mend()
 
     def _set_state(self, file: bytes, slots: Sequence[int], state: int, *, unless: Sequence[int]) -> int:
-        """Of how many it is that now: it stays one of `unless`, and where the index is damaged. Raises OSError."""
+        """Set a state unless the current one is in `unless` or the index is damaged. Returns the number of changed
+        slots. Raises OSError."""
         with self._opened(file, os.O_RDWR) as (_, segment), self._states:
             slots = [slot for slot in slots if segment is not None and slot < segment.slots]
             if segment is None or not slots:
@@ -192,7 +196,7 @@ class Segments:
 
     @contextlib.contextmanager
     def _opened(self, path: bytes, flags: int = os.O_RDONLY) -> Iterator[tuple[int, SegmentFile | None]]:
-        """The segment's file, and what its index says, unless that is damaged. Raises OSError."""
+        """Open the segment's file and its index; the latter is None if it is damaged. Raises OSError."""
         file = file_of(path)
         fd = -1
         try:
@@ -219,7 +223,7 @@ def _punch_around(fd: int, segment: SegmentFile, freed: npt.NDArray[np.bool_], s
 
 
 def punch(fd: int, holes: Iterable[tuple[int, int]]) -> None:
-    """Give these parts of a file back; where the file system cannot, the room comes with the whole. Raises OSError."""
+    """Punch holes into a file. If the file system cannot, the space is freed with the whole file. Raises OSError."""
     for start, end in holes:
         if _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, start, end - start):
             number = ctypes.get_errno()

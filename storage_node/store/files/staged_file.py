@@ -1,4 +1,4 @@
-"""Staged file: one object's bytes on their way in, in a file that nobody sees yet or, few as they are, in memory."""
+"""Staged file: an object that is being received, in a file that is not visible yet or, if it is small, in memory."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.permissions import FILE_MODE
 
 RESERVE_BYTES = 64 << 20
-"""Objects may not take the last of a drive (64 MiB, or an eighth of a smaller one)."""
+"""Free space that objects may not use (64 MiB, or an eighth of a smaller drive)."""
 LARGE_BYTES = 64 << 20
-"""An object that has taken so much of a drive already"""
+"""Size from which an object must leave additional space free."""
 LEFT_SHARE = 20
-"""leaves free as much as it has taken beyond that, up to one of so many parts of the drive: one that never ends is
-refused while there is room for others, and what it has taken is theirs again."""
+"""An object above LARGE_BYTES must leave free as much as it takes beyond that, up to this fraction (one twentieth) of
+the drive. An endless upload is thus rejected while there is space for others, and its space is freed again."""
 _NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY
 _PIECES_AT_ONCE = 1024
-"""As many as one call takes (IOV_MAX)."""
+"""Maximum number of buffers per call (IOV_MAX)."""
 _COPIED_BYTES = 4 << 10
-"""Fewer are held as a copy, with others: a piece of their own would take more memory than they."""
+"""Smaller pieces are copied into a shared buffer: a buffer of its own would take more memory than its bytes."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the operating system refused for want of space, or of the user's share of it."""
+    """Whether the error means that the drive is full, or the user's quota is used up."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def require_space(fd: int, need_bytes: int, taken_bytes: int = 0) -> None:
     """Raise ENOSPC before a drive is really full: the catalog must always be able to write its log.
 
-    `taken_bytes`: what the same object has on the drive.
+    `taken_bytes` is the space that the same object already uses on the drive.
     """
     found = os.fstatvfs(fd)
     size_bytes = found.f_blocks * found.f_frsize
@@ -52,7 +52,7 @@ def require_space(fd: int, need_bytes: int, taken_bytes: int = 0) -> None:
 
 
 def _behind(pieces: Sequence[Buffer], size_bytes: int) -> list[Buffer]:
-    """What is left of these buffers of bytes after so many."""
+    """Return the rest of these buffers after the first `size_bytes` bytes."""
     left: list[Buffer] = []
     for piece in pieces:
         if size_bytes < len(piece):
@@ -62,7 +62,7 @@ def _behind(pieces: Sequence[Buffer], size_bytes: int) -> list[Buffer]:
 
 
 class StagedFile:
-    """Checksums are computed as the bytes pass. Belongs to one thread."""
+    """Object file that is being written. Checksums are computed as the bytes arrive. Belongs to one thread."""
 
     __slots__ = (
         "_blocks",
@@ -91,9 +91,9 @@ class StagedFile:
         linked: bool = False,
         held: bool = False,
     ) -> None:
-        """`linked`: the file is there already, whole, by a hard link; its bytes are only to be `note`d.
+        """`linked`: the file exists already, complete, by a hard link; its bytes are only passed to `note`.
 
-        `held`: no file is made before one is needed; see `held`.
+        `held`: no file is created before one is needed; see `held`.
         """
         self._staging_fd = staging_fd
         self._faults = faults
@@ -103,7 +103,7 @@ class StagedFile:
         self.name = name
         self.linked = linked
         self.held: list[Buffer] | None = [] if held else None
-        """The bytes, in pieces that nobody changes, as long as there is no file; no more than MAX_OBJECT_BYTES."""
+        """The bytes, in immutable pieces, as long as there is no file; at most MAX_OBJECT_BYTES."""
         self.size_bytes = 0
         self.checksum = 0
         self.published = False
@@ -119,7 +119,7 @@ class StagedFile:
 
     @property
     def fd(self) -> int:
-        """The file; made now of bytes that were held. Raises OSError."""
+        """Descriptor of the file; held bytes are written to a new file first. Raises OSError."""
         held, self.held = self.held, None
         if held is not None:
             try:
@@ -131,10 +131,10 @@ class StagedFile:
         return self._fd
 
     def write(self, data: Buffer) -> None:
-        """Append; after an OSError the file can only be discarded."""
+        """Append bytes. After an OSError the file can only be discarded."""
         view = memoryview(data).cast("B")
         if self.held is not None and self.size_bytes + len(view) <= MAX_OBJECT_BYTES:
-            # Less than a block, the last one.
+            # Held bytes are less than a block, so their checksum is also that of the last block.
             self.checksum = self._open_block = crc32c(view, self.checksum)
             self.size_bytes += len(view)
             self._hold(view)
@@ -144,7 +144,7 @@ class StagedFile:
             view = view[self._with_room(len(view), partial(self._count, view, fd)) :]
 
     def _hold(self, view: memoryview) -> None:
-        """Copied unless nobody can change it, and it is worth a piece of its own."""
+        """Keep the bytes. They are copied unless they are immutable and large enough for a buffer of their own."""
         assert self.held is not None
         if type(view.obj) is bytes and len(view) >= _COPIED_BYTES:
             self.held.append(view)
@@ -154,7 +154,7 @@ class StagedFile:
             self.held.append(bytearray(view))
 
     def append_all(self, pieces: Sequence[Buffer]) -> None:
-        """Append uncounted bytes, in few calls. Raises OSError."""
+        """Append bytes without counting them, in few calls. Raises OSError."""
         fd = self.fd
         for at in range(0, len(pieces), _PIECES_AT_ONCE):
             left: Sequence[Buffer] = pieces[at : at + _PIECES_AT_ONCE]
@@ -165,11 +165,11 @@ class StagedFile:
                 left = _behind(left, written)
 
     def note(self, data: Buffer) -> None:
-        """Count the next bytes of a file that has them already, in `size_bytes` and the checksums."""
+        """Count the next bytes of a file that already contains them, in `size_bytes` and the checksums."""
         self._count(data)
 
     def _count(self, data: Buffer, fd: int = -1) -> int:
-        """As `note`, having written them where `fd` is a file; how many. Raises OSError, for the first."""
+        """Count bytes and, with an `fd`, write them first. Returns how many. Raises OSError if none was written."""
         counted, self.checksum, self._open_block, closed, number = write_counted(
             fd, self.size_bytes, self.checksum, self._open_block, data
         )
@@ -181,12 +181,12 @@ class StagedFile:
         return counted
 
     def copy_range(self, source_fd: int, offset: int, count: int) -> int:
-        """Append bytes of another file in the kernel, uncounted; how many, 0 at its end. Raises OSError, also where
-        the file systems cannot."""
+        """Append bytes of another file in the kernel, without counting them. Returns how many, 0 at its end. Raises
+        OSError, also if the file systems do not support it."""
         return self._with_room(count, partial(os.copy_file_range, source_fd, self.fd, count, offset), noted=False)
 
     def restart(self) -> None:
-        """Forget the bytes that have come. Raises OSError."""
+        """Drop the bytes received so far. Raises OSError."""
         os.ftruncate(self.fd, 0)
         os.lseek(self.fd, 0, os.SEEK_SET)
         self.size_bytes = self.checksum = self._open_block = 0
@@ -198,24 +198,25 @@ class StagedFile:
                 require_space(self._fd, need_bytes, self.size_bytes)
                 return step()
             except OSError as error:
-                # Dead files wait for late readers; a full drive cannot afford that.
+                # Dead files are kept for late readers; a full drive cannot afford that.
                 if not is_full(error) or not self._make_room():
                     if noted or is_full(error):
                         self._faults.note(error, "writing an object")
                     raise
 
     def sync(self) -> None:
-        """What has been written survives a power cut on return. Raises OSError."""
+        """Make the written bytes durable. Raises OSError."""
         try:
             os.fsync(self.fd)
         except OSError as error:
-            # Its bytes are written anew for the next try, but those of a file that somebody else has written.
+            # When the drive was full, the caller writes the bytes again for the next try. It cannot do that for a
+            # linked file, which another program has written.
             if self.linked or not is_full(error):
                 self._faults.note_sync(error, "syncing an object")
             raise
 
     def read_back(self) -> Iterator[bytes]:
-        """The bytes written so far. Raises OSError."""
+        """Iterate over the bytes written so far. Raises OSError."""
         if self.held is not None:
             yield b"".join(self.held)
             return
@@ -227,8 +228,8 @@ class StagedFile:
             os.close(fd)
 
     def block_checksums(self) -> Sequence[int]:
-        """One per block of BLOCK_BYTES; empty for objects of at most one block."""
-        if self.size_bytes <= BLOCK_BYTES:  # as of all that is held
+        """Return one checksum per block of BLOCK_BYTES; empty for objects of at most one block."""
+        if self.size_bytes <= BLOCK_BYTES:  # as all held objects are
             return []
         return self._blocks if self.size_bytes % BLOCK_BYTES == 0 else [*self._blocks, self._open_block]
 
@@ -239,7 +240,7 @@ class StagedFile:
             self._fd = -1
 
     def discard(self) -> None:
-        """Remove the file; harmless once it has been published, and in a process that inherited it through fork."""
+        """Remove the file. Harmless once it has been published, and in a process that inherited it through fork."""
         if not self._has_file:
             self.held = None
             return
