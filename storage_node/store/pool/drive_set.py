@@ -1,7 +1,7 @@
-"""Drive set of an open store: which drives are there, and where the entries of a name are.
+"""Drive set of an open store: which drives are open, and where the entries of a name are.
 
-A drive keeps its slot as long as the store is open, whatever comes or goes: what a batch has noted stays true.
-Thread-safe. Readers of names never wait here: the placement is replaced as a whole.
+A drive keeps its slot as long as the store is open, whatever drives are added or removed: slot numbers that a batch
+holds stay valid. Thread-safe. Look-ups never wait here: the placement is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from storage_node.store.store_record import StoreRecord
 
 class Located(NamedTuple):
     slot: int
-    """Where the entry is; the owner's, where there is none."""
+    """Slot of the drive with the entry, or the owner's if there is no entry."""
     record: CatalogEntry | None
 
 
 @dataclass(slots=True)
 class Slot:
-    """`drive` or `problem` is None."""
+    """Place of one drive in the set. Either `drive` or `problem` is None."""
 
     uuid: str
     drive: Drive | None
     problem: str | None
     root: Path | None = None
-    """Where the drive was seen last."""
+    """Last known folder of the drive."""
     disabled: bool = False
 
 
@@ -48,7 +48,7 @@ class DriveSet:
         *,
         writable: bool,
     ) -> None:
-        """`refresh` brings the placement up to date with what another process may have changed."""
+        """`refresh` updates the placement with what another process may have changed."""
         self.writable = writable
         self.closed = False
         """Set once, by `RecordKeeper.end`."""
@@ -59,11 +59,12 @@ class DriveSet:
         """Only ever grows."""
         self._refresh = refresh
         self.placement_lock = PlacementLock()
-        """Who changes objects holds it with others, who changes the placement holds it alone."""
+        """Shared by changes of objects, held exclusively by changes of the placement."""
         self.names = Stripes(512)
-        """Of the names that are changed while entries may be on several drives; taken inside `placement_lock`."""
+        """Locks of the names that are changed while entries may be on several drives. Acquired inside `placement_lock`.
+        """
         self.changes = 0
-        """Rises with every change of drives or placement."""
+        """Increases with every change of drives or placement."""
         self.placement = DrivePlacement(record, self._slot_of())
 
     def require_open(self) -> None:
@@ -79,14 +80,14 @@ class DriveSet:
         return {slot.uuid: at for at, slot in enumerate(self.slots)}
 
     def slot(self, uuid: str) -> int:
-        """Of a drive of the store. Raises InvalidRequest."""
+        """Return the slot of a drive of the store. Raises InvalidRequest."""
         for at in self.placement.slots:
             if self.slots[at].uuid == uuid:
                 return at
         raise InvalidRequest(f"drive {uuid} is not one of this store")
 
     def rows(self) -> list[Slot]:
-        """In the order of the record."""
+        """Return the drives' slots in the order of the store record."""
         return [self.slots[at] for at in self.placement.slots]
 
     def in_record(self) -> list[Drive | None]:
@@ -99,7 +100,7 @@ class DriveSet:
         return all(drive is not None for drive in self.in_record())
 
     def at(self, slot: int) -> Drive:
-        """Raises DriveFailed for a drive that is missing, disabled, or not of the store any more, Closed."""
+        """Return an open drive. Raises DriveFailed if it is missing, disabled, or no longer in the store; Closed."""
         if self.closed:
             self.require_open()
         found = self.slots[slot]
@@ -111,9 +112,9 @@ class DriveSet:
     # -- changing
 
     def follow(self, record: StoreRecord, also: Sequence[Drive] = ()) -> list[Drive]:
-        """Place by this record from now on; returns the drives that are not of the store any more.
+        """Place names by this store record from now on. Returns the drives that are no longer in the store.
 
-        Of the drives that are new, those that are open are in `also`.
+        `also` contains the open ones of the drives that are new.
         """
         known = self._slot_of()
         new = {drive.identity.drive_uuid: drive for drive in also}
@@ -140,7 +141,7 @@ class DriveSet:
         self.changes += 1
 
     def take_out(self, slot: int, problem: str, *, disabled: bool = True) -> Drive | None:
-        """From now on its names answer DriveFailed; returns the drive, still open."""
+        """Take a drive out of use: its names raise DriveFailed from now on. Returns the drive, still open."""
         found = self.slots[slot]
         drive = found.drive
         found.problem, found.disabled = problem, disabled
@@ -151,23 +152,25 @@ class DriveSet:
     # -- finding
 
     def still(self, placement: DrivePlacement) -> bool:
-        """Whether what was not found by this placement is not there: it is asked for once more by another one."""
+        """Whether the placement is still this one after a refresh. If not, a failed look-up has to be repeated."""
         self._refresh()
         return self.placement is placement
 
     def owner(self, bucket_uuid: bytes, name: str) -> int:
-        """The slot of the drive that owns the object; as long as none has come or gone, its place in the record."""
+        """Return the slot of the drive that owns the object. Before any drive is added or removed, it is the drive's
+        position in the store record."""
         return self.placement.owner(bucket_uuid, name)
 
     def cached(self, bucket_uuid: bytes, name: str) -> tuple[Drive, CatalogEntry] | None:
-        """What is known of an object without asking a catalog; None means that it has to be looked up."""
+        """Return the cached entry of an object, or None if the catalog has to be read."""
         placement = self.placement
         drive = self.slots[placement.owner(bucket_uuid, name)].drive
         record = drive.cached(bucket_uuid, name) if drive is not None and placement.ordered else None
         return None if drive is None or record is None else (drive, record)
 
     def look_again(self, bucket_uuid: bytes, name: str, cut: int | None = None) -> Located:
-        """Straight from the catalogs, after the file of an object was not there; with a `cut` as a snapshot sees it.
+        """Read the entry from the catalogs after an object's file was missing; with a `cut`, the entry that a snapshot
+        sees.
 
         Raises DriveFailed, StoreFormatError, Closed.
         """
@@ -176,7 +179,7 @@ class DriveSet:
         return _without_tombstone(self.newest(bucket_uuid, name))
 
     def lookup(self, bucket_uuid: bytes, name: str) -> tuple[Drive, CatalogEntry | None]:
-        """The object of a name, None for a tombstone too. Raises DriveFailed, StoreFormatError, Closed."""
+        """Look up an object; None also for a tombstone. Raises DriveFailed, StoreFormatError, Closed."""
         while True:
             placement = self.placement
             try:
@@ -198,12 +201,13 @@ class DriveSet:
                 return owner, None
 
     def lookup_at(self, bucket_uuid: bytes, name: str, cut: int) -> Located:
-        """What a snapshot with this cut sees; nothing moves beside one. Raises DriveFailed, StoreFormatError."""
+        """Look up what a snapshot with this cut sees. Nothing moves while snapshots exist. Raises DriveFailed,
+        StoreFormatError."""
         slot = self.placement.owner(bucket_uuid, name)
         return Located(slot, self.at(slot).lookup_at(bucket_uuid, [name], cut)[0])
 
     def newest(self, bucket_uuid: bytes, name: str) -> Located:
-        """The newest entry of a name, tombstones too, straight from the catalogs. Raises as `lookup` does."""
+        """Return the newest entry of a name, including tombstones, from the catalogs. Raises as `lookup` does."""
         while True:
             placement = self.placement
             try:
@@ -218,7 +222,7 @@ class DriveSet:
     def lookup_moving(
         self, placement: DrivePlacement, bucket_uuid: bytes, names: Sequence[str]
     ) -> list[Located | LoaderError | UnicodeEncodeError]:
-        """Objects of many names while entries may be on several drives, None for a tombstone too."""
+        """Look up many objects while entries may be on several drives; None also for tombstones."""
         found: list[Located | LoaderError | UnicodeEncodeError | None] = [None] * len(names)
         by_owner: dict[int, list[int]] = {}
         for at, name in enumerate(names):
@@ -230,7 +234,7 @@ class DriveSet:
             try:
                 records = self.at(owner).lookup(bucket_uuid, [names[at] for at in mine])
             except LoaderError:
-                continue  # each name meets it below, or is elsewhere by now
+                continue  # raised below for each name, unless it has moved
             for at, record in zip(mine, records, strict=True):
                 if record is not None:
                     found[at] = Located(owner, record)
@@ -243,7 +247,8 @@ class DriveSet:
             return error
 
     def _search(self, placement: DrivePlacement, bucket_uuid: bytes, name: str) -> Located:
-        """Objects are moved to the owner meanwhile, nowhere else: so it is asked last, or once more at the end."""
+        """Read the entry from the drives that may have it. Entries move only to the owner meanwhile, so the owner is
+        read last, or once more at the end."""
         slots, ordered = placement.entry_slots(bucket_uuid, name)
         if ordered:
             for slot in (*slots, slots[0]) if len(slots) > 1 else slots:

@@ -1,8 +1,7 @@
-"""Pool membership: drives added, retired, forgotten, disabled and enabled while their store is open.
+"""Pool membership: drives are added, retired, forgotten, disabled and enabled while their store is open.
 
-What may be lost, and when: retiring a drive loses nothing, since it leaves only when everything on it has moved.
-Forgetting one loses what it held. Disabling one changes nothing that lasts: its names answer DriveFailed until it is
-enabled, or forgotten.
+Retiring a drive loses nothing: it leaves the store only after everything on it has moved. Forgetting a drive loses its
+contents. Disabling one changes nothing durably: its names raise DriveFailed until it is enabled or forgotten.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from storage_node.store.store_record import StoreRecord
 
 
 class DrivePool:
-    """The drives of one open store. One change at a time; objects are read and written meanwhile. Thread-safe."""
+    """Drives of one open store. One change at a time; objects are read and written meanwhile. Thread-safe."""
 
     def __init__(
         self,
@@ -41,18 +40,19 @@ class DrivePool:
         *,
         finish_deletions: Callable[[], None],
     ) -> None:
-        """`finish_deletions`: a drive that was away may have what has been deleted meanwhile."""
+        """`finish_deletions` is called after a drive came back or was forgotten: it may contain objects that were
+        deleted meanwhile."""
         self._drives = drives
         self._record = record
         self._options = options
         self._finish_deletions = finish_deletions
         self._lock = threading.Lock()
-        """Held by a change of drives from its begin to its end, outside all other locks of the store."""
+        """Held for the whole duration of a change of drives, outside all other locks of the store."""
         self._roots = list(roots)  # guarded by _lock
         self._mover = Mover(drives, lambda: record.current.purging)
 
     def states(self) -> list[DriveState]:
-        """In the order of the record. Raises Closed."""
+        """Return the drives' states in the order of the store record. Raises Closed."""
         self._drives.require_open()
         retiring = self._record.current.retiring
         return [drive_state(slot, retiring=slot.uuid in retiring) for slot in self._drives.rows()]
@@ -60,11 +60,11 @@ class DrivePool:
     # -- coming
 
     def add_drive(self, path: str | os.PathLike[str]) -> str:
-        """Make an empty or new folder a drive of this store, which owns its share of the names from now on.
+        """Add an empty or new folder as a drive of this store. It owns its share of the names from now on.
 
-        Returns the drive's uuid. What the other drives hold of these names moves to it in `move_some`. Raises
-        StoreFormatError for a folder with anything in it, InvalidRequest for a drive of this store, StoreReadOnly,
-        DriveFull, DriveFailed, Closed; the store is as it was then.
+        Returns the drive's uuid. Objects of these names on other drives are moved to it by `move_some`. Raises
+        StoreFormatError for a folder that is not empty, InvalidRequest for a drive of this store, StoreReadOnly,
+        DriveFull, DriveFailed, Closed; the store is then unchanged.
         """
         self._drives.require_writable()
         root = Path(os.path.abspath(os.fspath(path)))
@@ -81,7 +81,7 @@ class DrivePool:
             failpoint("drive.identity")
             drive = self._options.open(root, identity, record)
             try:
-                drive.generations.take()  # a drive that cannot write is refused now
+                drive.generations.take()  # fails now if the drive cannot write
                 self._change_drives(lambda record: record.with_drive(identity.drive_uuid), [drive])
             except BaseException:
                 drive.close()
@@ -100,10 +100,10 @@ class DrivePool:
     # -- going
 
     def retire_drive(self, uuid: str) -> None:
-        """Take a drive's names away from it; what it holds moves to the others in `move_some`, then it leaves.
+        """Remove a drive from placement. `move_some` moves its contents to the other drives; then it leaves the store.
 
-        Its folder says then that it is not of this store any more, and can be unmounted. Raises InvalidRequest for the
-        last active drive and for one that is not of this store, DriveFailed for one that cannot be read,
+        Its folder then records that it is no longer part of this store, and can be unmounted. Raises InvalidRequest for
+        the last active drive and for one that is not in this store, DriveFailed for one that cannot be read,
         StoreReadOnly, DriveFull, Closed.
         """
         self._drives.require_writable()
@@ -116,11 +116,11 @@ class DrivePool:
             self._change_drives(lambda record: record.with_retiring(uuid))
 
     def forget_drive(self, uuid: str) -> None:
-        """Give up a drive that is missing, broken or disabled: what it held is not in this store any more.
+        """Remove a drive that is missing, broken or disabled. Its contents are no longer in this store.
 
-        Its names belong to the other drives from now on. An older version of an object that had been moved to it, or
-        overwritten on it, shortly before a crash may be found again on the drive that had it before. Raises
-        InvalidRequest for a drive that works and for the last one, DriveFailed, DriveFull, StoreReadOnly, Closed.
+        Its names belong to the other drives from now on. If an object was moved to it or overwritten on it shortly
+        before a crash, an older version may reappear on the drive that had it before. Raises InvalidRequest for a drive
+        that works and for the last one, DriveFailed, DriveFull, StoreReadOnly, Closed.
         """
         self._drives.require_writable()
         with self._lock:
@@ -136,13 +136,13 @@ class DrivePool:
     # -- failing, and coming back
 
     def disable_drive(self, uuid: str, reason: str, *, missing: bool = False) -> None:
-        """Stop using a drive: its names answer DriveFailed with this reason, at once for all threads but this one.
+        """Stop using a drive: for all other threads its names raise DriveFailed with this reason at once.
 
-        This one waits for the commits that are running on the drive, and closes it; who is reading from it reads on.
-        Nothing of this lasts: when the store is opened again, the drive is as well. Harmless when it is not open.
-        Raises InvalidRequest, Closed.
+        This thread waits for the commits that are running on the drive, and closes it. Running reads finish. None of
+        this is durable: reopening the store opens the drive again. Harmless if the drive is not open. Raises
+        InvalidRequest, Closed.
 
-        `missing`: it is not there any more, and counts as missing rather than as disabled.
+        `missing`: the drive is gone; its status is missing rather than disabled.
         """
         self._drives.require_open()
         slot = self._drives.slot(uuid)
@@ -151,10 +151,10 @@ class DrivePool:
             drive.give_up(reason)
 
     def enable_drive(self, uuid: str, path: str | os.PathLike[str] | None = None) -> None:
-        """Open a drive that is disabled, or was missing. `path`: where it is now, None: where it was, or beside the
-        others.
+        """Open a drive that is disabled, or was missing. `path` is its folder; None stands for its last folder, or one
+        beside the other drives.
 
-        Harmless when it is open. Raises InvalidRequest, DriveFailed when it is not there, StoreFormatError, DriveFull,
+        Harmless if it is open. Raises InvalidRequest, DriveFailed if it is not found, StoreFormatError, DriveFull,
         StoreReadOnly, StoreLocked, Closed.
         """
         self._drives.require_open()
@@ -186,7 +186,7 @@ class DrivePool:
             if self._drives.writable:
                 self._refuse_deleted(drive)
                 drive.set_cuts(self._record.current.cuts)
-                with contextlib.suppress(OSError):  # the others have it, and a full drive must open to be emptied
+                with contextlib.suppress(OSError):  # other drives have it, and a full drive must open to be emptied
                     records.write(drive.root, self._record.current)
             self._drives.put_in(slot, drive)
 
@@ -205,14 +205,15 @@ class DrivePool:
 
     @property
     def moving(self) -> bool:
-        """Whether objects may be on drives that do not own them any more."""
+        """Whether objects may be on drives that no longer own them."""
         return self._drives.placement.moving
 
     def move_some(self, max_objects: int = 256, max_bytes: int = 64 << 20) -> Moved:
-        """Move some objects to the drives that own them; always one at least, whatever its size.
+        """Move some objects to the drives that own them; at least one, whatever its size.
 
-        Call it until nothing is left, at any pace, from one thread or several; after a crash, go on. What cannot be
-        moved is said in `problem`, and tried again. Raises StoreReadOnly, Closed, DriveFailed, DriveFull.
+        Call it until nothing is left, at any rate, from one thread or several, and also after a crash. If an object
+        cannot be moved, `problem` gives the reason, and later calls try again. Raises StoreReadOnly, Closed,
+        DriveFailed, DriveFull.
         """
         self._drives.require_writable()
         moved, settled = self._mover.step(max_objects, max_bytes)
@@ -221,7 +222,8 @@ class DrivePool:
         return moved
 
     def _settle_drives(self, changes: int) -> bool:
-        """Everything has moved, as of this state of the drives: let go of those that retire."""
+        """Complete a change of drives after everything has moved under this state of the drives: remove the retiring
+        ones."""
         with self._lock:
             leaving: list[Drive] = []
             with self._record.lock, self._drives.placement_lock.alone():
@@ -235,10 +237,10 @@ class DrivePool:
                 self._record.commit(self._record.current.settled())
             failpoint("drive.settled")
             for drive in leaving:
-                with contextlib.suppress(LoaderError):  # nobody comes back for these files
+                with contextlib.suppress(LoaderError):  # no reader returns to these files
                     drive.reap(everything=True)
                 drive.give_up(f"drive {drive.identity.drive_uuid} has left the store")
-                with contextlib.suppress(OSError):  # the record says it as well
+                with contextlib.suppress(OSError):  # the store record has it as well
                     identities.mark_left(drive.root, drive.identity)
         return True
 
@@ -256,15 +258,16 @@ class DrivePool:
         failpoint("drive.recorded")
 
     def _require_no_snapshots(self, *, losing: bool = False) -> None:
-        """Versions that have ended stay on their drives, and are not looked for on others.
+        """Refuse to change drives while snapshots exist: retained versions stay on their drives and are not searched on
+        others.
 
-        `losing`: what the drive has is given up. Of a cluster's buckets other nodes have it.
+        `losing`: the contents of the drive are given up. For a cluster's buckets, other nodes have them.
         """
         named = [one for of_bucket in self._record.current.snapshots.values() for one in of_bucket.values()]
         if any(not (losing and one.of_cluster) for one in named):
             raise InvalidRequest("the store has snapshots: delete them before drives come or go")
 
     def _refuse_deleted(self, drive: Drive) -> None:
-        """With the record's lock held, of a drive on which nothing is committed yet."""
+        """Refuse deleted buckets on a new drive. The record's lock is held, and the drive has no commits yet."""
         for bucket_uuid in self._record.deleted_buckets:
             drive.refuse_bucket(bucket_uuid)

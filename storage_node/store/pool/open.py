@@ -1,8 +1,8 @@
-"""Opening of a pool: from folders to the open drives of one store; who is who, which record counts, what is missing.
+"""Opening of a pool: finds the drives among folders, selects the current store record, and opens the drives.
 
-A drive that is missing or cannot be opened is left out with the reason, as long as another one works; whatever needs
-it then fails with that reason. What looks like a mistake of the caller (another store's drive, a folder with foreign
-files, a store that is open for writing already) refuses the whole store.
+A drive that is missing or cannot be opened is left out with the reason, as long as another one works; operations that
+need it fail with that reason. A probable mistake of the caller (a drive of another store, a folder with foreign files,
+a store that is already open for writing) makes opening fail.
 """
 
 from __future__ import annotations
@@ -44,28 +44,29 @@ _MAY_BE_MISSING = (DriveFailed, DriveFull, StoreFormatError, StoreReadOnly)
 
 @dataclass(frozen=True, slots=True)
 class OpenDrives:
-    """`drives` and `problems` in the order of `record.drives`; exactly one of the two is None at each place."""
+    """Result of opening. `drives` and `problems` are in the order of `record.drives`; one of the two is None at each
+    position."""
 
     record: StoreRecord
     drives: list[Drive | None]
     problems: list[str | None]
     left_out: dict[Path, str]
-    """Folders that are not of the store any more, or not yet, and why."""
+    """Folders that are no longer, or not yet, part of the store, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriveOptions:
-    """How all drives of one store are opened."""
+    """Options that are common to all drives of one store."""
 
     writable: bool
     durability: Durability = "process"
     shard_limits: ShardLimits | None = None
-    """Of each drive."""
+    """Limits of each drive."""
     clock: VersionClock = field(default_factory=VersionClock)
-    """Of the store, if it is open for writing."""
+    """Version clock of the store, if it is open for writing."""
 
     def open(self, root: Path, identity: DriveIdentity, record: StoreRecord) -> Drive:
-        """Raises what `Drive` raises."""
+        """Open a drive. Raises what `Drive` raises."""
         return Drive(
             root,
             identity,
@@ -78,7 +79,7 @@ class DriveOptions:
 
 
 def drive_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Absolute and different. Raises InvalidRequest."""
+    """Return absolute paths, all different. Raises InvalidRequest."""
     roots = [Path(os.path.abspath(os.fspath(path))) for path in paths]
     if not roots or len(set(roots)) != len(roots):
         raise InvalidRequest(f"need one or more different drive folders, got {[str(root) for root in roots]}")
@@ -86,7 +87,7 @@ def drive_folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 
 def open_drives(roots: Sequence[Path], options: DriveOptions) -> OpenDrives:
-    """Open the drives of the store that lives in these folders; a writer creates one where there is none.
+    """Open the drives of the store in these folders. A writer creates a store if there is none.
 
     Raises StoreNotFound, StoreLocked, StoreReadOnly, StoreFormatError, DriveFull, DriveFailed.
     """
@@ -107,16 +108,16 @@ def open_drives(roots: Sequence[Path], options: DriveOptions) -> OpenDrives:
 @dataclass(slots=True)
 class _Folders:
     roots: list[Path]
-    """Without those that are left out, and those that cannot be read."""
+    """Folders that are readable and not left out."""
     known: dict[Path, DriveIdentity]
     """Those of them that are drives already."""
     left_out: dict[Path, str]
     unreadable: list[str]
-    """What was wrong with each of those that cannot be read."""
+    """Error messages of the folders that cannot be read."""
 
 
 def _look(roots: Sequence[Path]) -> _Folders:
-    """Raises StoreFormatError, and DriveFailed when no folder can be read."""
+    """Classify the folders. Raises StoreFormatError, and DriveFailed if no folder can be read."""
     found = _Folders([], {}, {}, [])
     problem: LoaderError | None = None
     for root in roots:
@@ -176,7 +177,7 @@ def _open_known(folders: _Folders, options: DriveOptions) -> OpenDrives:
 
 
 def _strangers(known: dict[Path, DriveIdentity], record: StoreRecord, *, mend: bool) -> dict[Path, str]:
-    """Drives that have left the store, and folders that were only about to become one."""
+    """Return drives that have left the store, and folders whose addition was interrupted, with reasons."""
     found: dict[Path, str] = {}
     for root, identity in known.items():
         how = record.gone.get(identity.drive_uuid)
@@ -185,7 +186,7 @@ def _strangers(known: dict[Path, DriveIdentity], record: StoreRecord, *, mend: b
         if how is not None:
             found[root] = f"{root} is drive {identity.drive_uuid}, which was {how}; empty the folder to use it again"
             if how == "retired" and mend:
-                with contextlib.suppress(OSError):  # the record says it as well
+                with contextlib.suppress(OSError):  # the store record has it as well
                     identities.mark_left(root, identity)
         elif is_blank(root):
             found[root] = f"{root} was only about to be added to the store; add it again"
@@ -193,13 +194,13 @@ def _strangers(known: dict[Path, DriveIdentity], record: StoreRecord, *, mend: b
 
 
 def is_blank(root: Path) -> bool:
-    """Whether nothing was ever stored on a drive."""
+    """Whether a drive contains no objects and never did."""
     objects = root / "objects"
     return not objects.is_dir() or not any(objects.iterdir())
 
 
 def new_drive_folder(root: Path, record: StoreRecord) -> DriveIdentity | None:
-    """The identity of a folder that was about to be added before; None for one that is empty, or not there.
+    """Return the identity of a folder from an interrupted addition; None for an empty or missing folder.
 
     Raises StoreFormatError, DriveFailed, and InvalidRequest for a drive of this store.
     """
@@ -222,7 +223,7 @@ def new_drive_folder(root: Path, record: StoreRecord) -> DriveIdentity | None:
 
 
 def find_drive(roots: Sequence[Path], drive_uuid: str, *, beside: bool = False) -> Path | None:
-    """The folder of a drive among these, or with `beside` among the folders next to these."""
+    """Return the folder of a drive among these or, with `beside`, also among their sibling folders."""
     folders = list(roots)
     if beside:
         for parent in dict.fromkeys(root.parent for root in roots):
@@ -237,19 +238,19 @@ def find_drive(roots: Sequence[Path], drive_uuid: str, *, beside: bool = False) 
 
 
 def open_beside(record: StoreRecord, before: StoreRecord, roots: Sequence[Path], options: DriveOptions) -> list[Drive]:
-    """For a reader: drives that a writer has added, where they lie beside the others."""
+    """Open drives that a writer has added beside the others. For readers."""
     found: list[Drive] = []
     for drive_uuid in record.drives:
         if drive_uuid not in before.drives:
             root = find_drive(roots, drive_uuid, beside=True)
-            with contextlib.suppress(LoaderError):  # its names answer that it is not open here
+            with contextlib.suppress(LoaderError):  # its names raise DriveFailed
                 if root is not None:
                     found.append(options.open(root, DriveIdentity(drive_uuid, record.store_uuid), record))
     return found
 
 
 def newest_record(known: dict[Path, DriveIdentity]) -> StoreRecord:
-    """The record with the highest epoch and revision. Raises StoreFormatError when no drive has a readable one."""
+    """Return the record with the highest epoch and revision. Raises StoreFormatError if no drive has a readable one."""
     found: list[StoreRecord] = []
     faults: list[str] = []
     for root, identity in known.items():
@@ -279,7 +280,7 @@ def _by_uuid(roots: Sequence[Path], known: dict[Path, DriveIdentity], record: St
     if strangers := [str(root) for root, identity in known.items() if identity.drive_uuid not in record.drives]:
         raise StoreFormatError(f"{', '.join(strangers)}: not among the drives of store {record.store_uuid}")
     for root in roots:
-        # A folder that does not exist is a drive that is not mounted; an empty one could be that too.
+        # A folder that does not exist is a drive that is not mounted; so may be an empty one.
         if root not in known and len(known) == len(record.drives):
             raise StoreFormatError(f"{root} is new, but store {record.store_uuid} has its {len(known)} drives already")
     by_uuid = {identity.drive_uuid: root for root, identity in known.items()}
@@ -289,14 +290,14 @@ def _by_uuid(roots: Sequence[Path], known: dict[Path, DriveIdentity], record: St
 
 
 def _never_used(roots: Sequence[Path], known: dict[Path, DriveIdentity]) -> bool:
-    """Records are written after all identities, folders after all records: without either, nothing was ever stored."""
+    """Whether nothing was ever stored. Records are written after all identities, and folders after all records."""
     return not any(
         (root / name).exists() for root in {*roots, *known} for name in (records.FILE_NAME, "catalog", "objects")
     )
 
 
 def _create(roots: Sequence[Path]) -> dict[Path, DriveIdentity]:
-    """Make a new store on empty folders."""
+    """Create a store in empty folders."""
     store_uuid = uuid.uuid4().hex
     known = {root: identities.create(store_uuid) for root in roots}
     record = StoreRecord(store_uuid, tuple(identity.drive_uuid for identity in known.values()))
@@ -309,7 +310,7 @@ def _create(roots: Sequence[Path]) -> dict[Path, DriveIdentity]:
             records.write(root, record)
     except OSError as error:
         raise drive_error(error, root, "creating a store") from error
-    log.warning("made a new store at %s", _listed(roots))  # where nobody set up logging too: it may be a mistyped path
+    log.warning("made a new store at %s", _listed(roots))  # visible without logging set up: the path may be mistyped
     return known
 
 
@@ -318,7 +319,7 @@ def _listed(roots: Sequence[Path]) -> str:
 
 
 def make_folder(root: Path) -> None:
-    """With all its parents, lasting. A new one is closed to other users, and its parents are as the umask says."""
+    """Create a folder with all its parents, durably. It is closed to other users; its parents follow the umask."""
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
     root.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
     for folder in missing:
@@ -327,7 +328,7 @@ def make_folder(root: Path) -> None:
 
 @contextlib.contextmanager
 def _only_opener(roots: Sequence[Path]) -> Iterator[None]:
-    """Of several processes that open a store for writing at once, one gets to look at it."""
+    """Let one of several processes that open a store for writing at once examine it."""
     root = next((root for root in roots if root.is_dir()), roots[0])
     try:
         make_folder(root)

@@ -1,8 +1,8 @@
-"""Drive placement: a name's owner, and the drives that owned it before, which can have an entry until all has moved.
+"""Drive placement: maps a name to the drive that owns it, and to earlier owners, which may have entries until all have
+moved.
 
-Whoever changes a name does so on its owner and leaves nothing newer elsewhere. So among the drives that owned the name
-one after another the later has the newer entry, unless one of them owned it twice: then the versions have to be
-compared.
+Every change of a name is made on its owner and leaves nothing newer elsewhere. Among the successive owners of a name, a
+later one therefore has the newer entry, unless a drive owned the name twice: then versions have to be compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class EntrySlots(NamedTuple):
     slots: tuple[int, ...]
     """Different drives, the owner first."""
     ordered: bool
-    """Whether the first of them that has an entry has the newest."""
+    """Whether the first of them that has an entry has the newest one."""
 
 
 class _Era(NamedTuple):
@@ -32,7 +32,7 @@ class _Era(NamedTuple):
 
 
 class DrivePlacement:
-    """Immutable. A slot is what the caller calls a drive by."""
+    """Immutable placement. Slots are the caller's numbers of drives."""
 
     def __init__(self, record: StoreRecord, slot_of: Mapping[str, int]) -> None:
         sets = (record.active, *reversed(record.former))
@@ -41,18 +41,18 @@ class DrivePlacement:
             for drives in sets
         ]
         self.slots = tuple(slot_of[uuid] for uuid in record.drives)
-        """All drives of the store."""
+        """Slots of all drives of the store."""
         self.moving = len(sets) > 1
-        """Whether names can have entries on a drive that does not own them any more."""
+        """Whether names may have entries on a drive that no longer owns them."""
         self.ordered = all(_changes(uuid, sets) <= 1 for uuid in record.drives)
-        """Whether the owner's entry, where it has one, is always the newest."""
+        """Whether an entry on the owner is always the newest."""
         self.owner = self._eras[0].owner
-        """Of (bucket uuid, name): the slot of the drive that owns it."""
+        """Function from (bucket uuid, name) to the slot of the drive that owns it."""
         self.only = self._eras[0].slots[0] if len(self._eras[0].slots) == 1 else None
-        """The slot of the drive that owns every name, if there is one."""
+        """Slot of the drive that owns every name, if there is one."""
 
     def leaving(self, slot: int) -> float:
-        """About which share of the entries on a drive belongs elsewhere, before anything has moved."""
+        """Estimate the share of a drive's entries that have to move, before any has."""
         now, before = self._eras[0].slots, self._eras[-1].slots
         if slot not in now:
             return 1.0
@@ -66,6 +66,6 @@ class DrivePlacement:
 
 
 def _changes(uuid: str, sets: Sequence[Sequence[str]]) -> int:
-    """How often a drive came or went."""
+    """Count how often a drive was added or removed."""
     there = [uuid in drives for drives in sets]
     return sum(there[at] != there[at - 1] for at in range(1, len(there)))

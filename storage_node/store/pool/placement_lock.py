@@ -1,4 +1,4 @@
-"""Readers-writer lock: object writes share it, placement changes take it alone."""
+"""Readers-writer lock: shared by object writes, exclusive for placement changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ais_loader.errors import Closed
 
 
 class PlacementLock:
-    """A thread that is inside must not enter again, by neither way. Thread-safe; useless after a fork, and says so."""
+    """Readers-writer lock. Not reentrant, in either mode. Thread-safe. In a forked child it raises Closed."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -23,7 +23,8 @@ class PlacementLock:
         self._shared = _Shared(self)
 
     def shared(self) -> _Shared:
-        """A context manager, the same for all. Entering it raises Closed in a process that inherited the lock."""
+        """Return a context manager, the same one for all. Entering it raises Closed in a process that inherited the
+        lock."""
         return self._shared
 
     def _enter(self) -> None:
@@ -41,7 +42,7 @@ class PlacementLock:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Waits for all that are inside, and keeps the others out. Raises Closed as `shared` does."""
+        """Wait for all holders, and exclude new ones. Raises Closed as `shared` does."""
         self._require_own_process()
         with self._changed:
             while self._closed:
@@ -67,7 +68,7 @@ class PlacementLock:
 
 
 class _Shared:
-    """What every write enters and leaves: no generator is made for that."""
+    """Context manager of the shared mode. A class, because a generator for every write would be slower."""
 
     def __init__(self, lock: PlacementLock) -> None:
         self._placement_lock = lock

@@ -1,13 +1,36 @@
-"""Rebalancing: objects on a drive that does not own them any more go to the one that does, a bounded step at a time.
+"""Rebalancing: moves objects from drives that no longer own them to their owners, in bounded steps.
 
-Everything is found by going through the catalogs of the drives, so that a step may end at any moment, a crash included,
-and the next one goes on. An object is copied first, with nothing held; then, holding its name, the copy is committed on
-the owner. When that is on the disk, whatever the durability, the old entry is dropped. What cannot be moved (the owner
-is full, the file cannot be read) stays where it is, is found there, and is tried again when the catalogs are gone
-through once more.
+The problem. When a drive is added or retired, placement assigns some names to other drives at once, but their objects
+are still on the old ones. They have to move while clients read, write and delete the same names, at a rate that the
+caller controls, and the process may die at any moment.
 
-Everything is in its place only when all catalogs have been gone through and no entry was met that belongs elsewhere,
-not even one that was moved then: whatever went wrong on the way, nothing is taken for moved because it was tried.
+The invariant. At every moment the newest entry of a name is durable on one of the drives that own or owned the name
+(`DrivePlacement.entry_slots`), and look-ups search all of these. An entry is removed from a drive only when the owner
+has the same version or a newer one, durably.
+
+A sweep reads the catalogs of all drives in key order. Its position is kept in memory; nothing about a move in progress
+is stored. The steps for each group of misplaced entries:
+
+1. Scan: collect up to `_GROUP` entries on one drive that another drive owns.
+2. Stage: copy the bytes of each object to an invisible file on its owner. No locks are held.
+3. Commit: share the placement lock and lock the names. Read all entries of each name again. If the one that
+   was copied is still the newest, commit the copy on the owner with the same version. If the newest is a
+   tombstone, write that. If anything else changed, leave the name to the next sweep.
+4. Sync: make the owner's commits durable, whatever the durability of the store. No locks are held.
+5. Drop: lock the names again, read their entries again, and drop each entry on another drive that is not newer
+   than the owner's.
+
+A crash during step 2 leaves a staged file, which the next opening removes. After step 3, the same version is on two
+drives; look-ups find either, and the next sweep sees that the owner has it and goes on with step 4. A power loss before
+step 4 ends may lose the owner's entry, and the old one is still there. A crash during step 5 leaves some of the old
+entries, which the next sweep drops. The position of the sweep advances only after a group, so a failed group is met
+again by the next sweep.
+
+What cannot be moved (the owner is full, the file cannot be read) stays where it is, can still be read there, and is
+tried again by the next sweep.
+
+Everything is in its place only when a whole sweep has met no misplaced entry, not even one that it moved, while the set
+of drives did not change and all of them were open. Having tried to move an object is never taken for having moved it.
 """
 
 from __future__ import annotations
@@ -33,37 +56,37 @@ from storage_node.store.pool.placement import DrivePlacement
 log = logging.getLogger(__name__)
 
 _GROUP = 64
-"""Committed on their owner, and made lasting, at once."""
+"""Number of entries that are committed on their owner, and made durable, at once."""
 _MAX_SCANNED = 20_000
-"""Entries looked at in one step, so that a step that finds nothing to move ends as well."""
+"""Maximum number of entries scanned in one step, so that a step that finds nothing to move ends as well."""
 
 
 class Moved(NamedTuple):
-    """What one step has done."""
+    """Result of one step."""
 
     objects: int
-    """Entries that went to their owner, tombstones and removed leftovers among them."""
+    """Number of entries that moved to their owner, including tombstones and removed leftovers."""
     bytes: int
     left_estimate: int
-    """About how many entries are not with their owner yet; 0 only when there is none."""
+    """Estimated number of entries that are not on their owner yet; 0 only if there are none."""
     problem: str = ""
-    """What kept an object where it is, if anything did; it is tried again."""
+    """Reason why an object could not be moved, if there is any; it is tried again."""
 
 
 @dataclass(slots=True)
 class _Sweep:
-    """Once through the catalogs of all drives."""
+    """One pass through the catalogs of all drives."""
 
     changes: int
-    """The state of the drive set for which it stands."""
+    """Number of changes of the drive set at its start."""
     slots: list[int]
     left: dict[int, int]
-    """For each slot that is not behind it, about how many entries there have to go."""
+    """Estimated number of entries still to move, for each slot not yet passed."""
     after: bytes | None = None
     clean: bool = True
-    """Whether nothing met so far had to be left where it was."""
+    """Whether every entry so far was moved."""
     met: int = 0
-    """How many entries were elsewhere than with their owner when they were looked at."""
+    """Number of entries that were not on their owner when they were scanned."""
     full: set[int] = field(default_factory=set)
 
 
@@ -71,23 +94,24 @@ class _Entry(NamedTuple):
     key: bytes
     record: CatalogEntry
     owner: int
-    """Slot of the drive that it belongs on."""
+    """Slot of the drive that owns it."""
 
 
 class Mover:
-    """Of a store that is open for writing. Thread-safe: steps wait for each other."""
+    """Rebalancer of a store that is open for writing. Thread-safe: steps run one after another."""
 
     def __init__(self, drives: DriveSet, purging: Callable[[], Sequence[str]]) -> None:
-        """`purging`: uuids of deleted buckets whose objects go, wherever they are."""
+        """`purging`: uuids of deleted buckets, whose objects are deleted wherever they are."""
         self._drives = drives
         self._purging = purging
         self._lock = threading.Lock()
         self._sweep: _Sweep | None = None
 
     def step(self, max_objects: int, max_bytes: int) -> tuple[Moved, int | None]:
-        """Move some, one object at least; and the state of the drive set for which everything is in its place now.
+        """Move some objects, at least one. Also returns the state of the drive set for which everything is in its
+        place.
 
-        That is None as long as it is not. Raises nothing but Closed.
+        The latter is None while objects may be misplaced. Raises Closed only.
         """
         with self._lock:
             placement = self._drives.placement
@@ -136,12 +160,12 @@ class _Step:
         return Moved(self._objects, self._bytes, max(left, 1) if unfinished else 0, self._problem)
 
     def is_spent(self, max_objects: int, max_bytes: int) -> bool:
-        """Whether it has moved, or looked at, as much as it may."""
+        """Whether it has moved, or scanned, as much as it may."""
         enough = self._objects >= max_objects or self._bytes >= max_bytes
         return self._scanned >= _MAX_SCANNED or (self._objects > 0 and enough)
 
     def run(self, sweep: _Sweep, max_objects: int, max_bytes: int) -> None:
-        """Go on with a sweep."""
+        """Continue a sweep."""
         self._sweep = sweep
         while sweep.slots and self._drives.changes == sweep.changes:
             if self.is_spent(max_objects, max_bytes):
@@ -161,7 +185,7 @@ class _Step:
                 log.debug("moving objects to their drives", exc_info=True)
                 self._fail(f"{type(error).__name__}: {error}")
                 after = None
-            # Behind the group only now: whoever was interrupted in it comes to it again.
+            # The position advances only now: after an interruption, the group is scanned again.
             sweep.after = after
             sweep.left[slot] = max(0, sweep.left.get(slot, 0) - len(group))
             if after is None:
@@ -173,7 +197,7 @@ class _Step:
         self._problem = problem
 
     def _next(self, slot: int, want: int, room_bytes: int, most: int) -> tuple[int, list[_Entry], bytes | None]:
-        """How many entries were looked at, those that belong elsewhere, and the last one; None: there are no more."""
+        """Return the number of entries scanned, the misplaced ones, and the last key, None at the end."""
         drive = self._drives.at(slot)
         group: list[_Entry] = []
         looked = group_bytes = 0
@@ -230,7 +254,7 @@ class _Step:
             failpoint("move.committed")
             if not there:
                 return
-            target.sync()  # with nothing held: it takes as long as it takes
+            target.sync()  # no locks are held: this may take long
             with self._drives.placement_lock.shared():
                 if self._drives.placement is self._placement:
                     with self._drives.names.of(keys):
@@ -246,7 +270,7 @@ class _Step:
                 pending.file.discard()
 
     def _stage(self, source: Drive, target: Drive, owner: int, entry: _Entry) -> PendingObject | None:
-        """A copy of the object on its owner, invisible; None where that is not what moves. Raises LoaderError."""
+        """Stage a copy of the object on its owner; None if its bytes need not move. Raises LoaderError."""
         record = entry.record
         bucket_uuid, name = fmt.bucket_of_key(entry.key), fmt.name_of_key(entry.key)
         there = target.newest(bucket_uuid, [name])[0]
@@ -274,7 +298,8 @@ class _Step:
     def _commit(
         self, source: Drive, target: Drive, entries: Sequence[_Entry], staged: dict[bytes, PendingObject]
     ) -> list[_Entry]:
-        """With the names held: enter what is still the newest on its owner; returns those that the owner has now."""
+        """Commit what is still the newest on its owner; returns the entries that the owner has now. The names are
+        locked."""
         commit: list[PendingObject] = []
         there: list[_Entry] = []
         for entry in entries:
@@ -282,13 +307,15 @@ class _Step:
             found = self._found(source, target, bucket_uuid, name)
             if not found:
                 continue  # deleted meanwhile
-            best, newest = max(found, key=lambda pair: pair[1].version)  # of equal ones the owner's, which comes first
+            best, newest = max(
+                found, key=lambda pair: pair[1].version
+            )  # of equal versions the owner's, which comes first
             if best is not target and newest.is_tombstone:
                 target.write_tombstone(bucket_uuid, name, newest.version, newest.modified_ns, writes=newest.writes)
             elif best is not target:
                 pending = staged.get(entry.key)
                 if best is not source or newest.path != entry.record.path or pending is None:
-                    self._sweep.clean = False  # it changed meanwhile, or another drive has a newer one: the next sweep
+                    self._sweep.clean = False  # changed, or another drive has a newer one: left to the next sweep
                     continue
                 commit.append(pending)
             there.append(entry)
@@ -301,13 +328,13 @@ class _Step:
         return there
 
     def _drop(self, source: Drive, target: Drive, entries: Sequence[_Entry]) -> None:
-        """With the names held: take away what the owner has, lastingly, as new or newer."""
+        """Drop entries of which the owner durably has the same version or a newer one. The names are locked."""
         for entry in entries:
             bucket_uuid, name = fmt.bucket_of_key(entry.key), fmt.name_of_key(entry.key)
             found = dict(self._found(source, target, bucket_uuid, name))
             owners = found.pop(target, None)
             if owners is None and source in found:
-                self._sweep.clean = False  # what the owner had is gone: this may be an older one, or what it was
+                self._sweep.clean = False  # the owner lost its entry: this may be the only one left
                 continue
             for drive, record in found.items():
                 if owners is not None and record.version <= owners.version:
@@ -316,7 +343,8 @@ class _Step:
             self._bytes += entry.record.size_bytes
 
     def _found(self, source: Drive, target: Drive, bucket_uuid: bytes, name: str) -> list[tuple[Drive, CatalogEntry]]:
-        """All entries of a name, the owner's first. Raises LoaderError: a drive that cannot be asked may have one."""
+        """Return all entries of a name, the owner's first. Raises LoaderError, since a drive that cannot be read may
+        have one."""
         slots = self._placement.entry_slots(bucket_uuid, name).slots
         found: list[tuple[Drive, CatalogEntry]] = []
         for drive in dict.fromkeys((target, *(self._drives.at(slot) for slot in slots), source)):
@@ -327,7 +355,7 @@ class _Step:
 
 
 def _copy(source: Drive, record: CatalogEntry, target: Drive, pending: PendingObject) -> None:
-    """Bytes as they are. What is damaged stays damaged: it keeps the size and the checksums that it should have."""
+    """Copy the bytes unchanged. A damaged object stays damaged: it keeps the size and checksums that it should have."""
     try:
         for part in source.files.read(record):
             try:
@@ -335,7 +363,7 @@ def _copy(source: Drive, record: CatalogEntry, target: Drive, pending: PendingOb
             except OSError as error:
                 raise drive_error(error, target.root, "moving an object to its drive") from error
     except FileNotFoundError:
-        pass  # as damaged as can be; or it was replaced meanwhile, and this copy is not used
+        pass  # damaged, or replaced meanwhile: then this copy is not used
     except OSError as error:
         raise drive_error(error, source.root, "reading an object that moves to another drive") from error
     if (pending.file.size_bytes, pending.file.checksum) != (record.size_bytes, record.checksum):

@@ -14,7 +14,7 @@ Status: TypeAlias = Literal["active", "retiring", "disabled", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class DriveState:
-    """`problem` is None while the drive works."""
+    """State of one drive. `problem` is None while the drive works."""
 
     uuid: str
     path: str

@@ -1,10 +1,10 @@
 """Write routing in a pool: changes go to the drive that owns the name, wherever older entries of it still are.
 
-While nothing moves a change is the owner's alone. Otherwise it counts what other drives have of the name as if the
-owner had it, is committed on the owner, and takes away what is older elsewhere. A crash between the two leaves
-something older behind, which is never found again and goes when its turn to move comes.
+While nothing moves, a change concerns only the owner. Otherwise it takes the entries of other drives into account as if
+the owner had them, is committed on the owner, and removes older entries elsewhere. A crash between the last two leaves
+an older entry, which no look-up finds and which rebalancing removes.
 
-Nothing is changed of a name as long as a drive that may have an entry of it cannot be asked.
+While a drive that may have an entry of a name cannot be read, the name cannot be changed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ R = TypeVar("R")
 
 class StagedObject(NamedTuple):
     drive: Drive
-    """On which it has been staged."""
+    """Drive on which it was staged."""
     placement: DrivePlacement
-    """By which that was its owner."""
+    """Placement under which that drive was its owner."""
     pending: PendingObject
     indexing: Indexing | None = None
-    """Of a shard's members."""
+    """Index of a shard's members."""
 
 
 class _Entry(NamedTuple):
@@ -44,7 +44,7 @@ class _Entry(NamedTuple):
 
 
 class PlacedChanges:
-    """Of a store that is open for writing. Thread-safe."""
+    """Changes of a store that is open for writing. Thread-safe."""
 
     def __init__(self, drives: DriveSet) -> None:
         self._drives = drives
@@ -53,11 +53,11 @@ class PlacedChanges:
         return self._drives.newest(bucket_uuid, name).record
 
     def commit(self, objects: Sequence[StagedObject]) -> list[CatalogEntry | LoaderError]:
-        """Each on its owner, those of one owner in one commit; in order. See `Drive.commit`."""
+        """Commit each object on its owner, one commit for each owner. Results are in order. See `Drive.commit`."""
         try:
             return self._commit_each(objects)
         finally:
-            for staged in objects:  # harmless where it has been published
+            for staged in objects:  # harmless if it has been published
                 staged.pending.file.discard()
 
     def _commit_each(self, objects: Sequence[StagedObject]) -> list[CatalogEntry | LoaderError]:
@@ -83,7 +83,7 @@ class PlacedChanges:
         return results
 
     def _bring(self, staged: StagedObject, placement: DrivePlacement) -> Drive:
-        """To the drive that owns the name now; it was another one when the object was begun."""
+        """Copy a staged object to the drive that owns the name now; another one did when the write began."""
         pending = staged.pending
         owner = self._drives.at(placement.owner(pending.bucket_uuid, pending.name))
         if owner is not staged.drive:
@@ -127,7 +127,7 @@ class PlacedChanges:
         return results
 
     def _elsewhere(self, placement: DrivePlacement, owner: Drive, bucket_uuid: bytes, name: str) -> list[_Entry]:
-        """What drives that owned the name before have of it. Raises LoaderError."""
+        """Return the entries of the name on its former owners. Raises LoaderError."""
         entries: list[_Entry] = []
         for slot in placement.entry_slots(bucket_uuid, name).slots:
             drive = self._drives.at(slot)
@@ -140,7 +140,7 @@ class PlacedChanges:
     # -- taking away; all raise what those of `Drive` raise
 
     def delete(self, bucket_uuid: bytes, name: str, condition: Condition | None = None) -> bool | OutcomeUnknown:
-        """Remove an object without a trace; whether there was one. See `Changes.delete`."""
+        """Remove an object without a tombstone. Returns whether there was one. See `Changes.delete`."""
         with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
@@ -155,7 +155,7 @@ class PlacedChanges:
                     return owner.delete(bucket_uuid, [name], condition=condition)[0]
                 if done_before(condition, newest.record) is None:
                     require(condition, name, newest.record)
-                    # The older ones first: should the newest stay, it is still what counts.
+                    # Older entries first: if the newest stays, it is still the one that counts.
                     for entry in sorted(entries, key=_version):
                         if not entry.record.is_tombstone and entry is not newest:
                             entry.drive.delete(bucket_uuid, [name])
@@ -164,7 +164,8 @@ class PlacedChanges:
     def delete_many(
         self, bucket_uuid: bytes, names: Sequence[str], condition: Condition | None = None
     ) -> list[bool | LoaderError]:
-        """As `delete` of each, those of one drive in one commit; in order, and each fails with its own drive."""
+        """Delete many objects, those of one drive in one commit. Results are in order; each name fails with its own
+        drive."""
         return self._grouped(
             bucket_uuid,
             names,
@@ -175,7 +176,7 @@ class PlacedChanges:
     def write_tombstones(
         self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]]
     ) -> list[tuple[CatalogEntry | None, CatalogEntry | None] | LoaderError]:
-        """As `write_tombstone` of each: one commit for each drive, in order, and each fails with its own drive."""
+        """Write many tombstones, one commit for each drive. Results are in order; names fail with their drive."""
         return self._grouped(
             bucket_uuid,
             [name for name, _, _ in tombstones],
@@ -190,7 +191,7 @@ class PlacedChanges:
         change: Callable[[Drive, Sequence[int]], Sequence[R]],
         change_one: Callable[[int], R],
     ) -> list[R | LoaderError]:
-        """What came of each name: changed together where its drive is the only one that can have an entry of it."""
+        """Return the result of each name. Names are changed together if only their owner can have entries."""
         results: list[R | LoaderError] = [LoaderError("not changed")] * len(names)
         with self._drives.placement_lock.shared():
             placement = self._drives.placement
@@ -270,7 +271,7 @@ def _commit(
 
 
 def _keep_index(drive: Drive, staged: StagedObject, record: CatalogEntry) -> None:
-    """Unless what counts is another object, which was newer."""
+    """Save the index of a new archive, unless a newer object has superseded it."""
     file = staged.pending.file
     if record.path == SUPERSEDED:
         return
@@ -281,7 +282,7 @@ def _keep_index(drive: Drive, staged: StagedObject, record: CatalogEntry) -> Non
 def _drop(entries: Sequence[_Entry], bucket_uuid: bytes, name: str, *, older_than: Version) -> None:
     for drive, record in entries:
         if record.version < older_than:
-            with contextlib.suppress(LoaderError):  # the change stands; this is moved away later
+            with contextlib.suppress(LoaderError):  # the change stands; rebalancing removes this later
                 drive.drop(bucket_uuid, name, record.version, tombstone=False)
 
 
