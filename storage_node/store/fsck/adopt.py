@@ -1,4 +1,4 @@
-"""Repair steps on a drive that is open for writing: each leaves the drive whole, whatever happens next."""
+"""Repair steps on a drive that is open for writing. Each step leaves the drive consistent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from storage_node.store.fsck.file_identity import object_key, read_checksums, re
 
 
 def adopt_file(drive: Drive, identity: Identity, path: bytes) -> bool:
-    """Take a file back into the catalog, in place of an older version; False when its bytes are not what it says.
+    """Add a file to the catalog, in place of an older version; False if its bytes do not match its identity.
 
     Raises OSError, LoaderError.
     """
@@ -22,7 +22,7 @@ def adopt_file(drive: Drive, identity: Identity, path: bytes) -> bool:
 
 
 def restore_blocks(drive: Drive, key: bytes, record: CatalogEntry) -> bool:
-    """Compute the block checksums of an object anew; False when the whole does not match its checksum."""
+    """Recompute the block checksums of an object; False if the whole does not match its checksum."""
     size, whole, blocks = read_checksums(drive.files, record)
     if (size, whole) != (record.size_bytes, record.checksum):
         return False
@@ -31,10 +31,10 @@ def restore_blocks(drive: Drive, key: bytes, record: CatalogEntry) -> bool:
 
 
 def restore_identity(drive: Drive, key: bytes, record: CatalogEntry) -> bool:
-    """Write on an object's file what it is; False where the file system cannot keep it.
+    """Write an object's identity to its file; False if the file system cannot store it.
 
-    An object in a segment whose index is damaged gets a file of its own, if its bytes are sound.
-    Raises OSError, LoaderError.
+    An object in a segment with a damaged index is moved to a file of its own if its bytes match their checksum. Raises
+    OSError, LoaderError.
     """
     ended = fmt.ended_of_retained(key) if key.startswith(fmt.RETAINED_PREFIX) else None
     says = drive.files.own(record.path, fmt.encode_identity(_identity_of(key, record)))
@@ -47,7 +47,7 @@ def restore_identity(drive: Drive, key: bytes, record: CatalogEntry) -> bool:
 
 
 def _own_file(drive: Drive, key: bytes, record: CatalogEntry) -> CatalogEntry | None:
-    """Copy an object out of its segment; its entry now. None when its bytes are not what was put."""
+    """Copy an object out of its segment. Returns its new entry, or None if its bytes do not match their checksum."""
     generation = drive.generations.take()
     name = fmt.name_of_key(fmt.object_key_of(key))
     own = record._replace(offset=0, path=fmt.file_path(fmt.bucket_of_key(key), name, generation))

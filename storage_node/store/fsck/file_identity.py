@@ -1,4 +1,4 @@
-"""File identities: what object files and their bytes say, which a catalog is compared with, or made of."""
+"""File identities: what object files record about themselves, for comparing them with a catalog or rebuilding one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Identity
 
 
 def keeps_identity(files: RawFiles) -> bool:
-    """Whether the file system stores extended attributes; asks without writing."""
+    """Whether the file system stores extended attributes. Checks without writing."""
     try:
         os.getxattr(files.objects_fd, fmt.XATTR_NAME)
     except OSError as error:
@@ -23,7 +23,7 @@ def keeps_identity(files: RawFiles) -> bool:
 
 
 def read_identity(files: RawFiles, path: bytes) -> Identity | None:
-    """What a file says it is; None when it says nothing, nothing intelligible, or not what its name says.
+    """Return a file's identity; None if it has none, or one that is unreadable or contradicts the file's name.
 
     Raises OSError.
     """
@@ -45,7 +45,8 @@ def object_key(identity: Identity) -> bytes:
 
 
 def record_of(files: RawFiles, identity: Identity, path: bytes) -> CatalogEntry:
-    """The catalog entry that a file's identity stands for; without metadata where that did not fit. Raises OSError."""
+    """Return the catalog entry for a file's identity, without metadata if the identity had no room for it. Raises
+    OSError."""
     version = identity.version
     return CatalogEntry(
         version.epoch,
@@ -61,7 +62,8 @@ def record_of(files: RawFiles, identity: Identity, path: bytes) -> CatalogEntry:
 
 
 def read_checksums(files: RawFiles, record: CatalogEntry) -> tuple[int, int, list[int]]:
-    """Size of an object's file, CRC-32C of its bytes, and that of each block (empty for at most one block).
+    """Return the size of an object's file, the CRC-32C of its bytes, and those of its blocks (empty for at most one
+    block).
 
     A file of another size than the object's is not read: its checksums are 0 and []. Raises OSError.
     """
@@ -75,7 +77,7 @@ def read_checksums(files: RawFiles, record: CatalogEntry) -> tuple[int, int, lis
             wanted = min(BLOCK_BYTES, record.size_bytes - offset)
             block = _pread(fd, wanted, record.offset + offset)
             if len(block) < wanted:
-                return offset + len(block), 0, []  # somebody cut it meanwhile
+                return offset + len(block), 0, []  # truncated meanwhile
             blocks.append(crc32c(block))
             whole = crc32c(block, whole)
     finally:
@@ -84,9 +86,9 @@ def read_checksums(files: RawFiles, record: CatalogEntry) -> tuple[int, int, lis
 
 
 def compare(files: RawFiles, record: CatalogEntry, *, verify: bool) -> tuple[tuple[str, str] | None, list[int]]:
-    """What is wrong with an object's bytes, as kind and message of a finding, and the checksums of its blocks.
+    """Verify an object's bytes. Returns the kind and message of a finding, or None, and the checksums of its blocks.
 
-    Without `verify` small objects are not read: only how many bytes there are is compared.
+    Without `verify` small objects are not read: only their size is compared.
     """
     try:
         if verify or record.size_bytes > BLOCK_BYTES:
@@ -103,7 +105,7 @@ def compare(files: RawFiles, record: CatalogEntry, *, verify: bool) -> tuple[tup
 
 
 def stored_bytes(files: RawFiles, record: CatalogEntry) -> int:
-    """How many bytes of an object there are. Raises OSError, FileNotFoundError when they are gone."""
+    """Return the number of an object's bytes that exist. Raises OSError, FileNotFoundError if they are gone."""
     if record.offset and not files.exists(record.path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     fd = files.open(record.path)
@@ -115,7 +117,7 @@ def stored_bytes(files: RawFiles, record: CatalogEntry) -> int:
 
 def _bytes_in(fd: int, record: CatalogEntry) -> int:
     file_bytes = os.fstat(fd).st_size
-    # Others stand behind an object in a segment.
+    # In a segment, other objects follow.
     return max(0, min(file_bytes - record.offset, record.size_bytes)) if record.offset else file_bytes
 
 

@@ -1,7 +1,7 @@
-"""Check and repair of a store: puts right what can be put right without losing anything.
+"""Check and repair of a store: fixes what can be fixed without losing anything.
 
-`check` never writes and works beside a writer; `repair` and `rebuild` (in `rebuild.py`) need the store for themselves.
-An object whose bytes are damaged is reported, never removed, unless `drop_damaged` says so.
+`check` never writes and works beside a writer; `repair` and `rebuild` (in `rebuild.py`) need exclusive access. An
+object whose bytes are damaged is reported, and removed only with `drop_damaged`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def check(
 ) -> Report:
     """Compare every catalog entry with its file, every file with the catalog, and the drives with each other.
 
-    Reads sizes only, or with `checksums` every byte. Beside a writer the report says that it is `in_motion`; what the
-    writer was only in the middle of is left out.
+    Reads sizes only or, with `checksums`, every byte. Beside a writer the report is marked `in_motion`, and changes in
+    progress are not reported.
 
-    Raises StoreNotFound when there is nothing at all at `paths`, InvalidRequest for paths that cannot be a store.
+    Raises StoreNotFound if there is nothing at `paths`, InvalidRequest for paths that cannot be a store.
     """
     roots = drive_folders(paths)
     known, record, findings = _identify(roots)
@@ -77,13 +77,14 @@ def repair(
     checksums: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Put right what `check` finds, as far as nothing is lost by it; each finding says what was done.
+    """Fix the findings of `check` as far as nothing is lost by it. Each finding says what was done.
 
-    Removes files that nothing names, takes files that are newer than the catalog back into it, equalises the drives'
-    records, restores block checksums and file identities from intact bytes, and gives buckets that the record does
-    not know a name. `drop_damaged` also removes objects whose file is missing, damaged or unintelligible.
+    Removes files that the catalog does not reference, adds files that are newer than the catalog to it, equalizes the
+    drives' copies of the store record, restores block checksums and file identities from intact bytes, and names
+    buckets that the record does not know. `drop_damaged` also removes objects whose file is missing, damaged or
+    unreadable.
 
-    Raises StoreLocked, and what else `Store.open` raises: a catalog that cannot be opened needs `rebuild`.
+    Raises StoreLocked, and whatever else `Store.open` raises. A catalog that cannot be opened needs `rebuild`.
     """
     roots = drive_folders(paths)
     if not any(root.is_dir() and any(root.iterdir()) for root in roots):
@@ -132,7 +133,7 @@ def _report(
 
 
 def _identify(roots: Sequence[Path]) -> tuple[dict[Path, DriveIdentity], StoreRecord | None, list[Finding]]:
-    """Which folders are drives, the record that counts, and what is wrong with either."""
+    """Return the drives among the folders, the current store record, and findings about both."""
     known: dict[Path, DriveIdentity] = {}
     findings: list[Finding] = []
     for root in roots:
@@ -257,7 +258,7 @@ class _Remedies:
     drop_damaged: bool
 
     def treat(self, suspect: Suspect) -> Finding:
-        """Do what can be done; the finding then says so."""
+        """Repair what is possible. Returns the finding, with what was done."""
         kind = suspect.finding.kind
         treatment: Callable[[Suspect], str | None] | None = getattr(self, "_" + kind.replace("-", "_"), None)
         done = treatment(suspect) if treatment is not None else None
@@ -272,7 +273,7 @@ class _Remedies:
 
     def _segment_damaged(self, suspect: Suspect) -> str | None:
         if not self.drop_damaged:
-            return None  # a rebuild may have missed what is in it
+            return None  # a rebuild may have missed its objects
         self.drive.files.drop_untold(suspect.file)
         return "removed"
 
@@ -309,7 +310,7 @@ class _Remedies:
     def _misplaced(self, suspect: Suspect) -> str | None:
         record = self.store.record.current
         if record.snapshots:
-            return None  # beside them nothing moves
+            return None  # nothing moves while snapshots exist
         uuid = self.drive.identity.drive_uuid
         if (uuid,) not in record.former:
             with self.store.record.lock, self.store.drive_set.placement_lock.alone():
@@ -339,7 +340,7 @@ def _repair_drive(
 
 
 def _move(store: Store, findings: list[Finding]) -> None:
-    """Bring entries to the drives that own them, as far as that goes now."""
+    """Move entries to the drives that own them, as far as possible."""
     while store.pool.moving:
         moved = store.pool.move_some()
         if moved.problem or not (moved.objects or store.drive_set.all_live()):

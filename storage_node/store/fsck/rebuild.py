@@ -1,9 +1,9 @@
-"""Rebuild of a drive's catalog from its files, and of a lost drive.json or record.json from what is left.
+"""Rebuild of a drive's catalog from its files, and of a lost drive.json or record.json from the remaining ones.
 
-Every object file says which object it is (see `format.Identity`). Of several versions of one object the newest counts;
-dead files have had their identity taken away, so that what was deleted stays deleted. The new catalog is built beside
-the old one and takes its place in one rename; the old one is kept as `catalog.lost-<n>`. A crash at any moment leaves
-either the old state or one that asks for another rebuild.
+Every object file contains the identity of its object (see `format.Identity`). Of several versions of one object the
+newest is used. Dead files have lost their identity, so that deleted objects stay deleted. The new catalog is built
+beside the old one and replaces it by one rename; the old one is kept as `catalog.lost-<n>`. A crash at any moment
+leaves either the old state or one that requires another rebuild.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ASIDE = "catalog.lost-"
 
 @dataclass(slots=True)
 class _Seen:
-    """What one drive holds, whether it comes from a healthy catalog or from the files."""
+    """Contents of one drive, from an intact catalog or from its files."""
 
     newest: Version = field(default_factory=lambda: Version(0, 0))
     next_generation: int = 1
@@ -63,7 +63,7 @@ class _Seen:
             self.buckets.add(bucket_uuid)
 
     def note_counter(self, counter: int) -> None:
-        if counter <= MAX_COUNTER:  # no version clock has given another one
+        if counter <= MAX_COUNTER:  # no version clock issues others
             self.highest_counter = max(self.highest_counter, counter)
 
 
@@ -78,10 +78,10 @@ def rebuild(
 
     Sizes are always compared; `verify` also compares the checksum of every object. An object whose file is damaged
     keeps its entry, and reads of it fail as CORRUPT. Buckets are those of the record; objects of a bucket that no
-    record knows any more are kept in one named `recovered-<uuid>`. Versions given afterwards rank above all found.
+    record contains are kept in one named `recovered-<uuid>`. Versions issued afterwards rank above all that were found.
 
-    Raises StoreNotFound, StoreLocked, DriveFull, DriveFailed, and StoreFormatError when nothing can be rebuilt: no file
-    says what it is, or it cannot be told which drive of the store a folder is.
+    Raises StoreNotFound, StoreLocked, DriveFull, DriveFailed, and StoreFormatError if nothing can be rebuilt: no file
+    has an identity, or it is unknown which drive of the store a folder is.
     """
     roots = drive_folders(paths)
     for root in roots:
@@ -205,7 +205,7 @@ class _Rebuild:
         return record.next_epoch() if rebuilt or newest is None else record
 
     def _require_all_drives(self, drives: dict[Path, DriveIdentity]) -> None:
-        """Without a record nothing says how many drives there are, but every object says where it belongs."""
+        """Check the number of drives: without a record it is unknown, but every object's place depends on it."""
         if len(drives) == 1:
             return
         candidates = [Candidate(bytes.fromhex(identity.drive_uuid)) for identity in drives.values()]
@@ -222,7 +222,7 @@ class _Rebuild:
     # -- catalogs
 
     def _read_catalog(self, root: Path) -> _Seen | None:
-        """What a healthy catalog holds; None when it cannot be read to its end."""
+        """Return the contents of an intact catalog, or None if it cannot be read to its end."""
         seen = _Seen()
         try:
             with contextlib.closing(Catalog(root / "catalog", writable=False)) as catalog:
@@ -240,7 +240,7 @@ class _Rebuild:
         return seen
 
     def _build(self, root: Path, cuts: Mapping[bytes, Sequence[int]]) -> _Seen:
-        """`cuts`: of the snapshots whose retained versions are kept."""
+        """Build a new catalog from files. `cuts` are those of the snapshots whose retained versions are kept."""
         shutil.rmtree(root / _NEW, ignore_errors=True)
         seen = _Seen()
         with contextlib.ExitStack() as opened:
@@ -267,7 +267,7 @@ class _Rebuild:
     def _collect(
         self, root: Path, files: RawFiles, catalog: Catalog, cuts: Mapping[bytes, Sequence[int]], seen: _Seen
     ) -> None:
-        """Enter the newest file of each object, and those that snapshots see."""
+        """Add entries for the newest file of each object, and for those that snapshots see."""
         last = b""
         for path in files.walk():
             if not is_object_path(path):
@@ -276,7 +276,7 @@ class _Rebuild:
             if (file := file_of(path)) != last:
                 last, seen.files = file, seen.files + 1
                 self._advance(root, "reading what files say", seen.files)
-                with contextlib.suppress(OSError):  # which is met again below
+                with contextlib.suppress(OSError):  # met again below
                     if is_segment(file) and files.is_segment_damaged(path, in_motion=False):
                         self._findings.append(damaged_copy(root, file).finding)
             seen.next_generation = max(seen.next_generation, fmt.generation_of_path(path) + 1)
@@ -315,7 +315,7 @@ class _Rebuild:
         self._find("orphan", root, "an old version; `ais-loader doctor --repair` removes it", path)
 
     def _verify_entries(self, root: Path, files: RawFiles, catalog: Catalog, seen: _Seen) -> None:
-        """Compare each object with what it says of itself, and compute the checksums of its blocks."""
+        """Compare each object with its identity, and compute the checksums of its blocks."""
         for entry, value in itertools.chain(catalog.scan(fmt.OBJECT_PREFIX), catalog.scan(fmt.RETAINED_PREFIX)):
             record, key = fmt.decode_entry(value), fmt.object_key_of(entry)
             if record.is_tombstone:
@@ -400,8 +400,8 @@ def _read_record(root: Path, findings: list[Finding]) -> StoreRecord | None:
 
 
 def _carry_over(root: Path, catalog: Catalog, seen: _Seen) -> list[Version]:
-    """Enter the tombstones of the old catalog, as far as it can be read, and note from which numbers on it had given
-    none: no file could tell of them.
+    """Copy the tombstones of the old catalog, as far as it can be read, and note the numbers that it had reserved:
+    files contain neither.
 
     Returns the tombstones' versions.
     """
@@ -414,7 +414,7 @@ def _carry_over(root: Path, catalog: Catalog, seen: _Seen) -> list[Version]:
         seen.next_generation = int.from_bytes(old.get(fmt.COUNTER_KEY) or b"\1", "big")
         seen.note_counter(int.from_bytes(old.get(fmt.CLOCK_KEY) or b"", "big"))
         for key, value in old.scan(fmt.OBJECT_PREFIX):
-            with contextlib.suppress(StoreFormatError):  # an entry that cannot be read is what the rebuild is for
+            with contextlib.suppress(StoreFormatError):  # unreadable entries are rebuilt from files
                 record = fmt.decode_entry(value)
                 if record.is_tombstone:
                     batch.put(key, value)

@@ -1,4 +1,4 @@
-"""Report of a check: findings about drives, files and objects, as values that turn into JSON.
+"""Report of a check: findings about drives, files and objects, as values that convert to JSON.
 
 The `kind` of a finding is for programs: kinds are added, never renamed. Its message is for people.
 """
@@ -11,11 +11,11 @@ from typing import Literal, TypeAlias
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 Progress: TypeAlias = Callable[[str, int], None]
-"""Called with what is being done and how many objects or files are behind it by now."""
+"""Called with the current activity and the number of objects or files processed."""
 PROGRESS_EVERY = 1000
 
 KINDS: dict[str, Severity] = {
-    # What a reader can meet.
+    # Errors that readers can encounter.
     "drive-missing": "error",
     "drive-unusable": "error",
     "identity-lost": "error",
@@ -31,7 +31,7 @@ KINDS: dict[str, Severity] = {
     "later-epoch": "error",
     "metadata-lost": "error",
     "recoverable": "error",
-    # What takes room, or would hurt after the next accident.
+    # Problems that take space, or would cause losses after the next failure.
     "orphan": "warning",
     "segment-damaged": "warning",
     "segment-copy": "warning",
@@ -42,7 +42,7 @@ KINDS: dict[str, Severity] = {
     "record-differs": "warning",
     "no-xattr": "warning",
     "open-permissions": "warning",
-    # What was found in order, or was done.
+    # States that are in order, and completed actions.
     "in-motion": "note",
     "moving": "note",
     "left-out": "note",
@@ -53,11 +53,11 @@ KINDS: dict[str, Severity] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`repaired` says what was done about it; None when nothing was."""
+    """One finding. `repaired` says what was done about it; None if nothing was."""
 
     kind: str
     drive: str
-    """The drive's folder; "" when the finding is about the whole store."""
+    """The drive's folder; "" if the finding is about the whole store."""
     message: str
     path: str = ""
     """The file, relative to the drive."""
@@ -72,7 +72,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DriveSummary:
-    """What was counted on one drive. `problem` is None when it could be examined."""
+    """Counts of one drive. `problem` is None if it could be examined."""
 
     uuid: str
     path: str
@@ -81,12 +81,12 @@ class DriveSummary:
     object_bytes: int = 0
     files: int = 0
     waiting: int = 0
-    """Files that intents or garbage keys name: in flight, or due to go."""
+    """Files named by intents or garbage keys: in flight, or due for removal."""
     staged: int = 0
     keeps_identity: bool = False
     """Whether the file system stores extended attributes, so that a lost catalog can be rebuilt."""
     held_by: str | None = None
-    """Who has the drive open for writing."""
+    """Process that has the drive open for writing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +100,18 @@ class Report:
     checksums: bool
     """Whether the bytes of objects were compared with their checksums."""
     in_motion: bool
-    """Whether a writer had the store open meanwhile: counts are then those of passing moments."""
+    """Whether a writer had the store open meanwhile. Counts may then be inconsistent with each other."""
     batch_reader: str
-    """Which batch reader this machine uses: "native" or "python"."""
+    """Batch reader that this machine uses: "native" or "python"."""
     batch_reader_reason: str | None
-    """Why it is not the native one."""
+    """Reason why it is not the native one."""
 
     def of(self, *kinds: str) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.kind in kinds)
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """What is wrong and was not put right."""
+        """Errors that were not repaired."""
         return tuple(f for f in self.findings if f.severity == "error" and f.repaired is None)
 
     @property
@@ -123,7 +123,7 @@ class Report:
         return not self.errors and not self.warnings
 
     def to_json(self) -> dict[str, object]:
-        """Nothing but dicts, lists, strings, numbers, booleans and None."""
+        """Convert to dicts, lists, strings, numbers, booleans and None."""
         fields = asdict(self)
         fields["drives"] = [asdict(drive) for drive in self.drives]
         fields["findings"] = [{"severity": f.severity, **asdict(f)} for f in self.findings]
@@ -131,7 +131,7 @@ class Report:
 
 
 def batch_reader() -> tuple[str, str | None]:
-    """Which batch reader is in use, and why it is the slower one if it is."""
+    """Return the batch reader in use, and the reason if it is the slower one."""
     from storage_node.store.read.batch_reader import IMPLEMENTATION
 
     if IMPLEMENTATION == "native":

@@ -1,7 +1,7 @@
 """Scan of one drive's catalog against its files, without changing anything.
 
-A drive that a writer holds is surveyed as a reader: every suspicion is looked at again after catching up, so that what
-was only in motion is not reported.
+A drive with a writer is scanned as a reader. Every suspicion is checked again after catching up, so that changes in
+progress are not reported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOKS_AT_A_MOVING_OBJECT = 20
 
 @dataclass(slots=True)
 class Survey:
-    """What one drive holds. Findings arrive through `examine`."""
+    """Counts of one drive. Findings are yielded by `Examination`."""
 
     objects: int = 0
     object_bytes: int = 0
@@ -46,12 +46,12 @@ class Survey:
     newest: Version = field(default_factory=lambda: Version(0, 0))
     unknown_buckets: Counter[bytes] = field(default_factory=Counter)
     moving: int = 0
-    """Entries that are to move to another drive."""
+    """Number of entries that have to move to another drive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A finding, and what a repair needs to know about it."""
+    """Finding, with what a repair needs to know about it."""
 
     finding: Finding
     key: bytes = b""
@@ -65,7 +65,8 @@ def shown(path: bytes) -> str:
 
 
 class Examination:
-    """Compares one open drive. Run `entries`, `strays`, `copies`; they yield what is wrong as they meet it."""
+    """Comparison of one open drive. Run `entries`, `strays` and `copies` in this order; they yield problems as they
+    find them."""
 
     def __init__(self, drive: Drive, record: StoreRecord | None, *, checksums: bool, progress: Progress | None) -> None:
         self.survey = Survey()
@@ -99,7 +100,8 @@ class Examination:
     # -- entries, each against its file
 
     def entries(self) -> Iterator[Suspect]:
-        """Walk the catalog. Raises StoreFormatError, DriveFailed when it cannot be read to the end."""
+        """Compare each entry with its file. Raises StoreFormatError, DriveFailed if the catalog cannot be read to the
+        end."""
         if not self._drive.writable:
             self._drive.catch_up()
         self._named = NamedFiles(self._note_paths())
@@ -118,7 +120,7 @@ class Examination:
             yield self._suspect("unknown-bucket", message, key=fmt.OBJECT_PREFIX + bucket_uuid)
 
     def _examine_again(self, key: bytes, value: bytes, suspect: Suspect) -> Suspect | None:
-        """Beside a writer: the suspicion, if it is about what the catalog still says."""
+        """Confirm a suspicion beside a writer: return it if it is about the current entry, else None."""
         for _ in range(_LOOKS_AT_A_MOVING_OBJECT):
             self._drive.catch_up()
             now = self._drive.catalog.get(key)
@@ -130,7 +132,7 @@ class Examination:
             if again is None:
                 return None
             value, suspect = now, again
-        return None  # replaced faster than it can be looked at: by a writer that is well
+        return None  # replaced faster than it can be examined, by a healthy writer
 
     def _note_paths(self) -> Iterator[bytes]:
         for _, value in self._drive.catalog.scan(fmt.OBJECT_PREFIX):
@@ -162,7 +164,7 @@ class Examination:
         if self._record is not None:
             if bucket_uuid not in self._names:
                 self.survey.unknown_buckets[bucket_uuid] += 1
-            # In a cluster versions, with the number of a node in them, have the epochs of its map.
+            # In a cluster, versions contain the number of a node, and the epoch of the cluster map.
             if record.epoch > self._record.epoch and not record.node:
                 message = f"version {record.version} is of a later epoch than the store's record, {self._record.epoch}"
                 return self._suspect("later-epoch", message, key=key, record=record)
@@ -215,7 +217,7 @@ class Examination:
         if key.startswith(fmt.RETAINED_PREFIX):
             ended = fmt.ended_of_retained(key)
             if self._drive.catalog.get(fmt.generation_key(fmt.MARK_PREFIX, record.generation)) is not None:
-                return None  # about to be marked, by the writer or at the next start
+                return None  # will be marked by the writer, or at the next start
         found = read_identity(self._drive.files, record.path)
         if found is None:
             return "the file does not say what it is: rebuilding a lost catalog would miss it"
@@ -232,7 +234,7 @@ class Examination:
     # -- files, each against the catalog
 
     def strays(self) -> Iterator[Suspect]:
-        """Files that the catalog does not account for. Call after `entries` has ended."""
+        """Yield files that the catalog does not account for. Call after `entries` has ended."""
         assert self._named is not None
         for path in self._named.not_among(self._walk()):
             if not is_object_path(path):
@@ -244,7 +246,7 @@ class Examination:
     def _walk(self) -> Iterator[bytes]:
         last = b""
         for path in self._drive.files.walk():
-            if (file := file_of(path)) != last:  # objects in a segment come one after another
+            if (file := file_of(path)) != last:  # objects of one segment are consecutive
                 last = file
                 self.survey.files += 1
                 self._advance("comparing files", self.survey.files)
@@ -253,11 +255,11 @@ class Examination:
             yield path
 
     def copies(self) -> Iterator[Suspect]:
-        """Segments of whose index only one copy is whole. Call after `strays` has ended."""
+        """Yield segments of whose index only one copy is intact. Call after `strays` has ended."""
         in_motion = not self._drive.writable
         for file in self._segments:
-            with contextlib.suppress(OSError):  # it has gone, or cannot be read, which others tell
-                # One look may come upon a state that is just being written.
+            with contextlib.suppress(OSError):  # removed, or unreadable, which is reported elsewhere
+                # A single check may see a state that is just being written.
                 looks = range(_LOOKS_AT_A_MOVING_OBJECT if in_motion else 1)
                 if all(self._drive.files.is_segment_damaged(file, in_motion=in_motion) for _ in looks):
                     yield damaged_copy(self._drive.root, file)
@@ -271,7 +273,7 @@ class Examination:
             identity = None
         self._drive.catch_up()
         catalog = self._drive.catalog
-        for named in {path, file_of(path)}:  # a segment that is being published has one intent for all of it
+        for named in {path, file_of(path)}:  # a segment being published has one intent
             for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
                 if catalog.get(fmt.generation_key(prefix, fmt.generation_of_path(named))) == named:
                     return None
@@ -279,7 +281,7 @@ class Examination:
         try:
             record = fmt.decode_entry(entry) if entry is not None else None
         except StoreFormatError:
-            return None  # it may be the file of the entry that cannot be read
+            return None  # it may be the file of the unreadable entry
         if (record is not None and record.path == path) or not self._drive.files.exists(path):
             return None
         if identity is not None and _is_retained(catalog, identity, path):
