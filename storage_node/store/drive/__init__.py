@@ -1,3 +1,5 @@
-"""Drive: a catalog, object files, and the write protocol that keeps the two in step. In reading order: `identity` and
-`locking`, `catalog`, `transactions` with `preconditions`, `publish` and `garbage`, `retained_versions`, `drive`.
+"""Drive: a catalog, object files, and the write protocol that keeps the two consistent.
+
+In reading order: `identity` and `locking`, `catalog`, `transactions` with `preconditions`, `publish` and `garbage`,
+`retained_versions`, `drive`.
 """

@@ -22,9 +22,9 @@ def put_blocks(batch: WriteBatch, generation: int, checksums: Sequence[int]) -> 
 
 
 def read_blocks(catalog: Catalog, record: CatalogEntry, first: int, stop: int) -> npt.NDArray[np.uint32]:
-    """Stored checksums of blocks first .. stop-1 of an object larger than one block; shape (stop - first,).
+    """Return the stored checksums of blocks first .. stop-1 of an object larger than one block; shape (stop - first,).
 
-    Raises CorruptObject when they are not there; so it is soon after the object was replaced.
+    Raises CorruptObject if they are missing, as they are soon after the object was replaced.
     """
     generation = record.generation
     chunks = range(first // fmt.BLOCKS_PER_CHUNK, -(-stop // fmt.BLOCKS_PER_CHUNK))

@@ -1,13 +1,13 @@
-"""Catalog of one drive: RocksDB, and the care that it needs around processes.
+"""Catalog of one drive: RocksDB, with the precautions that it needs around processes.
 
 A writer opens it read-write and holds RocksDB's own lock. Readers in other processes open it as *secondary*: they take
-no lock, write nothing into the drive, and see what the writer did when they catch up.
+no lock, write nothing to the drive, and see the writer's commits when they catch up.
 
-A writer whose RocksDB has stopped for want of file descriptors opens it anew as soon as there are some.
+If RocksDB has stopped in a writer because file descriptors ran out, the writer reopens it as soon as there are some.
 
 A RocksDB handle must not be closed, collected or used in a process that inherited it through fork: its background
-threads are not there, and it would wait for them for ever. Handles and iterators that a child inherits are therefore
-leaked at fork, and a catalog that finds itself in another process refuses with Closed.
+threads do not exist there, and it would wait for them forever. Handles and iterators that a child inherits are
+therefore leaked at fork, and a catalog in another process than the one that opened it raises Closed.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ __all__ = ["Catalog", "WriteBatch", "held_by_this_process"]
 
 _READER_OPENS = 10
 _REOPEN_S = 5.0
-"""For calls that are under way on the handle before to end, and for others to give descriptors back."""
+"""Maximum time for calls in progress on the old handle to end, and for descriptors to become available."""
 _REOPEN_DESCRIPTORS = 32
-"""That RocksDB needs besides those of its tables and logs, roughly."""
+"""Approximate number of descriptors that RocksDB needs besides those of its tables and logs."""
 BINDING_FILE = "rocksdict-config.json"
 REBUILD_HINT = "`ais-loader doctor --rebuild` makes it anew from the files"
 
@@ -63,7 +63,7 @@ _live_iterators: dict[int, RdictIter] = {}
 
 
 class _Refused:
-    """Takes the place of a handle that must not be reached any more: closed, or inherited through fork."""
+    """Replaces a handle that must not be used any more: closed, or inherited through fork."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -73,7 +73,7 @@ class _Refused:
 
 
 class _Reopening:
-    """Takes the place of a handle while the catalog is opened anew: whoever comes waits for the new one."""
+    """Replaces a handle while the catalog is reopened. Callers wait for the new one."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -83,7 +83,7 @@ class _Reopening:
 
 
 def leak(handle: object) -> None:
-    """Never collect this object, not even when the interpreter ends."""
+    """Never collect this object, not even at interpreter exit."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
 
 
@@ -101,7 +101,7 @@ os.register_at_fork(after_in_child=_leak_inherited)
 
 
 def held_by_this_process(path: Path) -> bool:
-    """Whether this very process has the catalog open for writing, under whatever path."""
+    """Whether this process has the catalog open for writing, under any path."""
     return any(
         catalog.writable and catalog.is_open and catalog.path.exists() and path.exists() and catalog.path.samefile(path)
         for catalog in list(_open_catalogs)
@@ -117,20 +117,19 @@ def _options(log_folder: str | None = None) -> Options:
     options.set_max_write_buffer_number(2)
     options.set_keep_log_file_num(2)
     options.set_max_total_wal_size(64 << 20)
-    # Of a log that is damaged before its end RocksDB would otherwise take what comes before, and say nothing. What a
-    # kill may leave, a last record that was cut, is no damage.
+    # Without this, RocksDB would silently stop reading a log at a damaged record in its middle. A truncated last
+    # record, which a killed process may leave, does not count as damage.
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     return options
 
 
 class Catalog:
-    """Ordered bytes to bytes. Thread-safe; belongs to the process that opened it."""
+    """Ordered map from bytes to bytes. Thread-safe; belongs to the process that opened it."""
 
     def __init__(self, path: Path, *, writable: bool, faults: Faults | None = None, salvage: bool = False) -> None:
-        """`salvage`: for reading only, whatever can be read of a copy of a damaged catalog, as it is at this moment.
+        """`salvage`: read whatever is readable of a copy of a damaged catalog, as it is now. For reading only.
 
-        Raises StoreFormatError for a catalog that is damaged, or that has lost commits, StoreLocked, DriveFull,
-        DriveFailed.
+        Raises StoreFormatError for a catalog that is damaged or has lost commits, StoreLocked, DriveFull, DriveFailed.
         """
         self.path = path
         self.writable = writable
@@ -138,18 +137,18 @@ class Catalog:
         self._faults = faults or Faults()
         self._given_up: str | None = None
         self.no_room_s: float | None = None
-        """When, on the monotonic clock, it last refused what came for lack of room; None when it has taken something
-        since."""
+        """Time on the monotonic clock of the last write that failed for lack of space; None after a successful write.
+        """
         self._catch_up_lock = threading.Lock()
         self._folder_inode = 0  # guarded by _catch_up_lock, as is the guard
         self._guard = LogGuard(path)
         self._salvaged: tempfile.TemporaryDirectory[str] | None = None
         self._reopening = threading.RLock()
-        self._openings = 0  # guarded by _reopening, as is who has an iterator
+        self._openings = 0  # guarded by _reopening, as is _iterators
         self._iterators = 0
         self._is_stopped = False
         try:
-            # Looked at first: beside a writer the catalog is never behind what the mark said before.
+            # Read first: beside a writer, the catalog is never behind a mark that was read before it.
             mark = None if salvage else read_mark(path)
             if (mark is not None or not writable) and not (path / "CURRENT").exists():
                 raise StoreFormatError(f"{path}: there is no catalog; {REBUILD_HINT}")
@@ -157,7 +156,7 @@ class Catalog:
         except Exception as error:
             raise self._open_error(error) from error
         self.machine_went_down = mark is not None and mark.machine_went_down
-        """Whether the previous writer lived in a kernel that is no more."""
+        """Whether the machine went down while the previous writer had the drive open."""
         self._high_water: MarkWriter | None = None
         if writable:
             try:
@@ -171,19 +170,20 @@ class Catalog:
         _open_catalogs.add(self)
 
     def _open(self, mark: Mark | None) -> Rdict:
-        """Raises StoreFormatError when the log has lost commits that it had when the mark was made."""
+        """Open RocksDB. Raises StoreFormatError if the log has lost commits that it had when the mark was written."""
         if self._salvage:
             return self._open_salvage()
         if self.writable:
             _divert_binding_file(self.path)
-            # Closing LOCK would give up the lock of a catalog that this process has open.
+            # Closing LOCK would release the lock of a catalog that this process has open.
             self._guard.require_sound(None if held_by_this_process(self.path) else lambda: hold(self.path / "LOCK"))
             db = Rdict(str(self.path), _options(), access_type=AccessType.read_write())
             if is_behind(db, mark):
                 raise self._lost(db, mark)
             return db
         self._folder_inode = os.stat(self.path).st_ino
-        # A reader's folder holds nothing but RocksDB's own diary. Unlinked at once, it cannot outlive a killed reader.
+        # A reader's folder contains only RocksDB's own log messages. It is unlinked at once, so that a killed reader
+        # leaves nothing.
         scratch = tempfile.mkdtemp(prefix="ais-loader-reader-")
         try:
             return self._open_secondary(scratch, mark)
@@ -213,8 +213,8 @@ class Catalog:
         attempt = 1
         while True:
             try:
-                # A secondary that misses a table goes back to a state without it, and says nothing. Opening for
-                # reading only, which cannot follow a writer, misses nothing.
+                # A secondary that misses a table silently goes back to a state without it. Opening read-only, which
+                # cannot follow a writer, fails instead.
                 self._guard.require_sound()
                 strict = Rdict(str(self.path), _options(scratch), access_type=AccessType.read_only(False))
                 secondary = Rdict(str(self.path), _options(scratch), access_type=AccessType.secondary(scratch))
@@ -227,7 +227,7 @@ class Catalog:
             except Exception:
                 if attempt == _READER_OPENS:
                     raise
-            # Beside a writer a table, or a log, may go between its being listed and its being opened.
+            # Beside a writer, a table or a log may be deleted after it was listed and before it is opened.
             threading.Event().wait(0.005 * attempt)
             attempt += 1
 
@@ -258,18 +258,18 @@ class Catalog:
     # -- reading
 
     def get(self, key: bytes) -> bytes | None:
-        """Raises StoreFormatError for a damaged catalog, DriveFailed, Closed; so do all reads."""
+        """Return a value. Raises StoreFormatError for a damaged catalog, DriveFailed, Closed, as all reads do."""
         value: bytes | None = self._tried(lambda: self._db.get(key), "reading the catalog")
         return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Values in the order of `keys`."""
+        """Return values in the order of `keys`."""
         wanted = list(keys)
         values: list[bytes | None] = self._tried(lambda: self._db.get(wanted), "reading the catalog")
         return values
 
     def scan(self, prefix: bytes, start_after: bytes | None = None) -> Generator[tuple[bytes, bytes], None, None]:
-        """Pairs whose key begins with `prefix`, in key order; a snapshot of the moment of the first one."""
+        """Iterate over pairs whose key begins with `prefix`, in key order; a snapshot taken at the first one."""
         read = ReadOptions()
         upper = _successor(prefix)
         if upper is not None:
@@ -284,7 +284,7 @@ class Catalog:
             while at.valid():
                 yield at.key(), at.value()
                 at.next()
-            at.status()  # an iterator that met damage is just as invalid as one that has reached the end
+            at.status()  # raises after damage: valid() is false then as well
         except Exception as error:
             raise self._error(error, "listing the catalog") from error
         finally:
@@ -295,9 +295,9 @@ class Catalog:
                 self._iterators -= 1
 
     def catch_up(self) -> bool:
-        """See what the writer has committed; for readers only, and cheap when there is nothing new.
+        """Read what the writer has committed. For readers only, and cheap if there is nothing new.
 
-        Returns whether anything read before may have changed. Raises DriveFailed, StoreFormatError, Closed.
+        Returns whether anything read earlier may have changed. Raises DriveFailed, StoreFormatError, Closed.
         """
         if self.writable:
             return False
@@ -308,24 +308,24 @@ class Catalog:
                     before, logs = self._db.latest_sequence_number(), self._first_log()
                     self._guard.require_sound()
                     self._db.try_catch_up_with_primary()
-                    # When the writer has flushed, a secondary goes on answering from what it had read of the log: an
-                    # old value hides the flushed one. One that cannot follow any more may say nothing and stay where
-                    # it is. A new handle has read nothing yet.
+                    # After the writer has flushed, a secondary keeps answering from what it had read of the log, so
+                    # that an old value hides the flushed one. A secondary that cannot follow any more may silently stay
+                    # where it is. A new handle has neither problem.
                     if self._first_log() == logs and not is_behind(self._db, mark):
                         return bool(self._db.latest_sequence_number() != before)
             except (LoaderError, DbClosedError) as error:
                 raise self._error(error, "following the writer") from error
-            except Exception:  # noqa: BLE001 - the writer dropped a log that was not read yet: begin again
+            except Exception:  # noqa: BLE001 - the writer dropped an unread log: reopen
                 pass
             try:
-                # The old handle ends with the last thread that is still reading from it.
+                # The old handle ends with the last thread that still reads from it.
                 self._db = self._open(read_mark(self.path))
             except Exception as error:
                 raise self._error(error, "following the writer") from error
             return True
 
     def _first_log(self) -> object:
-        """The oldest log that is still needed; a flush makes it a later one."""
+        """Return the oldest log that is still needed. A flush makes it a later one."""
         return self._db.property_int_value("rocksdb.min-log-number-to-keep")
 
     def estimated_keys(self) -> int:
@@ -336,18 +336,19 @@ class Catalog:
     # -- writing
 
     def write(self, batch: WriteBatch, *, sync: bool, is_commit: bool = True) -> None:
-        """Apply atomically; with `sync` it survives a power cut on return. Raises DriveFull, DriveFailed, Closed.
+        """Apply a batch atomically and, with `sync`, durably. Raises DriveFull, DriveFailed, Closed.
 
-        After an error the batch is not visible, but it may have reached the log: a process that dies before the next
-        successful write can find it applied when the catalog is opened again. Without `is_commit` it may be missing
-        from a log that counts as whole: so may an intent, or that a dead file has gone.
+        After an error the batch is not visible, but it may have reached the log: if the process dies before the next
+        successful write, the batch may be applied when the catalog is opened again. With `is_commit=False` the batch
+        does not count for the high-water mark, so its loss goes unnoticed: used for intents, and for the removal of
+        dead files.
         """
         synced = 0
         if self._is_stopped:
             self._open_anew()
         try:
             if sync:
-                # Others may write meanwhile, before or behind this one, and not sync: what was there is, with this.
+                # Other threads may write before or after this without syncing. Everything up to here is synced with it.
                 synced = self._db.latest_sequence_number() + batch.len()
                 self._db.write(batch, self._synced)
             else:
@@ -367,11 +368,11 @@ class Catalog:
         if self._high_water is not None:
             try:  # noqa: SIM105 - every commit comes here
                 self._high_water.advance(self._db.latest_sequence_number(), synced)
-            except Exception:  # noqa: BLE001 - given up since, or whatever it is: the commit stands
+            except Exception:  # noqa: BLE001 - the commit stands whatever happens here
                 pass
 
     def flush(self) -> None:
-        """Bring everything into checksummed tables. Raises what `write` raises."""
+        """Write everything to checksummed tables. Raises what `write` raises."""
         if self._is_stopped:
             self._open_anew()
         try:
@@ -383,7 +384,7 @@ class Catalog:
         self._advance(before)
 
     def _tried(self, step: Callable[[], T], doing: str) -> T:
-        """The step's answer; again where the handle was replaced under it. Raises LoaderError."""
+        """Run a step, and once more if the handle was replaced meanwhile. Raises LoaderError."""
         opening = self._openings
         try:
             return step()
@@ -397,26 +398,27 @@ class Catalog:
             raise self._error(error, doing) from error
 
     def _stop(self, error: Exception) -> None:
-        """Where RocksDB finds no descriptor for a log or a table that it is about to write, it takes nothing more until
-        it is opened again, with however many descriptors later on."""
+        """Note whether RocksDB has stopped. If it finds no descriptor for a log or a table, it rejects all writes until
+        it is reopened, even if there are descriptors again."""
         self._is_stopped = self._is_stopped or any(said in str(error) for said in OUT_OF_DESCRIPTORS)
 
     def _open_anew(self) -> None:
-        """If it has stopped, and can be opened now. What it had taken is in its log; what it refused is not."""
+        """Reopen RocksDB if it has stopped and can be opened now. Its log contains all accepted writes, and no rejected
+        ones."""
         with self._reopening:
-            # An iterator holds on to the handle, and with it to RocksDB's lock: then it is for the next call.
+            # An iterator keeps the handle alive, and with it RocksDB's lock: then the next call tries again.
             if not self._is_stopped or not self.is_open or self._iterators or not self._has_descriptors():
                 return
             if not isinstance(self._db, _Reopening):
                 former, self._db = self._db, _Reopening(self)
-                with contextlib.suppress(Exception):  # it cannot flush; it lets go when the last call on it has ended
+                with contextlib.suppress(Exception):  # it cannot flush; it is released when the last call on it ends
                     former.close()
                 del former
-            with contextlib.suppress(Exception):  # whoever needs it is told
+            with contextlib.suppress(Exception):  # the next user of the handle gets the error
                 self._come_back()
 
     def _come_back(self) -> Rdict:
-        """The new handle, once it is there. Raises what opening raises; whoever comes next tries again."""
+        """Return the new handle, waiting for it. Raises what opening raises; the next caller tries again."""
         with self._reopening:
             until_s = time.monotonic() + _REOPEN_S
             while isinstance(self._db, _Reopening):
@@ -432,7 +434,7 @@ class Catalog:
             return self._db
 
     def _has_descriptors(self) -> bool:
-        """Whether there are as many as opening takes."""
+        """Whether there are enough free descriptors for opening."""
         taken: list[int] = []
         try:
             for _ in range(_REOPEN_DESCRIPTORS + len(os.listdir(self.path))):
@@ -445,32 +447,31 @@ class Catalog:
         return True
 
     def begin_session(self) -> None:
-        """Mark the drive as open, lastingly. Raises OSError, LoaderError."""
+        """Mark the drive as open, durably. Raises OSError, LoaderError."""
         assert self._high_water is not None
         self._high_water.begin(self._db.latest_sequence_number())
 
     def end_session(self) -> None:
-        """Bring everything into tables, and mark the drive as closed: what comes is `close`. Raises OSError,
-        LoaderError."""
+        """Flush everything to tables, and mark the drive as closed. `close` follows. Raises OSError, LoaderError."""
         assert self._high_water is not None
         self.flush()
         self._high_water.end(self._db.latest_sequence_number())
 
     def give_up(self, why: str) -> None:
-        """Close; whoever comes later, or is reading meanwhile, meets DriveFailed with this reason."""
+        """Close. Current readers and later callers get DriveFailed with this reason."""
         self._given_up = why
         self.close()
 
     def close(self) -> None:
-        """Flush and let go of the lock; harmless in a process that inherited the catalog, and when called twice.
+        """Flush and release the lock. Harmless in a process that inherited the catalog, and if called twice.
 
-        What cannot be flushed (the drive is full, or gone) is in the log, and read from there at the next opening.
+        What cannot be flushed (the drive is full, or gone) is in the log, which the next opening reads.
         """
         if self.is_open:
             with self._reopening:
                 db, self._db = self._db, _Refused("the store has been closed")
             if not isinstance(db, _Reopening):
-                with contextlib.suppress(Exception):  # then the handle lets go when it is dropped, here
+                with contextlib.suppress(Exception):  # then the handle is released when it is dropped, here
                     db.close()
             if self._high_water is not None:
                 self._high_water.close()
@@ -479,12 +480,13 @@ class Catalog:
 
 
 def is_behind(db: Rdict, mark: Mark | None) -> bool:
-    """Whether commits are missing that the catalog had when this mark was made."""
+    """Whether commits are missing that the catalog had when this mark was written."""
     return mark is not None and bool(db.latest_sequence_number() < mark.required)
 
 
 def _divert_binding_file(path: Path) -> None:
-    """Let rocksdict write its settings nowhere: it does so at every opening, a reader's on a read-only mount too.
+    """Divert rocksdict's settings file to /dev/null: it is written at every opening, even by a reader on a read-only
+    mount.
 
     Nothing is lost: the only setting, raw mode, is given at every opening.
     """
@@ -496,7 +498,7 @@ def _divert_binding_file(path: Path) -> None:
 
 
 def catalog_error(error: Exception, path: Path, doing: str) -> LoaderError:
-    """rocksdict raises plain Exception with RocksDB's status as text."""
+    """Convert an error of RocksDB, which rocksdict raises as plain Exception with the status as text."""
     if isinstance(error, LoaderError):
         return error
     if isinstance(error, OSError):
@@ -514,6 +516,6 @@ def catalog_error(error: Exception, path: Path, doing: str) -> LoaderError:
 
 
 def _successor(prefix: bytes) -> bytes | None:
-    """The smallest key above every key with this prefix; None when there is none."""
+    """Return the smallest key above every key with this prefix; None if there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else None

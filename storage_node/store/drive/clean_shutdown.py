@@ -1,13 +1,14 @@
-"""Clean-shutdown mark of a catalog, with its high-water mark: how its last writer ended, and how far its log had come.
+"""Clean-shutdown and high-water mark of a catalog: how its last writer ended, and how far its log had come.
 
-A process that dies leaves the page cache behind: the log then has every commit that was acknowledged, and intents and
-garbage in the catalog name every file that may have to go. A machine that dies does not: the log may have lost its end,
-and a rename can be on the disk while the intent that announced it is not. The mark has the identity of the running
-kernel while a writer has the drive open; who finds that of another one compares all files with the catalog.
+After a crash of the process, the page cache survives: the log has every acknowledged commit, and intents and garbage
+keys in the catalog name every file that may have to be removed. After a crash of the machine it does not: the log may
+have lost its end, and a rename may be on the disk while the intent that announced it is not. While a writer has the
+drive open, the mark contains the identity of the running kernel. A writer that finds the mark of another kernel
+compares all files with the catalog.
 
-A log cannot tell that its end is missing. So the mark has two sequence numbers of RocksDB: of the last commit, which
-counts as long as the kernel has not changed, and of the last one that was synced, which counts always. A catalog that
-is behind has lost commits; it is refused, since deletions would come undone with it and nobody would be told.
+A log does not show that its end is missing. The mark therefore has two sequence numbers of RocksDB: that of the last
+commit, which counts if the kernel is still the same, and that of the last synced commit, which always counts. A catalog
+that is behind has lost commits. It is rejected, because using it would silently undo deletions.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.store_record import write_atomically
 
 FILE_NAME = "high-water"
-"""In the catalog's folder: who sets the one aside sets the other aside with it."""
+"""In the catalog's folder, so that both are set aside together."""
 
 _MAGIC, _FORMAT = b"AISW", 1
 _MARK = struct.Struct("<4sI16sQQ")
@@ -38,7 +39,7 @@ _LOOKS = 100
 
 
 def boot_id() -> bytes:
-    """Different after every start of the machine; different every time where the system does not tell."""
+    """Return an id of this start of the machine; a new one at every call if the system has none."""
     try:
         return _BOOT_ID.read_bytes().strip()
     except OSError:
@@ -47,11 +48,11 @@ def boot_id() -> bytes:
 
 class Mark(NamedTuple):
     boot: bytes
-    """Of the kernel in which a writer has the drive open; zeros after an orderly close."""
+    """Digest of the id of the kernel in which a writer has the drive open; zeros after an orderly close."""
     written: int
     """Sequence number of the last commit."""
     synced: int
-    """Sequence number up to which commits are on the disk."""
+    """Sequence number up to which commits are durable."""
 
     @property
     def is_closed(self) -> bool:
@@ -59,19 +60,19 @@ class Mark(NamedTuple):
 
     @property
     def machine_went_down(self) -> bool:
-        """Whether the previous writer lived in a kernel that is no more."""
+        """Whether the machine went down while the previous writer had the drive open."""
         return not self.is_closed and self.boot != _digest(boot_id())
 
     @property
     def required(self) -> int:
-        """What a whole catalog has reached at least."""
+        """Sequence number that an intact catalog has reached."""
         return self.synced if self.machine_went_down else self.written
 
 
 def read_mark(folder: Path) -> Mark | None:
-    """The mark of the catalog in this folder; None where there is none. Raises OSError, StoreFormatError."""
+    """Return the mark of the catalog in this folder, or None. Raises OSError, StoreFormatError."""
     path = folder / FILE_NAME
-    for _ in range(_LOOKS):  # one that is just being written may be met half
+    for _ in range(_LOOKS):  # a read may see a partial write
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -101,10 +102,10 @@ def _digest(boot: bytes) -> bytes:
 
 
 class MarkWriter:
-    """Of a catalog that is open for writing. Thread-safe."""
+    """Writer of the mark of a catalog that is open for writing. Thread-safe."""
 
     def __init__(self, folder: Path, before: Mark | None) -> None:
-        """Goes on with the mark of the writer before; nothing is written as long as there is none."""
+        """Continues the mark of the previous writer. Without one, nothing is written before `begin`."""
         self._folder = folder
         self._mark = before or Mark(_CLOSED, 0, 0)
         self._lock = threading.Lock()
@@ -114,7 +115,7 @@ class MarkWriter:
         return os.open(self._folder / FILE_NAME, os.O_WRONLY | os.O_CLOEXEC)
 
     def begin(self, sequence: int) -> None:
-        """Mark the drive as open; lasting on return. Raises OSError."""
+        """Mark the drive as open, durably. Raises OSError."""
         with self._lock:
             self._mark = Mark(_digest(boot_id()), max(self._mark.written, sequence), self._mark.synced)
             if self._fd < 0:
@@ -124,7 +125,7 @@ class MarkWriter:
                 self._write(lasting=True)
 
     def advance(self, written: int, synced: int) -> None:
-        """After a commit. What cannot be noted makes a later loss harder to see, and the commit no worse."""
+        """Record a commit. Errors are ignored: they make a later loss harder to detect, but the commit stands."""
         with self._lock:
             boot, before, synced_before = self._mark
             self._mark = Mark(
@@ -137,7 +138,7 @@ class MarkWriter:
                     pass
 
     def end(self, sequence: int) -> None:
-        """Everything up to this number is in tables on the disk: say so, lastingly. Raises OSError."""
+        """Record that everything up to this number is in durable tables, durably. Raises OSError."""
         with self._lock:
             self._mark = Mark(_CLOSED, sequence, sequence)
             if self._fd >= 0:
@@ -158,7 +159,7 @@ class MarkWriter:
 
 
 def sync_file_system(fd: int) -> None:
-    """Everything that has been written to the file system of this descriptor is on the disk. Raises OSError."""
+    """Make everything written to the file system of this descriptor durable. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "syncfs"):
         os.sync()

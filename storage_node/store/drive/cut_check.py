@@ -1,7 +1,7 @@
-"""Cut check: whether all that was in a bucket at the moment of a snapshot's cut has a number up to the cut.
+"""Cut check: verifies that everything in a bucket at the moment of a snapshot's cut has a number up to the cut.
 
-It has, since the version clock is never behind what it has given or heard of. It is looked at all the same: the
-snapshot would lack what has a higher number, and nobody would know.
+It should, because the version clock is never behind a number that it issued or heard of. The check exists because the
+snapshot would silently lack entries with higher numbers.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from storage_node.store.drive.version_clock import VersionClock
 
 
 class CutCheck:
-    """Made while the bucket's commits are held; `run` or `close` once, afterwards, by one thread."""
+    """Created while the bucket's commits are held back. Call `run` or `close` once afterwards, in one thread."""
 
     def __init__(self, catalogs: Iterable[Catalog], bucket_uuid: bytes, cut: int) -> None:
         """Raises LoaderError."""
         self._cut = cut
         self._scans = [catalog.scan(fmt.OBJECT_PREFIX + bucket_uuid) for catalog in catalogs]
-        # What there is now, whenever it is gone through.
+        # The first entry of each scan is read now, which fixes the scan's snapshot.
         self._first = [pair for scan in self._scans for pair in itertools.islice(scan, 1)]
 
     def run(self, clock: VersionClock) -> None:
-        """Raises StoreFormatError where the snapshot lacks something, with the clock above that: the next one does not.
+        """Compare all entries. Raises StoreFormatError if the snapshot would lack one; the clock is then above it, so
+        that the next snapshot succeeds.
 
         Raises LoaderError.
         """
@@ -45,6 +46,6 @@ class CutCheck:
             )
 
     def close(self) -> None:
-        """Let go of the catalogs."""
+        """Close the scans."""
         for scan in self._scans:
             scan.close()

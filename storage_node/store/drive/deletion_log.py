@@ -1,8 +1,8 @@
-"""Deletion log of one drive: the ids of the last deletions that left nothing else behind.
+"""Deletion log of one drive: the ids of recent deletions that left no tombstone.
 
-A store on its own keeps no tombstones, so what a deletion did, and what the deleted object remembered of the writes
-before it, is kept here until there is an object of that name again, or until so many others have been deleted since.
-Thread-safe where callers hold the stripes of the names.
+A standalone store keeps no tombstones. The result of a deletion, and the write memory of the deleted object, are kept
+here until there is an object of that name again, or until MAX_ENTRIES others have been deleted since. Thread-safe if
+callers hold the stripes of the names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_ENTRIES = 1 << 14
 
 class DeletionLog:
     def __init__(self, catalog: Catalog, max_entries: int = MAX_ENTRIES) -> None:
-        """Reads what is on the drive. Raises DriveFailed, StoreFormatError."""
+        """Reads the log from the drive. Raises DriveFailed, StoreFormatError."""
         self._max_entries = max_entries
         self._lock = threading.Lock()
         kept = [(key, fmt.decode_entry(value)) for key, value in catalog.scan(fmt.DELETION_PREFIX)]
@@ -30,7 +30,7 @@ class DeletionLog:
         )
         stored = catalog.get(fmt.FORGOTTEN_KEY)
         self.forgotten_ns = int.from_bytes(stored, "big") if stored is not None else 0
-        """When the newest deletion was that has been dropped to make room; 0: none has."""
+        """Time of the newest deletion that was dropped to make room; 0 if none was."""
         self._trimmed: list[bytes] = []  # guarded by _lock; still on the drive
         self._trim()
 
@@ -38,7 +38,7 @@ class DeletionLog:
         return len(self._entries)
 
     def get(self, key: bytes) -> CatalogEntry | None:
-        """The deletion of an object, as a tombstone without a version."""
+        """Return the deletion of an object, as a tombstone with the deleted object's version."""
         return self._entries.get(key)
 
     def put(self, batch: WriteBatch, deletions: Mapping[bytes, CatalogEntry]) -> None:
@@ -47,14 +47,14 @@ class DeletionLog:
             trimmed, self._trimmed = self._trimmed, []
             if trimmed:
                 batch.put(fmt.FORGOTTEN_KEY, self.forgotten_ns.to_bytes(8, "big"))
-        for key in trimmed:  # should the commit fail, the next start finds too many
+        for key in trimmed:  # if the commit fails, the next start trims them
             if key not in self._entries:
                 batch.delete(fmt.DELETION_PREFIX + key[1:])
         for key, deletion in deletions.items():
             batch.put(fmt.DELETION_PREFIX + key[1:], fmt.encode_entry(deletion))
 
     def committed(self, deletions: Mapping[bytes, CatalogEntry]) -> None:
-        """They are on the drive; the oldest make room for them."""
+        """Keep deletions that have been committed; drop the oldest ones above the limit."""
         if not deletions:
             return
         with self._lock:
@@ -70,7 +70,7 @@ class DeletionLog:
             self._trimmed.append(key)
 
     def replaced(self, batch: WriteBatch, keys: Iterable[bytes]) -> None:
-        """Add to a commit: there are objects again, which remember it. `forget` follows."""
+        """Add to a commit that these objects exist again, with the memory of their deletions. `forget` follows."""
         if self._entries:
             for key in keys:
                 if key in self._entries:

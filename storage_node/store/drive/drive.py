@@ -1,10 +1,10 @@
-"""Drive: its catalog, its files, and the protocol that keeps the two in step.
+"""Drive: its catalog, its files, and the protocol that keeps the two consistent.
 
-A PUT stages a file, then, holding the object's stripe: notes the intent to publish, renames the file to its final
-name, and commits the catalog entry, which is the only moment at which anything changes for readers. The same commit
-removes the intent and notes the file of the previous version as garbage. Garbage goes after a grace period; a reader
-that meets a vanished file looks the entry up again. After a crash, intents and garbage name every file that may have
-to go, so that opening a drive costs what was in flight, not what is stored.
+A PUT stages a file. Holding the object's stripe, it then writes an intent, renames the file to its final name, and
+commits the catalog entry, the only step that changes anything for readers. The same commit removes the intent and marks
+the file of the previous version as garbage. Garbage is removed after a grace period; a reader that finds a file missing
+looks the entry up again. After a crash, intents and garbage keys name every file that may have to be removed, so that
+the cost of opening a drive depends on what was in flight, not on what is stored.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from storage_node.store.store_record import sync_folder
 Durability: TypeAlias = Literal["process", "power"]
 
 READER_STALENESS_S = 1.0
-"""A reader beside a writer in another process sees a commit after at most this time, one beside a writer in its own at
-once; a miss is always looked up anew."""
+"""Maximum time until a reader sees a commit of a writer in another process. It sees those of a writer in its own
+process at once, and catches up before it reports a miss."""
 
 
 class Drive:
-    """An open drive. Thread-safe. The caller has made sure of its identity."""
+    """Open drive. Thread-safe. The caller has verified its identity."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Drive:
         shard_limits: ShardLimits | None = None,
         clock: VersionClock | None = None,
     ) -> None:
-        """`clock`: the store's, which all its drives share; None for one of the drive's own."""
+        """`clock`: the store's, shared by all its drives; None for one of the drive's own."""
         self.root = root
         self.identity = identity
         self.writable = writable
@@ -105,7 +105,7 @@ class Drive:
         self._staging_names = itertools.count()
         self.record_mark = commit_mark(root)
         self._seen: object = None
-        """Of a reader: the mark at its last catch-up."""
+        """Readers only: the commit mark at the last catch-up."""
         self._caught_up_at = time.monotonic()
         self._clock = clock or VersionClock()
         if writable:
@@ -124,7 +124,7 @@ class Drive:
                     require_writable=self._use.require_writable,
                 )
             except BaseException:
-                # Not close(): a drive that could not be recovered keeps the mark that says so.
+                # Not close(): a drive that could not be recovered keeps the mark that shows this.
                 self._clock.detach(self.catalog, orderly=False)
                 self.catalog.close()
                 self.files.close()
@@ -150,7 +150,7 @@ class Drive:
 
     @property
     def io_errors(self) -> int:
-        """How often the device or its file system has refused since the drive was opened; only grows."""
+        """Number of errors of the device or its file system since the drive was opened; never decreases."""
         return self.faults.io_errors
 
     @property
@@ -159,13 +159,13 @@ class Drive:
 
     @property
     def checksum_errors(self) -> int:
-        """How often bytes were not those that had been put; only grows."""
+        """Number of times that bytes did not match their checksum; never decreases."""
         return self.faults.checksum_errors
 
     def is_there(self) -> bool:
-        """Whether the drive's folder is still where the drive was opened, and still this drive's.
+        """Whether the drive's folder is still where it was opened, and the same one.
 
-        Of one whose folder was removed, or whose disk was unmounted, the open files go on as if nothing had happened.
+        If the folder was removed, or the disk unmounted, files that are open continue to work.
         """
         try:
             here, opened = os.stat(self.root / "objects"), os.fstat(self.files.objects_fd)
@@ -173,13 +173,13 @@ class Drive:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            return True  # what the device says is counted where it is read and written
+            return True  # errors of the device are counted by reads and writes
 
     # -- reading
 
     def lookup(self, bucket_uuid: bytes, names: Sequence[str]) -> list[CatalogEntry | None]:
-        """What the catalog has of each name, None for a tombstone too; a reader beside a writer looks twice first."""
-        self._require_open()  # the cache would go on answering
+        """Look up names; None also for tombstones. A reader catches up before it reports a name missing."""
+        self._require_open()  # the cache would still answer
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
         if not self.writable and self._is_behind():
             self.catch_up()
@@ -193,7 +193,7 @@ class Drive:
         return records
 
     def _look_up(self, keys: Sequence[bytes], records: list[CatalogEntry | None], unknown: Sequence[int]) -> list[int]:
-        """Fill in the `unknown` positions of `records` from the catalog; returns those that are not there."""
+        """Fill in the `unknown` positions of `records` from the catalog. Returns those that are not there."""
         generation = self._cache.generation
         values = self.catalog.get_many([keys[at] for at in unknown])
         decoded = {at: fmt.decode_entry(value) for at, value in zip(unknown, values, strict=True) if value is not None}
@@ -204,7 +204,7 @@ class Drive:
         return [at for at in unknown if at not in found]
 
     def lookup_at(self, bucket_uuid: bytes, names: Sequence[str], cut: int) -> list[CatalogEntry | None]:
-        """What a snapshot with this cut sees of each name."""
+        """Look up what a snapshot with this cut sees of each name."""
         if not self.writable:
             self._require_open()
             self.catch_up()  # what is cached may be older than the snapshot
@@ -217,34 +217,34 @@ class Drive:
         ]
 
     def cached(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
-        """What is known of one name without asking the catalog; None means that it has to be asked."""
+        """Return the cached entry of a name; None means that the catalog has to be read."""
         return self._cache.get_many((fmt.object_key(bucket_uuid, name),))[0] if self.writable else None
 
     def catch_up(self) -> None:
-        """See what the writer has committed; nothing to do for the writer itself."""
+        """Read what the writer has committed; does nothing in the writer itself."""
         seen = self.catalog.mark.latest
         if self.catalog.catch_up():
             self._cache.forget()
         self._seen, self._caught_up_at = seen, time.monotonic()
 
     def _is_behind(self) -> bool:
-        """Whether a reader has to catch up before it answers with what it has."""
+        """Whether a reader has to catch up before it may answer from what it has."""
         if self._seen is not self.catalog.mark.latest:
             return True
         return time.monotonic() - self._caught_up_at > READER_STALENESS_S
 
     def newest(self, bucket_uuid: bytes, names: Sequence[str]) -> list[CatalogEntry | None]:
-        """The entry of each name, tombstones too, straight from the catalog."""
+        """Return the entry of each name, including tombstones, from the catalog."""
         self._require_open()
         values = self.catalog.get_many([fmt.object_key(bucket_uuid, name) for name in names])
         return [None if value is None else fmt.decode_entry(value) for value in values]
 
     def scan(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, CatalogEntry]]:
-        """Names with this prefix after `start_after`, by the bytes of their UTF-8 form."""
+        """Iterate over objects with this prefix after `start_after`, ordered by the UTF-8 bytes of their names."""
         return (pair for pair in self.scan_all(bucket_uuid, prefix, start_after) if pair[1].path)
 
     def scan_all(self, bucket_uuid: bytes, prefix: str, start_after: str) -> Iterator[tuple[str, CatalogEntry]]:
-        """As `scan`, with tombstones."""
+        """Scan with tombstones."""
         if not self.writable:
             self.catch_up()
         after = fmt.object_key(bucket_uuid, start_after) if start_after else None
@@ -254,28 +254,29 @@ class Drive:
     def scan_at(
         self, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
     ) -> Iterator[tuple[str, CatalogEntry]]:
-        """As `scan`, what a snapshot with this cut sees."""
+        """Scan what a snapshot with this cut sees."""
         if not self.writable:
             self.catch_up()
         return scan_at(self.catalog, bucket_uuid, prefix, start_after, cut)
 
     def entries(self, after: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Key and value of all objects and tombstones after this key, in the order of keys."""
+        """Iterate over key and value of all objects and tombstones after this key, in key order."""
         return self.catalog.scan(fmt.OBJECT_PREFIX, after)
 
     def block_checksums(self, record: CatalogEntry, first: int, stop: int) -> list[int]:
-        """Stored checksums of blocks first .. stop-1 of an object larger than one block. Raises CorruptObject."""
+        """Return the stored checksums of blocks first .. stop-1 of an object larger than one block. Raises
+        CorruptObject."""
         checksums: list[int] = read_blocks(self.catalog, record, first, stop).tolist()
         return checksums
 
     def all_block_checksums(self, record: CatalogEntry) -> list[int]:
-        """Stored checksums of all blocks of an object; its own checksum if it has one block. Raises CorruptObject."""
+        """Return the checksums of all blocks of an object, its own if it has one block. Raises CorruptObject."""
         if record.size_bytes <= fmt.BLOCK_BYTES:
             return [record.checksum]
         return self.block_checksums(record, 0, -(-record.size_bytes // fmt.BLOCK_BYTES))
 
     def range_checksum(self, record: CatalogEntry, start: int, size_bytes: int) -> int | None:
-        """Of a range of an object, by what is stored of its blocks; None where that does not tell, or is gone."""
+        """Return the checksum of a range, from stored block checksums; None if they do not cover it exactly."""
         stop = start + size_bytes
         if record.offset or record.size_bytes <= fmt.BLOCK_BYTES or start % fmt.BLOCK_BYTES:
             return None
@@ -283,14 +284,14 @@ class Drive:
             return None
         try:
             blocks = self.block_checksums(record, start // fmt.BLOCK_BYTES, -(-stop // fmt.BLOCK_BYTES))
-        except LoaderError:  # as soon as the object has been replaced
+        except LoaderError:  # the object has been replaced
             return None
         return combine_blocks(blocks, fmt.BLOCK_BYTES, size_bytes - (len(blocks) - 1) * fmt.BLOCK_BYTES)
 
     # -- writing
 
     def stage(self, *, held: bool = False) -> StagedFile:
-        """A new invisible file for an object's bytes. Raises DriveFull, DriveFailed, StoreReadOnly, Closed.
+        """Create an invisible file for an object's bytes. Raises DriveFull, DriveFailed, StoreReadOnly, Closed.
 
         `held`: see `StagedFile`; for objects that are committed with others.
         """
@@ -306,7 +307,7 @@ class Drive:
                     raise drive_error(error, self.root, "staging an object") from error
 
     def stage_link(self, folder_fd: int, source: str) -> StagedFile | None:
-        """Stage a file that is given up, by a hard link; None where there can be none. Raises as `stage` does."""
+        """Stage a file that is given up, by a hard link; None if that is impossible. Raises as `stage` does."""
         self._require_writable()
         try:
             return self.files.stage_link(f"{next(self._staging_names):x}", self._make_room, folder_fd, source)
@@ -316,14 +317,14 @@ class Drive:
     def commit(
         self, objects: Sequence[PendingObject], elsewhere: Mapping[bytes, CatalogEntry] | None = None
     ) -> list[CatalogEntry | LoaderError]:
-        """Make staged files visible, all in one catalog commit; returns what counts for each now, in order.
+        """Make staged files visible, all in one catalog commit. Returns the entry that counts for each now, in order.
 
-        That is the object itself, but where it brought a version and the drive had this one or a newer: then it is what
-        the drive had, be it a tombstone; or a VersionConflict, where its condition does not hold. A name that occurs
-        twice ends with the later object, or the newer version. On an error none of them is visible and the staged files
-        are gone. Raises DriveFull, DriveFailed, StoreReadOnly, Closed, StoreFormatError, and BucketNotFound when the
-        bucket of one of them has been deleted meanwhile.
-        `elsewhere`: see `Changes.commit`.
+        That is the object itself, with two exceptions. If it brought a version and the drive had the same or a newer
+        one, the result is the drive's entry, which may be a tombstone. If its condition does not hold, the result is a
+        VersionConflict. A name that occurs twice ends with the later object, or the newer version. On an error none of
+        them is visible and the staged files are gone. Raises DriveFull, DriveFailed, StoreReadOnly, Closed,
+        StoreFormatError, and BucketNotFound if the bucket of one of them has been deleted meanwhile. `elsewhere`: see
+        `Changes.commit`.
         """
         try:
             self._require_writable()
@@ -337,8 +338,10 @@ class Drive:
     def delete(
         self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool = False, condition: Condition | None = None
     ) -> list[bool | OutcomeUnknown]:
-        """Remove objects, all in one catalog commit; False where there was none. Raises as `commit` does, and
-        VersionConflict when the condition does not hold of one of them. See `Changes.delete`."""
+        """Remove objects, all in one catalog commit; False for names without one. See `Changes.delete`.
+
+        Raises as `commit` does, and VersionConflict if the condition does not hold for one of them.
+        """
         self._require_writable()
         return self._changes.delete(bucket_uuid, names, tombstones=tombstones, condition=condition)
 
@@ -369,7 +372,8 @@ class Drive:
         return self._changes.drop(bucket_uuid, name, version, tombstone=tombstone)
 
     def replace_entry(self, key: bytes, record: CatalogEntry | None, blocks: Sequence[int] = ()) -> None:
-        """Set one catalog entry as it is, or remove it (None), and bury what it named before. For the doctor."""
+        """Set one catalog entry as it is, or remove it (None); the file of the previous one becomes garbage. For the
+        doctor."""
         self._require_writable()
         self._changes.replace_entry(key, record, blocks)
 
@@ -386,25 +390,26 @@ class Drive:
         return self._changes.generations
 
     def quiet(self) -> contextlib.ExitStack:
-        """A context in which no commit and no delete runs; the caller must do neither."""
+        """Return a context in which no commit and no deletion runs. The caller must do neither."""
         return self._changes.stripes.all() if self.writable else contextlib.ExitStack()
 
     def refuse_bucket(self, bucket_uuid: bytes) -> None:
-        """From now on nothing is committed into this bucket; the caller keeps the drive quiet."""
+        """Reject commits to this bucket from now on. The caller keeps the drive quiet."""
         self._changes.dead_buckets.add(bucket_uuid)
 
     def set_cuts(self, cuts: Mapping[bytes, Iterable[int]]) -> None:
-        """Of all snapshots that there are, by bucket: what they see is retained. The caller keeps the drive quiet."""
+        """Set the cuts of all existing snapshots, by bucket: what they see is retained. The caller keeps the drive
+        quiet."""
         self._require_writable()
         self._changes.set_cuts(cuts)
 
     def trim(self, bucket_uuid: bytes) -> int:
-        """Let go of what no snapshot of a bucket sees any more; how many versions that were. Raises as `commit`."""
+        """Release versions that no snapshot of a bucket sees any more. Returns how many. Raises as `commit` does."""
         self._require_writable()
         return self._changes.trim(bucket_uuid)
 
     def sync(self) -> None:
-        """All that has been committed survives a power cut on return. Raises DriveFailed, DriveFull, StoreReadOnly."""
+        """Make all commits durable. Raises DriveFailed, DriveFull, StoreReadOnly."""
         self._require_writable()
         try:
             clean_shutdown.sync_file_system(self.files.objects_fd)
@@ -415,7 +420,7 @@ class Drive:
     # -- the end of things
 
     def reap(self, *, everything: bool = False) -> int:
-        """Remove dead files whose grace period is over (or all of them); returns how many went. Raises LoaderError."""
+        """Remove dead files whose grace period is over, or all of them. Returns how many. Raises LoaderError."""
         self._require_writable()
         return self._garbage.reap(everything=everything)
 
@@ -423,17 +428,17 @@ class Drive:
         return self.reap(everything=True) > 0
 
     def refuse(self, why: str) -> None:
-        """From now on nothing is begun on this drive: everything meets DriveFailed."""
+        """Begin nothing on this drive from now on: every operation raises DriveFailed."""
         self._use.given_up = why
 
     def doubt(self, why: str) -> None:
-        """From now on nothing is changed on this drive: that meets DriveFailed."""
+        """Change nothing on this drive from now on: changes raise DriveFailed."""
         self._use.doubted = why
 
     def give_up(self, why: str) -> None:
-        """Let go of a drive that fails: wait for running commits, and close its catalog as it is.
+        """Stop using a failing drive: wait for running commits, and close its catalog as it is.
 
-        Its folders are closed with the last one who still reads from them.
+        Its folders are closed with their last reader.
         """
         self.refuse(why)
         with self.quiet():
@@ -441,7 +446,7 @@ class Drive:
             self.catalog.give_up(why)
 
     def close(self) -> None:
-        """Wait for running commits, then let go of the drive. A forked child only closes its descriptors."""
+        """Wait for running commits, then release the drive. A forked child only closes its descriptors."""
         if self._use.pid != os.getpid():
             self.files.close()
             return
@@ -456,9 +461,9 @@ class Drive:
                     self._tidy_up()
 
     def _tidy_up(self) -> None:
-        with contextlib.suppress(LoaderError, OSError):  # what is not tidied up now is at the next start
+        with contextlib.suppress(LoaderError, OSError):  # the next start does the rest
             self._garbage.reap(everything=True)
-            self.files.clear_staging()  # uploads that are still under way can no longer be committed
+            self.files.clear_staging()  # uploads in progress can no longer be committed
         with contextlib.suppress(LoaderError, OSError):
             self._clock.detach(self.catalog, orderly=True)
             if self._sync and not self.faults.sync_failed:
@@ -473,9 +478,9 @@ class Drive:
 
 
 class DriveUse:
-    """Handle guard: refuses use after close, after a fork, and writes where the drive is open for reading.
+    """Handle guard: rejects use after close or fork, and writes to a drive that is open for reading.
 
-    Refers to nothing, so that a drive goes with the last one who uses it.
+    It has no reference to the drive, so that a drive is collected with its last user.
     """
 
     def __init__(self, root: Path, faults: Faults, *, writable: bool) -> None:

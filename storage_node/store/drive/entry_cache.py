@@ -1,8 +1,8 @@
-"""Entry cache in front of RocksDB: a look-up costs a tenth of a microsecond here, two there.
+"""Entry cache in front of RocksDB: a look-up takes a tenth of a microsecond here, two microseconds there.
 
-Never stale beyond a commit in this process, not even for the moment between the catalog's write and its return: what a
-listing shows, a look-up finds. A commit forgets what it changes before it writes, look-ups ask the catalog meanwhile,
-and one that was under way may not bring the old entry back. Thread-safe.
+It is never stale with respect to commits of this process, not even between the catalog's write and its return: a
+look-up finds whatever a listing shows. A commit removes the entries that it changes before it writes. Meanwhile
+look-ups read the catalog, and a look-up in progress cannot restore an old entry. Thread-safe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import TracebackType
 from storage_node.store.format import CatalogEntry
 
 MAX_ENTRIES = 1 << 16
-"""About 25 MiB. Beyond it everything is dropped: batches draw at random, so no entry is worth more than another."""
+"""About 25 MiB. Above it everything is dropped: batches select at random, so all entries are equally valuable."""
 
 
 class EntryCache:
@@ -26,12 +26,12 @@ class EntryCache:
         self.generation = 0  # guarded by _lock for changes
 
     def get_many(self, keys: Sequence[bytes]) -> list[CatalogEntry | None]:
-        """Records in the order of `keys`; None where the catalog has to be asked."""
+        """Return entries in the order of `keys`; None means that the catalog has to be read."""
         get = self._records.get
         return [get(key) for key in keys]
 
     def add(self, found: Iterable[tuple[bytes, CatalogEntry]], generation: int) -> None:
-        """Keep what was read from the catalog, unless something has been forgotten since `generation`."""
+        """Keep what was read from the catalog, unless entries were invalidated since `generation`."""
         with self._lock:
             if generation == self.generation:
                 if len(self._records) >= self._max_entries:
@@ -39,13 +39,13 @@ class EntryCache:
                 for key, record in found:
                     if key in self._changing:
                         continue
-                    # Of two look-ups beside a commit, the one that came before it may get here last.
+                    # Of two look-ups beside a commit, the one that read the catalog first may arrive here last.
                     before = self._records.get(key)
                     if before is None or before.version <= record.version:
                         self._records[key] = record
 
     def changing(self, keys: Collection[bytes]) -> _Changing:
-        """Around the catalog's write that changes these keys, of which nobody else changes one at the same time."""
+        """Return a context for the catalog write that changes these keys. Only one thread changes a key at a time."""
         return _Changing(self, keys)
 
     def _begin(self, keys: Collection[bytes]) -> None:
@@ -61,7 +61,7 @@ class EntryCache:
             self.generation += 1
 
     def forget(self) -> None:
-        """Drop everything: the catalog is another one."""
+        """Drop everything: the catalog has changed."""
         with self._lock:
             self.generation += 1
             self._records = {}

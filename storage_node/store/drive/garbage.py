@@ -1,10 +1,36 @@
-"""Garbage collection of files that readers may still hold although no catalog entry names them any more.
+"""Garbage collection: removes files that no catalog entry names any more, after readers are done with them.
 
-Every such file is named by a garbage key in the catalog from the very commit that made it garbage, so that a crash can
-not leave a file that nobody names. It goes after a grace period: a reader that looked an object up just before it was
-replaced still finds the bytes; one that comes later than that looks the object up again.
+The problem. A reader looks up an entry and then opens the file that it names. If a commit replaced the object between
+these two steps and removed the file at once, the reader would fail although the object always existed. Removal
+therefore has to wait. While it waits, the process may die, and neither may a file be left behind that nothing names,
+nor may a file be removed that an entry names.
 
-Threads: any. The catalog and the files decide what is garbage; the queue here only says when each of it may go.
+The invariant. Every published file is named in the catalog: by an entry, by a retained entry, by an intent (it is being
+published), or by a garbage key (it is to be removed). The commit that removes the last entry of a file adds its garbage
+key in the same atomic write.
+
+The life of a dead file:
+
+1. A commit adds the garbage key.
+2. `defer_unlink` removes the file's identity, so that rebuilding the catalog cannot bring a deleted object back,
+   and queues the file.
+3. After the grace period `reap` unlinks it. It is unlinked earlier if more than MAX_GARBAGE_BYTES wait, if the
+   drive is full, or when the drive is closed. A reader that comes too late looks the object up again.
+4. The garbage key and the block checksums of the file are deleted.
+
+If the process dies after step 1 or 2, the garbage key names the file, and `recover` removes it at the next start. After
+step 3, the key names a missing file, which `recover` ignores before it deletes the key. If the machine dies, the file
+system and the catalog may each have lost their latest changes: a removed file may be back without a key, or a published
+one may be there without its intent. `remove_unnamed` then compares all files with the catalog.
+
+Failed commits. RocksDB may report an error for a write that has reached its log. As long as that log can be replayed,
+opening the drive again may find the commit applied, and its entries would need their files. `abandon` therefore keeps
+the files until the log is out of use: it writes a record and flushes, which makes RocksDB begin another log. Then the
+intents of the commit are replaced by garbage keys in one write. If the process dies before that, the next start finds
+either the commit applied, with its intents deleted, or the intents, and removes the files.
+
+Threads: any. The catalog and the files determine what is garbage; the queue here only determines when each file is
+removed.
 """
 
 from __future__ import annotations
@@ -27,9 +53,9 @@ from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import CatalogEntry
 
 GRACE_S = 5.0
-"""How long the file of a replaced or deleted object stays for readers that looked it up before."""
+"""Time for which the file of a replaced or deleted object stays for readers that looked it up earlier."""
 MAX_GARBAGE_BYTES = 1 << 30
-"""Above this much waiting garbage, the oldest goes before its time."""
+"""Above this much waiting garbage, the oldest is removed early."""
 _REAP_AT_ONCE = 1000
 
 
@@ -42,10 +68,10 @@ class _Dead(NamedTuple):
 
 
 class Garbage:
-    """The dead files of one drive that is open for writing."""
+    """Dead files of one drive that is open for writing."""
 
     def __init__(self, files: RawFiles, catalog: Catalog, grace_s: float, removed: Callable[[bytes], None]) -> None:
-        """`removed` is told of every file that has gone: what was kept about it goes too."""
+        """`removed` is called with the path of every removed file, to drop what is kept about it."""
         self._files = files
         self._removed = removed
         self._catalog = catalog
@@ -58,8 +84,8 @@ class Garbage:
     def recover(self) -> None:
         """Remove what earlier writers left behind, in time proportional to that. Raises OSError, LoaderError.
 
-        What the drive refuses to remove stays named, and is tried again at the next start: a bad sector in one dead
-        file must not take all that is alive with it.
+        Files that the drive cannot remove stay named, and the next start tries again: a bad sector in one dead file
+        must not make the whole drive unusable.
         """
         self._files.clear_staging()
         for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
@@ -71,21 +97,21 @@ class Garbage:
                     self._forget([key, *(block_key for block_key, _ in self._catalog.scan(blocks))])
 
     def remove_unnamed(self) -> None:
-        """After a power cut: remove files whose intent, or whose removal, did not reach the disk as they did.
+        """Remove unnamed files after a power loss: those whose intent was lost, or whose removal was.
 
-        Costs what is stored, not what was in flight. Raises OSError, LoaderError.
+        Takes time proportional to what is stored, not to what was in flight. Raises OSError, LoaderError.
         """
         try:
             unnamed = unnamed_files(self._catalog, self._files.walk())
             while some := list(itertools.islice(unnamed, _REAP_AT_ONCE)):
                 self._files.unlink_many(some)
         except StoreFormatError:
-            return  # with an entry that cannot be read nothing is certain; the doctor reports it
+            return  # with an unreadable entry nothing is certain; the doctor reports it
 
     def defer_unlink(self, dead: Sequence[CatalogEntry]) -> None:
-        """Let the files of replaced objects go when their time comes; the catalog has their garbage keys already."""
+        """Queue the files of replaced objects for removal. The catalog has their garbage keys already."""
         if not (dead or self._waiting or self._abandoned):
-            return  # as after most commits
+            return  # the usual case
         due_s = time.monotonic() + self._grace_s
         # A dead file that kept its identity could bring a deleted object back when the catalog is rebuilt.
         self._files.disown(record.path for record in dead)
@@ -93,14 +119,14 @@ class Garbage:
             for record in dead:
                 self._waiting.append(_Dead(due_s, record.generation, record.path, record.size_bytes))
                 self._waiting_bytes += record.size_bytes
-        with contextlib.suppress(LoaderError):  # the commit stands; what does not go now goes at the next start
+        with contextlib.suppress(LoaderError):  # the commit stands; the next start removes the rest
             self.reap()
 
     def abandon(self, records: Sequence[CatalogEntry]) -> None:
         """Remove the files of a commit that failed, as soon as it is certain that it failed.
 
-        It may have reached the catalog's log nevertheless: as long as that log can be read again, opening the drive
-        anew could find the commit applied, and would need the files.
+        The commit may have reached the catalog's log nevertheless: as long as that log can be read again, opening the
+        drive could find the commit applied, and would need the files.
         """
         with self._lock:
             self._abandoned.extend(records)
@@ -108,7 +134,7 @@ class Garbage:
             self.reap()
 
     def reap(self, *, everything: bool = False) -> int:
-        """Remove dead files whose time has come (or all of them); returns how many went. Raises LoaderError."""
+        """Remove dead files that are due, or all of them. Returns how many. Raises LoaderError."""
         self._unlink_abandoned()
         reaped = 0
         problem: OSError | None = None
@@ -145,7 +171,7 @@ class Garbage:
             abandoned, self._abandoned = self._abandoned, []
         if not abandoned:
             return
-        begin_log = WriteBatch(raw_mode=True)  # a flush without anything to flush would keep the log
+        begin_log = WriteBatch(raw_mode=True)  # an empty flush would keep the log
         begin_log.delete(fmt.generation_key(fmt.GARBAGE_PREFIX, abandoned[0].generation))
         batch = WriteBatch(raw_mode=True)
         for record in abandoned:
@@ -166,7 +192,7 @@ class Garbage:
                 self._waiting_bytes += record.size_bytes
 
     def _forget(self, keys: Iterable[bytes]) -> None:
-        # Key by key: a range tombstone for each generation makes every later read of the catalog slower (measured:
+        # Deleted key by key: one range tombstone per generation makes every later read of the catalog slower (measured:
         # 20,000 of them, 26 times).
         batch = WriteBatch(raw_mode=True)
         for key in keys:

@@ -13,11 +13,11 @@ from storage_node.store.format import FORMAT_VERSION
 
 FILE_NAME = "drive.json"
 LEFT_FILE_NAME = "left.json"
-"""In the place of `drive.json` and `record.json` once a drive has left its store."""
+"""Replaces `drive.json` and `record.json` after a drive has left its store."""
 CLUSTER_FILE_NAME = "cluster.json"
-"""Of a node in a cluster; the store itself does without."""
+"""Written by a node in a cluster; the store itself does not use it."""
 SECRET_FILE_NAME = "peer-secret"
-"""Secret of a node that was given none; the store itself does without."""
+"""Generated secret of a node without a configured one; the store itself does not use it."""
 
 _STORED = {"catalog", "objects", "staging", "members", records.FILE_NAME, CLUSTER_FILE_NAME}
 _ASIDE = "catalog."
@@ -33,21 +33,21 @@ _UNFINISHED = {
 
 @dataclass(frozen=True, slots=True)
 class DriveIdentity:
-    """Uuids in hex."""
+    """Identity of a drive; uuids in hex."""
 
     drive_uuid: str
     store_uuid: str
 
 
 def read(root: Path) -> DriveIdentity | None:
-    """Who this drive is; None when the folder is missing, empty, or was left by an interrupted creation.
+    """Return the drive's identity; None if the folder is missing, empty, or left by an interrupted creation.
 
-    Raises StoreFormatError when the folder belongs to somebody else, or when a drive's identity is lost or damaged.
+    Raises StoreFormatError if the folder has foreign contents, or if a drive's identity is lost or damaged.
     """
     path = root / FILE_NAME
     names = _names(root)
     if FILE_NAME not in names:
-        names = _names(root)  # a store that is being created at this moment has its identity before all else
+        names = _names(root)  # a store being created writes its identity first
     if LEFT_FILE_NAME in names:
         raise StoreFormatError(_left_message(root))
     if FILE_NAME in names:
@@ -60,7 +60,7 @@ def read(root: Path) -> DriveIdentity | None:
                 "folder"
             )
         if names & _STORED:
-            # Identities are written before anything else: this one was there, and is lost.
+            # Identities are written before anything else, so this one existed and was lost.
             raise StoreFormatError(
                 f"{path} is missing from a drive in use; `ais-loader doctor --rebuild` writes it anew"
             )
@@ -68,7 +68,7 @@ def read(root: Path) -> DriveIdentity | None:
 
 
 def left(root: Path) -> str | None:
-    """Why a folder is not a drive any more; None for any other. Raises StoreFormatError as `read` does."""
+    """Return why a folder is no longer a drive; None for any other. Raises StoreFormatError as `read` does."""
     return _left_message(root) if LEFT_FILE_NAME in _names(root) else None
 
 
@@ -77,7 +77,7 @@ def _left_message(root: Path) -> str:
 
 
 def is_drive_folder(root: Path) -> bool:
-    """Whether a folder is a drive, or was one that has lost files of its own."""
+    """Whether a folder is a drive, or was one that has lost some of its own files."""
     names = _names(root)
     if LEFT_FILE_NAME in names:
         return False
@@ -94,7 +94,7 @@ def _names(root: Path) -> set[str]:
 
 
 def not_a_folder(root: Path) -> StoreFormatError:
-    """The error of a store's folder that is a file, or below one."""
+    """Return the error for a store folder that is a file, or below one."""
     file = next((path for path in (root, *root.parents) if path.is_file()), root)
     below = "" if file == root else f", and nothing can be at {root}"
     return StoreFormatError(f"{file} is not a folder{below}: a store consists of one folder or several")
@@ -120,18 +120,18 @@ def _decode(data: bytes, path: Path) -> DriveIdentity:
 
 
 def create(store_uuid: str) -> DriveIdentity:
-    """A drive that never was before."""
+    """Create the identity of a new drive."""
     return DriveIdentity(uuid.uuid4().hex, store_uuid)
 
 
 def write(root: Path, identity: DriveIdentity) -> None:
-    """Whole and lasting on return. Raises OSError."""
+    """Write the identity atomically and durably. Raises OSError."""
     fields = {"format": FORMAT_VERSION, "drive_uuid": identity.drive_uuid, "store_uuid": identity.store_uuid}
     records.write_atomically(root / FILE_NAME, json.dumps(fields).encode())
 
 
 def mark_left(root: Path, identity: DriveIdentity) -> None:
-    """Say in its folder that a drive is not of its store any more. Raises OSError."""
+    """Record in its folder that a drive has left its store. Raises OSError."""
     fields = {"format": FORMAT_VERSION, "drive_uuid": identity.drive_uuid, "store_uuid": identity.store_uuid}
     records.write_atomically(root / LEFT_FILE_NAME, json.dumps(fields).encode())
     for name in (FILE_NAME, records.FILE_NAME):

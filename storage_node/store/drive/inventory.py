@@ -1,7 +1,7 @@
 """Inventory of the files that a drive's catalog accounts for, in eight bytes of memory for each.
 
-Used where every file has to be compared with every entry: after a power cut, and by the doctor. Paths are remembered as
-64-bit hashes, so a collision (one in 2**64 for a pair) can spare a file that nobody names, and never condemns one.
+Used when every file has to be compared with every entry: after a power loss, and by the doctor. Paths are stored as
+64-bit hashes. A collision (one in 2**64 for a pair) can hide an unnamed file, but never makes a named one look unnamed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _AT_ONCE = 4096
 
 
 def is_object_path(path: bytes) -> bool:
-    """Whether a path below `objects` is one that this store could have given to a file."""
+    """Whether a path below `objects` is one that the store could have generated."""
     return _OURS.match(path) is not None
 
 
 class NamedFiles:
-    """The paths that a catalog names, in entries, retained ones among them, intents and garbage."""
+    """Paths that a catalog names: in entries, retained entries, intents and garbage keys."""
 
     def __init__(self, paths: Iterable[bytes]) -> None:
         hashes = array.array("Q", map(xxhash.xxh3_64_intdigest, paths))
@@ -41,7 +41,7 @@ class NamedFiles:
         return len(self._hashes)
 
     def not_among(self, paths: Iterable[bytes]) -> Iterator[bytes]:
-        """Those of `paths` that the catalog does not name."""
+        """Iterate over those of `paths` that the catalog does not name."""
         paths = iter(paths)
         while some := list(islice(paths, _AT_ONCE)):
             asked = np.array([xxhash.xxh3_64_intdigest(path) for path in some], np.uint64)
@@ -53,12 +53,12 @@ class NamedFiles:
 
 
 def named_by(record: CatalogEntry) -> tuple[bytes, ...]:
-    """The object's path, and that of the segment in which it lies, which goes with its last object."""
+    """Return the object's path and, for a slot of a segment, the segment's, which is removed with its last object."""
     return (record.path, file_of(record.path)) if record.offset else (record.path,)
 
 
 def named_paths(catalog: Catalog) -> Iterator[bytes]:
-    """Every path that the catalog names, and those of segments that it names objects in.
+    """Iterate over every path that the catalog names, including segments that contain named objects.
 
     Raises StoreFormatError at an entry that cannot be read.
     """
@@ -73,6 +73,7 @@ def named_paths(catalog: Catalog) -> Iterator[bytes]:
 
 
 def unnamed_files(catalog: Catalog, files: Iterable[bytes]) -> Iterator[bytes]:
-    """Object files that no key of the catalog names. Raises StoreFormatError, before any, at a damaged entry."""
+    """Iterate over object files that no key of the catalog names. Raises StoreFormatError at a damaged entry, before
+    the first."""
     named = NamedFiles(named_paths(catalog))
     return named.not_among(path for path in files if is_object_path(path))

@@ -1,7 +1,8 @@
-"""Drive lock: who holds a drive for writing, and how to hold one whose catalog cannot be opened.
+"""Drive lock: which process holds a drive for writing, and how to hold one whose catalog cannot be opened.
 
 RocksDB guards a catalog with a POSIX record lock on its file LOCK. Such a lock belongs to the process, and closing
-*any* descriptor of that file gives it up: nothing here may touch the LOCK file of a catalog that this process has open.
+*any* descriptor of that file releases it. Code here must not touch the LOCK file of a catalog that this process has
+open.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _FLOCK = struct.Struct("hhqqi")  # struct flock: type, whence, start, length, pi
 
 
 def lock_holder(lock: Path) -> str | None:
-    """ "process N" when another process holds the lock, "another process" if it cannot be told which; None if free."""
+    """Return the holder of a lock: "process N", "another process" if its id is unknown, or None if the lock is free."""
     try:
         with lock.open("rb") as file:
             query = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -31,13 +32,13 @@ def lock_holder(lock: Path) -> str | None:
         return "another process"
     if kind == fcntl.F_UNLCK:
         return None
-    # A holder in another container's process table shows up as 0 or -1.
+    # A holder in another container's process table has the id 0 or -1.
     return f"process {pid}" if pid > 0 else "another process"
 
 
 @contextlib.contextmanager
 def hold(lock: Path) -> Iterator[None]:
-    """Keep every writer away from a catalog meanwhile. Raises StoreLocked."""
+    """Exclude every writer from a catalog meanwhile. Raises StoreLocked."""
     lock.parent.mkdir(FOLDER_MODE, exist_ok=True)
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:

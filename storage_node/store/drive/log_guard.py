@@ -1,19 +1,19 @@
-"""Guard of a catalog's logs and manifest: looks for damaged records before RocksDB reads them.
+"""Guard of a catalog's logs and manifest: detects damaged records before RocksDB reads them.
 
-RocksDB (9.8.4) never returns from a record whose type belongs to recycled logs if the log began with another type: it
-meets the same record again and again, while it holds the interpreter's lock. One flipped bit of a type is enough. Our
-catalogs recycle no logs, so such a record is damage. Elsewhere RocksDB stops reading at a damaged record and reports
-nothing, although records that were acknowledged follow it.
+RocksDB (9.8.4) hangs on a record with a type of recycled logs if the log began with another type: it reads the same
+record again and again, while it holds the GIL. One flipped bit in a type is enough. Catalogs here recycle no logs, so
+such a record is damage. In other cases RocksDB stops at a damaged record and reports nothing, although acknowledged
+records follow it.
 
 Both kinds of file are sequences of records in blocks of 32 KiB (RocksDB's "Write Ahead Log File Format"). A record has
-a masked CRC-32C of its type and payload, the payload's length, and the type. Where the first bytes are found that are
-no record, one of three things is true:
+a masked CRC-32C of its type and payload, the payload's length, and the type. At the first bytes that are not a record,
+one of three things is true:
 
-- The file ends within a record. The writer was killed, or is just writing it. RocksDB knows this case.
-- No record follows. These bytes were left by a power failure, and were never acknowledged. A writer cuts them off; a
-  reader, which changes nothing, leaves them to RocksDB if it copes with them.
-- A record follows, or the bytes are a record but for their type. Commits would be lost without a word: the file is
-  refused.
+- The file ends within a record. The writer was killed, or is writing it. RocksDB handles this case.
+- No record follows. These bytes were left by a power failure and were never acknowledged. A writer truncates
+  them; a reader, which changes nothing, leaves them to RocksDB if it can handle them.
+- A record follows, or the bytes are a record except for their type. Commits would be lost silently, so the file
+  is rejected.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _HEADER = struct.Struct("<IHB")
 """Masked checksum, length of the payload, type."""
 _TYPE_AT = 6
 _TYPES = range(1, 5)
-"""Full, first, middle and last: all that our options write."""
+"""Full, first, middle and last: all types that these options write."""
 _RECYCLED_TYPES = range(5, 12)
-"""Those of recycled logs, and two between them that our options never write either."""
+"""Types of recycled logs, and two between them that these options never write either."""
 _TYPE = re.compile(rb"[\x01-\x04]")
 _READ_BYTES = 128 * BLOCK_BYTES
 log = logging.getLogger(__name__)
@@ -48,12 +48,12 @@ Bytes: TypeAlias = bytearray | memoryview
 class _Damage(NamedTuple):
     path: Path
     at: int
-    """Position of the first byte that belongs to no record."""
+    """Offset of the first byte that belongs to no record."""
     type: int
     is_followed: bool
-    """Whether records follow, or this is one but for its type."""
+    """Whether records follow, or these bytes are one except for their type."""
     is_harmless: bool
-    """Whether RocksDB takes it for the end of the file, too."""
+    """Whether RocksDB also treats it as the end of the file."""
 
     def refusal(self) -> StoreFormatError:
         what = f"{self.path}: damaged record at byte {self.at:,} (type {self.type})"
@@ -69,7 +69,8 @@ class _Damage(NamedTuple):
 
 
 class LogGuard:
-    """Guard of one catalog. It remembers how far each file is sound, so that the next look reads only what was added.
+    """Guard of one catalog. It remembers up to where each file is intact, so that the next check reads only what was
+    added.
 
     Belongs to one thread at a time.
     """
@@ -81,12 +82,12 @@ class LogGuard:
     def require_sound(self, alone: Callable[[], AbstractContextManager[None]] | None = None) -> None:
         """Raise StoreFormatError for a log or manifest that RocksDB must not read. Raises OSError.
 
-        `alone`: for a writer; keeps other writers away while the end of a log is cut off. Raises StoreLocked.
+        `alone`: for a writer; keeps other writers away while the end of a log is truncated. Raises StoreLocked.
         """
         damages = self._damages()
         if alone is not None and any(_can_cut(damage) for damage in damages):
             with alone():
-                damages = self._damages()  # another writer may have cut it, and written more
+                damages = self._damages()  # another writer may have truncated it, and written more
                 for damage in damages:
                     if not _can_cut(damage) and not damage.is_harmless:
                         raise damage.refusal()
@@ -98,19 +99,19 @@ class LogGuard:
                 raise damage.refusal()
 
     def _damages(self) -> list[_Damage]:
-        """Newest log first."""
+        """Return damage, newest log first."""
         found: list[_Damage] = []
         sound: dict[tuple[str, int], int] = {}
         is_newest = True
         for path in _files(self._folder):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:  # a writer is done with it
+            except FileNotFoundError:  # deleted by a writer
                 continue
             try:
                 status = os.fstat(fd)
                 key = (path.name, status.st_ino)
-                # What is added later may be there in part only: nothing beyond this size is looked at.
+                # What is appended later may be incomplete: nothing beyond this size is examined.
                 at = _end_of_records(fd, self._sound.get(key, 0), status.st_size)
                 damage = _damage(path, fd, at, status.st_size)
             finally:
@@ -126,7 +127,7 @@ class LogGuard:
 
 
 def _files(folder: Path) -> list[Path]:
-    """All logs, the newest one first, and the manifest in use. Raises OSError."""
+    """Return all logs, the newest one first, and the current manifest. Raises OSError."""
     try:
         manifest = (folder / "CURRENT").read_bytes().decode("ascii", "replace").strip()
     except FileNotFoundError:
@@ -137,7 +138,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _end_of_records(fd: int, at: int, size_bytes: int) -> int:
-    """Where the records end, the first of which begins at `at`. Raises OSError."""
+    """Return the end of the records, the first of which begins at `at`. Raises OSError."""
     while at < size_bytes:
         base = at - at % BLOCK_BYTES
         data = memoryview(os.pread(fd, min(_READ_BYTES, size_bytes - base), base))
@@ -148,11 +149,11 @@ def _end_of_records(fd: int, at: int, size_bytes: int) -> int:
 
 
 def _end_in(data: Bytes, at: int) -> int:
-    """Do the same as `_end_of_records`, in bytes that begin with a block."""
+    """Return the end of the records in data that begins with a block."""
     unpack, checksum, header_bytes, size_bytes = _HEADER.unpack_from, crc32c, _HEADER.size, len(data)
     while True:
         room = BLOCK_BYTES - at % BLOCK_BYTES
-        if room < header_bytes:  # no header fits: these bytes are of no meaning
+        if room < header_bytes:  # no header fits: padding
             at += room
             continue
         if at + header_bytes > size_bytes:
@@ -171,7 +172,7 @@ def _masked(crc: int) -> int:
 
 
 def _damage(path: Path, fd: int, at: int, size_bytes: int) -> _Damage | None:
-    """Return the damage behind the last record; None if the file just ends there. Raises OSError."""
+    """Examine the bytes after the last record. Returns None if the file just ends there. Raises OSError."""
     base = at - at % BLOCK_BYTES
     block = memoryview(os.pread(fd, max(0, min(BLOCK_BYTES, size_bytes - base)), base))
     rest, is_last = block[at - base :], base + BLOCK_BYTES >= size_bytes
@@ -183,13 +184,13 @@ def _damage(path: Path, fd: int, at: int, size_bytes: int) -> _Damage | None:
     for next_base in range(base + BLOCK_BYTES, size_bytes, BLOCK_BYTES):
         is_followed = is_followed or _has_record(os.pread(fd, min(BLOCK_BYTES, size_bytes - next_base), next_base))
     if is_last and is_beyond and kind in _TYPES and not is_followed:
-        return None  # a record that is not written to its end
+        return None  # an incomplete record
     is_end = is_last and kind not in _RECYCLED_TYPES and (is_beyond or (kind, length) == (0, 0))
     return _Damage(path, at, kind, is_followed, is_harmless=is_end and not is_followed)
 
 
 def _type_of(data: Bytes) -> int | None:
-    """The type with which these bytes begin with a record; None when there is none."""
+    """Return the type for which these bytes begin with a valid record; None if there is none."""
     masked, length, _ = _HEADER.unpack_from(data)
     if _HEADER.size + length > len(data):
         return None
@@ -212,7 +213,8 @@ def _has_record(data: bytes | memoryview) -> bool:
 
 
 def _can_cut(damage: _Damage) -> bool:
-    """A log may end anywhere, as its writer may. A manifest without its end may make RocksDB remove tables."""
+    """Whether damage may be truncated. A log may end anywhere, since its writer may; a manifest without its end may
+    make RocksDB remove tables."""
     return damage.path.suffix == ".log" and not damage.is_followed
 
 
@@ -230,8 +232,8 @@ def _cut(damage: _Damage) -> None:
 def copy_for_salvage(folder: Path, target: Path) -> None:
     """Fill an empty folder with a catalog's files, from which RocksDB can read whatever is left. Raises OSError.
 
-    Logs and the manifest are copied without their damaged records, so that nothing in them can hold RocksDB up; the
-    other files are links.
+    Logs and the manifest are copied without their damaged records, so that RocksDB does not stop at them; other files
+    are links.
     """
     copied = set()
     for path in _files(folder):
@@ -244,7 +246,7 @@ def copy_for_salvage(folder: Path, target: Path) -> None:
             if kind is not None:
                 data[at + _TYPE_AT] = kind
             else:
-                data[at:end] = bytes(end - at)  # RocksDB goes on with the next block
+                data[at:end] = bytes(end - at)  # RocksDB continues with the next block
                 at = end
         (target / path.name).write_bytes(data[:at])
         copied.add(path.name)

@@ -1,4 +1,4 @@
-"""Lock striping by name: two changes of one object never run at once, changes of different ones nearly always may."""
+"""Lock striping by name: changes of one object run one at a time; those of different ones nearly always in parallel."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import xxhash
 
 
 class Stripes:
-    """Taken in one order by everybody, so that nobody waits in a circle."""
+    """Locks that are always acquired in one order, which prevents deadlocks."""
 
     def __init__(self, count: int = 64) -> None:
         self._locks = [threading.Lock() for _ in range(count)]
 
     def of(self, keys: Sequence[bytes]) -> contextlib.AbstractContextManager[object]:
-        """Holds the stripes of these keys from when it is entered, or from now on, until it is left."""
+        """Return a context that holds the stripes of these keys until it is left. They are acquired at the latest on
+        entering."""
         if len(keys) == 1:
             return self._locks[xxhash.xxh3_64_intdigest(keys[0]) % len(self._locks)]
         return self._hold(sorted({xxhash.xxh3_64_intdigest(key) % len(self._locks) for key in keys}))

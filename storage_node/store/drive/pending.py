@@ -12,22 +12,22 @@ from storage_node.store.format import CatalogEntry, Version
 
 @dataclass(slots=True)
 class PendingObject:
-    """A staged file and the name under which it is to become visible."""
+    """Staged file with the name under which it will become visible."""
 
     bucket_uuid: bytes
     name: str
     file: StagedFile
     metadata: dict[str, str]
     version: Version | None = None
-    """None: the drive gives one, above what it has. Otherwise it has to be newer than what the drive has."""
+    """None: the drive issues one above what it has. Otherwise it has to be newer than what the drive has."""
     modified_ns: int = 0
-    """0: the moment of the commit."""
+    """0: the time of the commit."""
     damaged: CatalogEntry | None = None
-    """Of an object whose bytes are not what was put: its entry as it was, so that it goes on being found damaged."""
+    """Original entry of an object with damaged bytes. It is kept, so that the object remains detectable as damaged."""
     damaged_blocks: Sequence[int] = ()
     condition: Condition | None = None
-    """Of what is there; where it does not hold, this object is not committed."""
+    """Condition on the current object. If it does not hold, this object is not committed."""
     writes: bytes = b""
-    """Its memory, besides what its drive knows of the name; see `write_memory`."""
+    """Write memory, in addition to what its drive knows of the name; see `write_memory`."""
     is_copy: bool = False
-    """It is what another node or drive has: no write, which might have been done already."""
+    """Whether it copies an object of another node or drive. It is then not a write that may have been done already."""

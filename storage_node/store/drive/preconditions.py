@@ -1,7 +1,8 @@
 """Preconditions of writes, checked under the lock of the commit: of several writers with the same condition one wins.
 
-A writer that has lost the answer to a write sends it again, and must neither lose against itself nor write twice. So a
-write carries an id, the same for all its tries, which the store remembers; see `write_memory`.
+A writer that has not received the answer to a write sends it again. The retry must neither conflict with the first try
+nor take effect twice. A write therefore carries an id, the same for all its tries, which the store remembers; see
+`write_memory`.
 """
 
 from __future__ import annotations
@@ -16,39 +17,37 @@ from storage_node.store.write_memory import ID_BYTES, UNCERTAINTY_NS, find, forg
 
 
 class Condition(NamedTuple):
-    """What has to be true of a name when it is written. Those that are not given hold of anything."""
+    """Requirements on a name at the moment of its write. Fields that are not set always hold."""
 
     if_absent: bool = False
     """There is no object, or only a deleted one."""
     if_version: Version | None = None
     """The object has this version."""
     not_above: Version | None = None
-    """Nothing newer than this is there, be it an object or a tombstone."""
+    """Nothing newer than this exists, neither an object nor a tombstone."""
     write_id: bytes = b""
-    """The same for every try of one write, remembered with the object; empty where there will be one try only."""
+    """Id of the write, the same for all its tries and stored with the object; empty if it will be tried only once."""
     began_ns: int = 0
-    """Of a write that an earlier try may have done already: when that began, by this node's clock; 0: it is the
-    first."""
+    """Start of the first try that may have taken effect, by this node's clock; 0 if this is the first try."""
     after_cuts: bool = False
-    """The version it brings was given after all snapshots of the bucket: it is a write, and no copy of what there was
-    before."""
+    """Its version was issued after all snapshots of the bucket: it is a write, not a copy of an older object."""
 
     known: Version | None = None
-    """Of a write whose version is given: the newest that an earlier try of it is known to have made. One that is above
-    is of a try that this one has not heard of, and stays."""
+    """For a write with a given version: the newest version that an earlier try is known to have committed. A higher one
+    comes from a try that this one does not know, and stays."""
     mends: bool = False
-    """The same version may be there with bytes that are damaged: these take their place."""
+    """It replaces the same version if the bytes of that are damaged."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds of anything; it may have an id all the same."""
+        """Whether it always holds. It may have an id nevertheless."""
         return not self.if_absent and self.if_version is None and self.not_above is None
 
     def fault(self, label: str, before: CatalogEntry | None) -> VersionConflict | None:
-        """What is wrong with the entry that a name has; None when the condition holds.
+        """Return an error if the condition does not hold for the current entry; None if it does.
 
         Args:
-            label: what the object is called, for people.
+            label: name of the object, for people.
         """
         there = before if before is not None and not before.is_tombstone else None
         if self.if_absent and there is not None:
@@ -61,20 +60,21 @@ class Condition(NamedTuple):
 
 
 def require(condition: Condition | None, label: str, before: CatalogEntry | None) -> None:
-    """Raises VersionConflict."""
+    """Raise VersionConflict if the condition does not hold."""
     if condition is not None and (fault := condition.fault(label, before)) is not None:
         raise fault
 
 
 def too_late(condition: Condition | None, label: str, version: Version, cut: int) -> WriteTooLate | None:
-    """What is wrong with a version that was given before the bucket's last snapshot, with this cut, was made."""
+    """Return an error if the version was issued before the bucket's last snapshot, with this cut, was made."""
     if condition is None or not condition.after_cuts or version.counter > cut:
         return None
     return WriteTooLate(f"{label}: version {version} comes after a snapshot that it should be in; write it again")
 
 
 def done_before(condition: Condition | None, before: CatalogEntry | None) -> CatalogEntry | None:
-    """What an earlier try of this write has made, be it replaced since; `before` is what there is of the name."""
+    """Return what an earlier try of this write has committed, even if it was replaced since. `before` is the current
+    entry."""
     if condition is None or not condition.write_id or before is None or not before.writes:
         return None
     if before.writes[WRITE_ID] == condition.write_id:
@@ -86,9 +86,9 @@ def done_before(condition: Condition | None, before: CatalogEntry | None) -> Cat
 def undecided(
     condition: Condition | None, label: str, before: CatalogEntry | None, forgotten: int = 0
 ) -> OutcomeUnknown | None:
-    """Why nobody knows any more whether an earlier try of a write, of which nothing is found, was done.
+    """Return an error if it is unknown whether an earlier try, of which nothing is found, took effect.
 
-    `forgotten`: up to when writes may have been forgotten that `before` would not tell of.
+    `forgotten`: time up to which writes may have been forgotten that `before` does not contain.
     """
     if condition is None or not condition.began_ns:
         return None
@@ -110,9 +110,9 @@ def _described(entry: CatalogEntry | None) -> str:
 
 
 def parse_condition(if_absent: bool, if_version: str, write_id: bytes = b"", repeat_ms: int = 0) -> Condition | None:
-    """As it comes with a request; None when nothing is required, and it has no id. Raises InvalidRequest.
+    """Parse a request's condition; None if there is no requirement and no id. Raises InvalidRequest.
 
-    `repeat_ms`: how long ago the first try began that may have been done; 0: there was none.
+    `repeat_ms`: time since the start of the first try that may have taken effect; 0: there was none.
     """
     if if_absent and if_version:
         raise InvalidRequest("if_absent and if_version exclude each other")
@@ -128,13 +128,13 @@ def parse_condition(if_absent: bool, if_version: str, write_id: bytes = b"", rep
 
 
 def condition_of(request: pb.PutHeader | pb.SmallObject) -> Condition | None:
-    """What a PUT requires of what is there, and its id. Raises InvalidRequest."""
+    """Return the condition and id of a PUT. Raises InvalidRequest."""
     one = request.condition
     return parse_condition(one.if_absent, one.if_version, one.write_id, one.repeat_ms)
 
 
 def parse_version(text: str) -> Version:
-    """Of what `str` makes of a version. Raises InvalidRequest."""
+    """Parse a version in the format of `str`. Raises InvalidRequest."""
     parts = text.split(".")
     if len(parts) == 3 and all(part.isascii() and part.isdigit() and len(part) <= 20 for part in parts):
         version = Version(*map(int, parts))

@@ -1,4 +1,4 @@
-"""Publication of one commit's files: one for each object, and one for all that are small, if there are several."""
+"""Publication of one commit's files: one for each object, and one segment for all small ones, if there are several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from storage_node.store.format import CatalogEntry, Version
 
 
 class CommitFiles:
-    """`prepare`, then `publish`, then `discard` in any case. Belongs to one thread."""
+    """Files of one commit. Call `prepare`, then `publish`, then `discard` in any case. Belongs to one thread."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class CommitFiles:
         small = [pending.file for pending in objects if _may_share(pending)] if len(objects) > 1 else []
         self._draft: SegmentDraft | None = None
         if stage is not None and len(small) > 1:
-            generation = generations.take()  # before there is a file: it may fail
+            generation = generations.take()  # before the file is created, because it may fail
             self._draft = SegmentDraft(stage(), generation, small)
 
     def prepare(self) -> list[CatalogEntry]:
-        """Have the files say what they hold, lasting if they are to be: what may become the objects' entries.
+        """Write the identities to the files, and sync them if the store is durable. Returns the tentative entries.
 
         Raises OSError, LoaderError.
         """
@@ -68,7 +68,7 @@ class CommitFiles:
             for at, pending in enumerate(objects):
                 if (offset := draft.offset(pending.file)) is not None:
                     record = records[at]
-                    # As `_replace`, which takes as long as all else that is done here for one object.
+                    # Like `_replace`, which would take as long as all other work for one object.
                     records[at] = _made(CatalogEntry, (*record[:6], offset, *record[7:]))
         if self._sync:
             alone = [pending.file for pending in objects if not self._in_segment(pending)]
@@ -76,7 +76,7 @@ class CommitFiles:
         return records
 
     def _identify(self, pending: PendingObject, version: Version, generation: int) -> CatalogEntry:
-        """Have the object's file say what it is. Raises OSError."""
+        """Write the identity of an object to its file. Raises OSError."""
         content = pending.damaged or pending.file
         size_bytes, checksum = content.size_bytes, content.checksum
         modified_ns = pending.modified_ns or self._now_ns
@@ -92,10 +92,10 @@ class CommitFiles:
         return _made(CatalogEntry, (*version, size_bytes, checksum, modified_ns, offset, path, raw_metadata, b""))
 
     def identify_anew(self, pending: PendingObject, version: Version) -> CatalogEntry:
-        """After `prepare`: somebody else was faster. Raises as `prepare` does."""
+        """Give an object another version after `prepare`: another write overtook it. Raises as `prepare` does."""
         self._clock.hear(version.counter)
         record = self._identify(pending, version, self._generations.take())
-        if self._sync and not self._in_segment(pending):  # which `publish` sees to
+        if self._sync and not self._in_segment(pending):  # `publish` syncs the segment
             pending.file.sync()
         return record
 
@@ -103,7 +103,8 @@ class CommitFiles:
         return self._draft is not None and pending.file in self._draft
 
     def paths(self, chosen: Sequence[tuple[PendingObject, CatalogEntry]]) -> list[bytes]:
-        """Of the files that `publish` names for these objects: the segment's, once, and those with one object each."""
+        """Return the paths that `publish` will create for these objects: the segment's once, and those with one object
+        each."""
         draft = self._draft
         if draft is None:
             return [record.path for _, record in chosen]
@@ -111,7 +112,7 @@ class CommitFiles:
         return alone if len(alone) == len(chosen) else [draft.path, *alone]
 
     def publish(self, chosen: Sequence[tuple[PendingObject, CatalogEntry]]) -> None:
-        """Give the files of these objects their final names; the others go. Raises OSError."""
+        """Rename the files of these objects to their final names; other objects are dropped. Raises OSError."""
         if self._sync:
             self._files.make_lasting_folders(record.path for _, record in chosen)
         if self._draft is not None:
@@ -129,15 +130,15 @@ class CommitFiles:
         self._files.publish(draft.file, draft.path)
 
     def discard(self) -> None:
-        """Remove the segment unless it has been published; the objects' own files are their owners' to discard."""
+        """Remove the segment unless it has been published. The objects' own files belong to their owners."""
         if self._draft is not None:
             self._draft.file.discard()
 
 
 _made = tuple.__new__
-"""A named tuple of all its fields, in half the time: objects come by the hundred."""
+"""Creates a named tuple from all its fields, in half the time: commits may contain hundreds of objects."""
 
 
 def _may_share(pending: PendingObject) -> bool:
-    """Not what has other sizes and checksums than its bytes."""
+    """Whether it may be in a segment. An object whose size or checksum differs from its bytes may not."""
     return pending.file.held is not None and pending.damaged is None

@@ -1,15 +1,15 @@
 """Retained versions: objects of one drive that were replaced or deleted, kept for the snapshots that see them.
 
-A snapshot of a bucket is a cut: a number of the store's version clock. It sees of each name the version that was given
-at or before the cut and ended after it. What ends and is seen by a snapshot keeps its file and its block checksums: in
-the very commit that ends it its entry goes to a key of its own, by name and end, instead of becoming garbage. A crash
-leaves either the one or the other.
+A snapshot of a bucket is a cut: a number of the store's version clock. Of each name it sees the version that was issued
+at or before the cut and ended after it. A version that ends and is seen by a snapshot keeps its file and its block
+checksums: the commit that ends it moves its entry to a key of its own, by name and end, instead of making it garbage. A
+crash leaves one or the other.
 
-The file then says at which number it ended, so that a rebuilt catalog takes it neither for the object nor for garbage.
-That cannot be written in the same moment: the commit names the files that have to be marked, and the next start marks
-those that a crash has left.
+The file then also records the number at which it ended, so that a rebuilt catalog treats it neither as the current
+object nor as garbage. This cannot be part of the atomic commit: the commit lists the files that have to be marked, and
+the next start marks those that a crash has left unmarked.
 
-Threads: any. What `cuts` says is changed with all stripes of the drive held, and asked with one of them held.
+Threads: any. `cuts` is changed with all stripes of the drive held, and read with one of them held.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TRIM_AT_ONCE = 500
 
 
 class Retained(NamedTuple):
-    """An entry of the catalog."""
+    """Retained entry of the catalog."""
 
     key: bytes
     record: CatalogEntry
@@ -47,12 +47,12 @@ class Ended(NamedTuple):
     """Objects that one commit has ended."""
 
     dead: list[CatalogEntry]
-    """Their files are garbage."""
+    """Entries whose files are garbage."""
     kept: list[Retained]
 
 
 class Retention:
-    """Of a drive that is open for writing."""
+    """Retention of a drive that is open for writing."""
 
     def __init__(self, files: RawFiles, catalog: Catalog) -> None:
         self._files = files
@@ -62,11 +62,11 @@ class Retention:
     # -- what snapshots see
 
     def set_cuts(self, cuts: Mapping[bytes, Iterable[int]]) -> None:
-        """By bucket uuid, of all snapshots that there are."""
+        """Set the cuts of all existing snapshots, by bucket uuid."""
         self._cuts = {bucket_uuid: sorted(of_bucket) for bucket_uuid, of_bucket in cuts.items()}
 
     def floor(self, bucket_uuid: bytes) -> int:
-        """What is given a version now is seen by no snapshot if that is above this number."""
+        """Return the number above which new versions are seen by no snapshot."""
         cuts = self._cuts.get(bucket_uuid)
         return cuts[-1] if cuts else 0
 
@@ -78,11 +78,11 @@ class Retention:
     # -- ending
 
     def end(self, batch: WriteBatch, ending: Iterable[tuple[bytes, CatalogEntry, int]]) -> Ended:
-        """Add to a commit what becomes of entries that it ends: key, record and end of each."""
+        """Add to a commit what becomes of the entries that it ends, given as key, entry and end of each."""
         outcome = Ended([], [])
         for key, record, ended in ending:
             is_kept = bool(self._cuts) and self._is_kept(key, record, ended)
-            if record.is_tombstone:  # of a copy in a cluster: another one may not have heard of the deletion
+            if record.is_tombstone:  # in a cluster: another replica may have missed the deletion
                 if is_kept:
                     name = fmt.name_of_key(key)
                     batch.put(fmt.retained_key(fmt.bucket_of_key(key), name, ended), fmt.encode_entry(record))
@@ -99,18 +99,19 @@ class Retention:
         return outcome
 
     def _is_kept(self, key: bytes, record: CatalogEntry, ended: int) -> bool:
-        # Parts of objects to come are in no list, and nobody asks a snapshot for them.
+        # Parts of multipart uploads are in no listing, and no client reads them from a snapshot.
         is_part = key.startswith(PARTS_PREFIX.encode(), 17)
         return not is_part and self.is_seen(fmt.bucket_of_key(key), record.counter, ended)
 
     def mark(self, kept: Sequence[Retained]) -> None:
-        """After the commit: have the files say so. What fails is done at the next start."""
+        """Mark the files after the commit. The next start retries what fails."""
         if kept:
             with contextlib.suppress(OSError, LoaderError):
                 self._mark((one.record.path, one.ended, one.record.generation) for one in kept)
 
     def recover(self) -> None:
-        """Mark what earlier writers could not mark any more; what cannot be is tried again. Raises LoaderError."""
+        """Mark the files that earlier writers left unmarked; failures are retried at the next start. Raises
+        LoaderError."""
         for key, value in list(self._catalog.scan(fmt.MARK_PREFIX)):
             with contextlib.suppress(OSError):
                 self._mark([(value[8:], int.from_bytes(value[:8], "big"), int.from_bytes(key[1:], "big"))])
@@ -129,13 +130,13 @@ class Retention:
     # -- letting go
 
     def keys(self, bucket_uuid: bytes) -> Iterator[list[bytes]]:
-        """Of all retained versions in a bucket, some at a time."""
+        """Iterate over the keys of all retained versions in a bucket, in groups."""
         keys = (key for key, _ in self._catalog.scan(fmt.RETAINED_PREFIX + bucket_uuid))
         while some := list(itertools.islice(keys, _TRIM_AT_ONCE)):
             yield some
 
     def release(self, keys: Sequence[bytes], *, sync: bool) -> list[CatalogEntry]:
-        """With a stripe held: make garbage of those of these that no snapshot sees. Returns their records."""
+        """Make those of these versions garbage that no snapshot sees. A stripe is held. Returns their entries."""
         batch = WriteBatch(raw_mode=True)
         dead: list[CatalogEntry] = []
         gone = 0
@@ -160,7 +161,7 @@ class Retention:
 def enter_from_file(
     catalog: Catalog, cuts: Mapping[bytes, Iterable[int]], identity: Identity, record: CatalogEntry, ended: int
 ) -> bool:
-    """Into a catalog that is made anew; False for what no snapshot sees."""
+    """Add a retained version to a catalog that is being rebuilt; False if no snapshot sees it."""
     if not any(record.counter <= cut < ended for cut in cuts.get(identity.bucket_uuid, ())):
         return False
     batch = WriteBatch(raw_mode=True)
@@ -173,15 +174,15 @@ def enter_from_file(
 
 
 def find_retained(catalog: Catalog, bucket_uuid: bytes, name: str, cut: int) -> CatalogEntry | None:
-    """The object of a name that has ended and that this cut sees."""
+    """Return the ended object of a name that this cut sees."""
     found = find_seen(catalog, bucket_uuid, name, cut)
     return None if found is None or found.record.is_tombstone else found.record
 
 
 def find_seen(catalog: Catalog, bucket_uuid: bytes, name: str, cut: int) -> Retained | None:
-    """As `find_retained`, of a deletion too."""
+    """Return the ended object or deletion of a name that this cut sees."""
     prefix = fmt.retained_prefix(bucket_uuid, name)
-    # Versions of one name follow each other: only the first that ended after the cut can have been there at it.
+    # Versions of one name do not overlap: only the first that ended after the cut can have existed at the cut.
     for key, value in catalog.scan(prefix, prefix + cut.to_bytes(8, "big")):
         record = fmt.decode_entry(value)
         return Retained(key, record) if record.counter <= cut else None
@@ -191,15 +192,15 @@ def find_seen(catalog: Catalog, bucket_uuid: bytes, name: str, cut: int) -> Reta
 def scan_at(
     catalog: Catalog, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
 ) -> Iterator[tuple[str, CatalogEntry]]:
-    """Names with this prefix after `start_after` as this cut sees them, in the order of their UTF-8 bytes."""
+    """Iterate over objects after `start_after` as this cut sees them, ordered by the UTF-8 bytes of their names."""
     return (pair for pair in scan_seen(catalog, bucket_uuid, prefix, start_after, cut) if not pair[1].is_tombstone)
 
 
 def scan_seen(
     catalog: Catalog, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
 ) -> Iterator[tuple[str, CatalogEntry]]:
-    """As `scan_at`, with deletions."""
-    # Those that have not ended are looked at first: what ends meanwhile is in both lists, and in none never.
+    """Iterate as `scan_at` does, with deletions."""
+    # Current entries are scanned first: a version that ends meanwhile is in both lists, and never in none.
     current = _begun(_current(catalog, bucket_uuid, prefix, start_after, cut))
     ended = _ended(catalog, bucket_uuid, prefix, start_after, cut)
     last: str | None = None
@@ -210,7 +211,7 @@ def scan_seen(
 
 
 def _begun(scan: Iterator[tuple[str, CatalogEntry] | None]) -> Iterator[tuple[str, CatalogEntry]]:
-    """The list as it is now: it has been begun."""
+    """Start the scan, which fixes its snapshot of the catalog."""
     next(scan)
     return (pair for pair in scan if pair is not None)
 
@@ -231,7 +232,7 @@ def _current(
 def _ended(
     catalog: Catalog, bucket_uuid: bytes, prefix: str, start_after: str, cut: int
 ) -> Iterator[tuple[str, CatalogEntry]]:
-    # Behind all versions of that name: their keys end in eight bytes.
+    # After all versions of that name: their keys end in eight bytes.
     after = fmt.retained_prefix(bucket_uuid, start_after) + b"\xff" * 8 if start_after else None
     for key, value in catalog.scan(fmt.RETAINED_PREFIX + bucket_uuid + prefix.encode(), after):
         if fmt.ended_of_retained(key) > cut:

@@ -1,6 +1,6 @@
-"""Sequence numbers that a drive gives once and never again, over every crash: the generations of its files.
+"""Sequence numbers that a drive issues only once, across all crashes: the generations of its files.
 
-They are reserved in the catalog many at a time, so that taking one costs nothing: a crash skips numbers.
+They are reserved in the catalog in large ranges, so that taking one is free. A crash skips numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _RESERVED_AT_ONCE = 1 << 16
 
 
 class SequenceNumbers:
-    """Of one drive that is open for writing. Thread-safe."""
+    """Sequence numbers of one drive that is open for writing. Thread-safe."""
 
     def __init__(self, catalog: Catalog) -> None:
         """Raises LoaderError."""
@@ -30,15 +30,15 @@ class SequenceNumbers:
 
     @property
     def next(self) -> int:
-        """No number from this one on has been taken."""
+        """The next number to be issued."""
         return self._next
 
     def take(self, count: int = 1) -> int:
-        """The first of so many that follow each other. Raises LoaderError."""
+        """Return the first of `count` consecutive numbers. Raises LoaderError."""
         with self._lock:
             first = self._next
             if first + count > self._reserved:
-                # Always synced, whatever the durability: a counter that came back would name two files alike.
+                # Always synced, whatever the durability: a counter that went back would give two files the same name.
                 batch = WriteBatch(raw_mode=True)
                 reserved = first + count - 1 + _RESERVED_AT_ONCE
                 batch.put(fmt.COUNTER_KEY, reserved.to_bytes(8, "big"))

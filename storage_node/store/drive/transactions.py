@@ -1,11 +1,51 @@
-"""Transactions of one drive: puts, deletions, tombstones, each one atomic catalog commit.
+"""Transactions of one drive: puts, deletions and tombstones, each one atomic catalog commit.
 
-An object's entry only ever gives way to a newer version of it. A put without a version of its own takes one above what
-is there; a put or a deletion that brings a version, given by another node, changes nothing where the drive has that
-version or a newer one already, be it an object or a tombstone. So copies that hear the same changes in any order end
-alike.
+The problem. An object consists of a file and a catalog entry, in two systems that share no transaction: the file system
+and RocksDB. Readers must never see an entry without its file or a partial file, and a crash must not lose an
+acknowledged object or leave a file that nothing names.
 
-A commit holds the stripes of its names, and nothing else waits for anything but the drive while it does.
+The invariant. Only one step changes what readers see: the atomic catalog write. Before it, the new file exists without
+an entry, and the catalog has an intent that names it. After it, the old file exists without an entry, and the catalog
+has a garbage key that names it. So at every moment each file is either in use or named for removal.
+
+The steps of a put:
+
+1. Prepare (publish.py), without locks: issue generation and version, write the identity to the staged file, write
+   several small objects to one segment. With durability `power`, sync the files.
+2. Lock the stripes of the names. Read the current entries, check conditions, and decide which objects are
+   committed. One that was overtaken since step 1 gets a higher version and another generation.
+3. Intent: write the final path of each file to the catalog. This write is never synced.
+4. Rename each staged file to its final name, which is never reused. With `power`, the folders are made durable
+   before, and the names after the rename.
+5. Commit: one atomic write deletes the intents, puts the entries and their block checksums, and turns the
+   replaced files into garbage or, if a snapshot sees them, into retained versions. With `power` it is synced.
+6. Release the stripes. Mark retained files, and queue dead ones for removal (garbage.py).
+
+What a crash of the process leaves, by the step that it follows:
+
+- 1 or 2: a staged file. The next start empties the staging folder.
+- 3: an intent for a file that does not exist. The next start deletes the intent.
+- 4: a file under its final name and its intent. No entry names it; the next start removes both. The previous
+  object is untouched.
+- 5: the new object. A garbage key names the old file, and the next start removes both.
+
+A crash of the machine may in addition undo changes that were not synced, in the file system and the catalog
+independently. With `power`, the bytes and names of the files are durable before the commit, so a durable entry has its
+file. With `process`, commits may be lost, which the high-water mark does not count as damage then; damaged bytes are
+found by their checksum. In both cases an unsynced intent may be lost although its rename was not, so the next start
+compares all files with the catalog (`Garbage.remove_unnamed`).
+
+If a step fails with an error, the files that did not get an entry are abandoned (garbage.py): the failed commit may
+have reached RocksDB's log. If even the catalog cannot be read, their intents stay for the next start.
+
+Deletions and tombstones bring no file: they consist of step 2, a commit as in step 5, and step 6.
+
+Versions. An object's entry is only ever replaced by a newer version. A put without a version gets one above the current
+one. A put or a deletion with a version, which another node issued, changes nothing if the drive already has that
+version or a newer one, be it an object or a tombstone. Replicas that receive the same changes in any order therefore
+end up equal.
+
+A commit holds the stripes of its names, and while it does, it waits for the drive only.
 """
 
 from __future__ import annotations
@@ -44,7 +84,7 @@ class _Chosen(NamedTuple):
 
 
 class Changes:
-    """Of a drive that is open for writing. Thread-safe."""
+    """Changes of a drive that is open for writing. Thread-safe."""
 
     def __init__(
         self,
@@ -59,8 +99,8 @@ class Changes:
         clock: VersionClock,
         require_writable: Callable[[], None],
     ) -> None:
-        """`require_writable` raises when the drive has been closed; asked with the stripes held, and must not refer to
-        the drive: a drive that nobody uses any more lets go of its folders at once."""
+        """`require_writable` raises if the drive has been closed; it is called with the stripes held. It must not refer
+        to the drive, so that an unused drive closes its folders at once."""
         self._root = root
         self._files = files
         self._catalog = catalog
@@ -84,7 +124,8 @@ class Changes:
         stage: Callable[[], StagedFile],
         elsewhere: Mapping[bytes, CatalogEntry] | None = None,
     ) -> list[CatalogEntry | LoaderError]:
-        """`elsewhere`: newest entries of these names on other drives, which count as if they were here.
+        """Commit staged objects. `elsewhere`: newest entries of these names on other drives, which count as if they
+        were here.
 
         `stage`: see `Drive.stage`.
         """
@@ -100,7 +141,8 @@ class Changes:
     def _commit(
         self, objects: Sequence[PendingObject], files: CommitFiles, elsewhere: Mapping[bytes, CatalogEntry]
     ) -> list[CatalogEntry | LoaderError]:
-        # Before the stripes are held: syncing is slow. Whoever is overtaken meanwhile takes another counter then.
+        # Before the stripes are held, because syncing is slow. An object that is overtaken meanwhile gets another
+        # counter below.
         records = files.prepare()
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
         with self.stripes.of(keys):
@@ -118,7 +160,7 @@ class Changes:
             chosen: list[_Chosen] = []
             results: list[CatalogEntry | LoaderError] = list(records)
             floors: dict[bytes, int] = {}
-            # Of what is new here nothing is remembered, unless something was deleted.
+            # A new name has no write memory, unless something was deleted.
             nothing_deleted = not self.deletions and not self.deletions.forgotten_ns
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
                 before = newest.get(key)
@@ -140,7 +182,7 @@ class Changes:
                     results[at] = before
                     continue
                 if pending.version is None and records[at].counter <= floor:
-                    # A snapshot has been made since it took its number, and must not see it.
+                    # A snapshot was made after the number was issued, and must not see this object.
                     self._clock.hear(floor)
                     newer = newer or Version(self._epoch, floor)
                 if newer is not None:
@@ -160,11 +202,11 @@ class Changes:
     def settled(
         self, pending: PendingObject, before: CatalogEntry | None
     ) -> CatalogEntry | VersionConflict | OutcomeUnknown | None:
-        """What becomes of an object that is not to be committed: an earlier try of it was, or its condition fails. None
-        where it may go on. `before` is what there is of its name.
+        """Return the result of an object that is not to be committed, because an earlier try was or its condition
+        fails; None if it may be committed. `before` is the current entry of its name.
 
-        Of copies nothing counts but their versions, and a node that brings a version has looked for earlier tries: it
-        may have to be committed once more, but not over what has replaced it, nor over a try that it has not found.
+        For copies only versions count. A node that brings a version has looked for earlier tries: the object may have
+        to be committed once more, but not over what has replaced it, nor over a try that was not found.
         """
         condition = pending.condition
         if condition is None:
@@ -172,7 +214,7 @@ class Changes:
         remembering = before
         if before is None and condition.write_id and self.deletions:
             remembering = self.deletions.get(fmt.object_key(pending.bucket_uuid, pending.name))
-        may_be_done = remembering is not None and condition.write_id in remembering.writes  # found for certain below
+        may_be_done = remembering is not None and condition.write_id in remembering.writes  # verified below
         if may_be_done and not pending.is_copy and (done := done_before(condition, remembering)) is not None:
             if done is not remembering:
                 return done._replace(raw_metadata=fmt.encode_metadata(pending.metadata))
@@ -192,7 +234,7 @@ class Changes:
         return undecided(condition, label, remembering, self.deletions.forgotten_ns if before is None else 0)
 
     def _memory(self, key: bytes, before: CatalogEntry | None, brought: bytes, modified_ns: int) -> bytes:
-        """What an entry remembers that takes the place of another one, or of a deleted one."""
+        """Return the write memory of an entry that replaces another one, or a deleted one."""
         if before is not None:
             return after([before], brought, modified_ns) if before.writes else brought
         deleted = self.deletions.get(key)
@@ -203,7 +245,7 @@ class Changes:
         return after([deleted] if deleted is not None else [], brought, modified_ns, forgotten_before_ns=recent)
 
     def defer_unlink(self, ended: Ended) -> None:
-        """With no stripe held: see to the files of what a commit has ended."""
+        """Process the files of what a commit has ended. No stripe is held."""
         self.retention.mark(ended.kept)
         self._garbage.defer_unlink(ended.dead)
 
@@ -214,9 +256,9 @@ class Changes:
                     raise BucketNotFound(f"the bucket of {name!r} has been deleted meanwhile")
 
     def _above(self, before: Version, name: str) -> Version:
-        """A version of this drive's own above one that it has."""
+        """Issue a version above one that the drive has."""
         self._clock.hear(before.counter)
-        # A cluster's epochs, in versions that name a node, are not this store's: they are followed.
+        # The epochs in versions with a node number are those of a cluster, not of this store: they are kept.
         version = Version(max(self._epoch, before.epoch if before.node else 0), self._clock.take())
         if version <= before:
             raise StoreFormatError(
@@ -226,7 +268,7 @@ class Changes:
         return version
 
     def _publish(self, chosen: Sequence[_Chosen], files: CommitFiles, current: dict[bytes, CatalogEntry]) -> Ended:
-        """Announce the files, rename them, commit; returns what was replaced."""
+        """Write intents, rename the files, commit. Returns what was replaced."""
         objects = [(pending, record) for _, pending, record in chosen]
         intents = WriteBatch(raw_mode=True)
         intent_keys: list[bytes] = []
@@ -265,12 +307,13 @@ class Changes:
         return ended
 
     def _not_entered(self, chosen: Sequence[_Chosen]) -> list[CatalogEntry]:
-        """Of a commit that ended with an error: what the catalog does not have. The error may have come after it."""
+        """Return the objects of a failed commit that the catalog does not have. The error may have come after the
+        write."""
         try:
             values = self._catalog.get_many([key for key, _, _ in chosen])
             entered = {fmt.decode_entry(value).path for value in values if value is not None}
         except LoaderError:
-            return []  # nobody can tell: their intents name them, for the next start
+            return []  # unknown: their intents name them, for the next start
         return [record for _, _, record in chosen if record.path not in entered]
 
     # -- taking away
@@ -278,10 +321,11 @@ class Changes:
     def delete(
         self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool, condition: Condition | None = None
     ) -> list[bool | OutcomeUnknown]:
-        """Remove objects without a trace, and tombstones if so told; True where there was an object.
+        """Remove objects without leaving tombstones and, with `tombstones`, remove tombstones as well. True for names
+        that had an object.
 
-        What an earlier try of a deletion, by its id, did away with counts as if it had been there, and nothing is
-        changed. Raises VersionConflict, before anything is changed, when the condition does not hold of one of them.
+        A deletion whose earlier try, found by its id, has taken effect also gives True, and changes nothing. Raises
+        VersionConflict, before anything is changed, if the condition does not hold for one of them.
         """
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
         memory = memory_of(condition.write_id) if condition is not None else b""
@@ -322,11 +366,11 @@ class Changes:
         condition: Condition | None = None,
         writes: bytes = b"",
     ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
-        """Put a tombstone in an object's place; the entry before, and the one that counts now.
+        """Replace an object by a tombstone. Returns the entry before, and the one that counts now.
 
-        Without a version the drive gives one, and where there is no object nothing changes. With one, it stands if it
-        is newer than what is there, also where nothing is. `elsewhere`: see `commit`. `writes`: its memory, besides
-        what this drive knows of the name. Raises VersionConflict.
+        Without a version the drive issues one, and nothing changes if there is no object. A tombstone with a version
+        takes effect if it is newer than the current entry, also if there is none. `elsewhere`: see `commit`. `writes`:
+        its write memory, in addition to what this drive knows of the name. Raises VersionConflict.
         """
         key = fmt.object_key(bucket_uuid, name)
         with self.stripes.of([key]):
@@ -337,7 +381,7 @@ class Changes:
             if elsewhere is not None and (before is None or before.version < elsewhere.version):
                 before = elsewhere
             if (done := done_before(condition, before)) is not None and done is not before:
-                return before, before  # an earlier try, replaced since
+                return before, before  # an earlier try, replaced since then
             require(condition, name, before)
             if version is None:
                 if before is None or before.is_tombstone:
@@ -356,9 +400,9 @@ class Changes:
         return before, tombstone
 
     def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> CatalogEntry | None:
-        """Remove one entry without a trace unless it is newer than `version`; the entry that is left, if any.
+        """Remove one entry without a tombstone unless it is newer than `version`. Returns the remaining entry, if any.
 
-        With `tombstone` an object is left alone, whatever its version.
+        With `tombstone`, objects of any version are kept.
         """
         key = fmt.object_key(bucket_uuid, name)
         with self.stripes.of([key]):
@@ -375,7 +419,8 @@ class Changes:
     def write_tombstones(
         self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]]
     ) -> list[tuple[CatalogEntry | None, CatalogEntry | None]]:
-        """As `write_tombstone` of each name, with its version and memory, all in one catalog commit; in order."""
+        """Write a tombstone for each name, with its version and write memory, all in one catalog commit. Results are in
+        order, as those of `write_tombstone`."""
         now_ns = time.time_ns()
         keys = [fmt.object_key(bucket_uuid, name) for name, _, _ in tombstones]
         results: list[tuple[CatalogEntry | None, CatalogEntry | None]] = []
@@ -393,7 +438,7 @@ class Changes:
                     raise late
                 before = newest.get(key)
                 if before is not None and (before.version >= version or find(before.writes, writes[1:17]) is not None):
-                    results.append((before, before))  # it is newer, or has replaced what an earlier try left
+                    results.append((before, before))  # it is newer, or has replaced the result of an earlier try
                     continue
                 self._clock.hear(version.counter)
                 writes = self._memory(key, before, writes, now_ns)
@@ -410,7 +455,7 @@ class Changes:
         before: dict[bytes, CatalogEntry],
         deletions: dict[bytes, CatalogEntry] | None = None,
     ) -> Ended:
-        """Set entries that bring no file, or remove them (None); returns the objects that this ends."""
+        """Set entries without files, or remove them (None). Returns the objects that this ends."""
         batch = WriteBatch(raw_mode=True)
         if deletions:
             self.deletions.put(batch, deletions)
@@ -420,7 +465,7 @@ class Changes:
             else:
                 batch.put(key, fmt.encode_entry(record))
         now = self._clock.take() if any(self.retention.floor(fmt.bucket_of_key(key)) for key in before) else 0
-        # What a tombstone ends, ends with the tombstone's number, on whichever node and whenever that is.
+        # A version that a tombstone ends, ends at the tombstone's number, on every node and at any time.
         ends = {key: tombstone.counter for key, tombstone in entries.items() if tombstone is not None}
         ended = self.retention.end(batch, ((key, record, ends.get(key, now)) for key, record in before.items()))
         if entries:
@@ -430,15 +475,16 @@ class Changes:
         return ended
 
     def replace_entry(self, key: bytes, record: CatalogEntry | None, blocks: Sequence[int] = ()) -> None:
-        """Set one catalog entry as it is, or remove it (None), and bury what it named before. For the doctor.
+        """Set one catalog entry as it is, or remove it (None); the file of the previous one becomes garbage. For the
+        doctor.
 
-        What an object's entry named is kept for snapshots that see it if another object takes its place; not if it is
-        removed, as damaged. A retained entry goes for good.
+        The previous file is retained for snapshots that see it if another object replaces it, but not if the entry is
+        removed as damaged. A retained entry is removed for good.
         """
         with self.stripes.of([key]):
             self._require_writable()
             dead: list[CatalogEntry] = []
-            with contextlib.suppress(StoreFormatError):  # an unintelligible entry names no file that could be told
+            with contextlib.suppress(StoreFormatError):  # the file of an unreadable entry is unknown
                 before = self._catalog.get(key)
                 dead = [fmt.decode_entry(before)] if before is not None else []
             dead = [other for other in dead if not other.is_tombstone]
@@ -459,14 +505,15 @@ class Changes:
     # -- snapshots
 
     def set_cuts(self, cuts: Mapping[bytes, Iterable[int]]) -> None:
-        """All that is given a number from now on is seen by none of these snapshots; the caller holds all stripes."""
+        """Set the cuts of all snapshots. Numbers issued from now on are above all of them. The caller holds all
+        stripes."""
         self._clock.hear(max((cut for of_bucket in cuts.values() for cut in of_bucket), default=0))
         self.retention.set_cuts(cuts)
 
     def retain(self, batch: WriteBatch, key: bytes, ended: int, pending: PendingObject) -> CatalogEntry:
-        """Publish a version that has ended under `key`, after `batch`.
+        """Publish an ended version under `key`, after writing `batch`.
 
-        With its stripe held, and `defer_unlink` to follow.
+        The stripe is held, and `defer_unlink` follows.
         """
         files = CommitFiles(
             self._files, self.generations, self._clock, [pending], None, epoch=self._epoch, sync=self._sync
@@ -478,7 +525,7 @@ class Changes:
         return record
 
     def trim(self, bucket_uuid: bytes) -> int:
-        """Let go of what no snapshot sees any more; returns how many versions that were. Raises as `commit` does."""
+        """Release versions that no snapshot sees any more. Returns how many. Raises as `commit` does."""
         trimmed = 0
         for keys in self.retention.keys(bucket_uuid):
             with self.stripes.of(keys[:1]):
@@ -490,7 +537,7 @@ class Changes:
 
 
 def _is_mended(before: CatalogEntry, record: CatalogEntry, pending: PendingObject) -> bool:
-    """Whether the object is there in this very version, and damaged."""
+    """Whether the drive has exactly this version, and the write is to replace its damaged bytes."""
     if pending.condition is None or not pending.condition.mends or before.is_tombstone:
         return False
     return (before.version, before.size_bytes, before.checksum) == (record.version, record.size_bytes, record.checksum)

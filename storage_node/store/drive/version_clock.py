@@ -1,13 +1,13 @@
-"""Version clock of a store: a hybrid logical clock, whose numbers are the counters of versions and snapshots' cuts.
+"""Version clock of a store: a hybrid logical clock that issues the counters of versions and the cuts of snapshots.
 
-A number is the wall clock's milliseconds since 1970, then 16 bits that count within one of them (Kulkarni et al.,
-"Logical Physical Clocks", 2014). It never runs backwards, whatever the wall clock does: the next number is above all
-that were given here or heard of from others, and that of the wall clock if it is higher. So numbers of nodes that hear
-of each other are ordered by that, and those of nodes that do not, by time.
+A number consists of the wall clock's milliseconds since 1970 and 16 bits that count within a millisecond (Kulkarni et
+al., "Logical Physical Clocks", 2014). It never runs backwards, whatever the wall clock does: the next number is above
+all that were issued here or heard of from others, and at least that of the wall clock. Numbers of nodes that
+communicate are therefore ordered by causality, and those of other nodes by time.
 
-What was given or heard of survives every crash. On each drive of the store stands a limit that no number has reached
-yet; before one reaches it the limit is moved to a second from now, so that a number rarely costs a write. A store that
-was not closed begins at the limit.
+Numbers that were issued or heard of survive every crash. Each drive of the store has a limit that no number has reached
+yet. Before a number reaches it, the limit is moved to one second from now, so that a number rarely costs a write. A
+store that was not closed cleanly begins at the limit.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from storage_node.store.drive.catalog import Catalog, WriteBatch
 
 LOGICAL_BITS = 16
 MAX_COUNTER = (1 << 62) - 1
-"""In the year 4200. There is room above it in all that holds counters, so that one more is never one too many."""
+"""In the year 4200. All fields that hold counters have room above it, so that adding one never overflows."""
 MAX_EPOCH = (1 << 31) - 1
-"""Of versions that come from others. A rebuild of a catalog goes one beyond the highest that it finds."""
+"""Maximum epoch in versions from other nodes. Rebuilding a catalog uses one above the highest that it finds."""
 RESERVED_MS = 1000
 _RESERVED_AHEAD = 1 << LOGICAL_BITS
-"""Of a clock that is ahead of the wall clock: however often it crashes, that does not add up."""
+"""Reserved when the clock is ahead of the wall clock, so that repeated crashes add little."""
 MAX_OFFSET_MS = 60_000
 
 
 def at_ms(time_ms: int) -> int:
-    """The first number of this millisecond."""
+    """Return the first number of this millisecond."""
     return time_ms << LOGICAL_BITS
 
 
@@ -42,7 +42,7 @@ def ms_of(counter: int) -> int:
 
 
 def check_counter(counter: int, what: str) -> int:
-    """Of a number from the wire or a file. Raises InvalidRequest."""
+    """Check a number from the wire or a file. Raises InvalidRequest."""
     if not 0 <= counter <= MAX_COUNTER:
         raise InvalidRequest(
             f"{what} {counter} is not between 0 and {MAX_COUNTER}: no version clock gives such a number"
@@ -51,13 +51,13 @@ def check_counter(counter: int, what: str) -> int:
 
 
 class VersionClock:
-    """Of one store that is open for writing; its drives share it. Thread-safe."""
+    """Version clock of one store that is open for writing; its drives share it. Thread-safe."""
 
     def __init__(self, wall_ms: Callable[[], int] | None = None) -> None:
-        """`wall_ms`: milliseconds since 1970; None for this machine's."""
+        """`wall_ms` returns milliseconds since 1970; None for this machine's clock."""
         self.wall_ms = wall_ms or wall_clock.wall_ms
         self.max_offset_ms = MAX_OFFSET_MS
-        """By which clocks of nodes may differ."""
+        """Maximum offset between the clocks of nodes."""
         self._lock = threading.Lock()
         self._drives: list[Catalog] = []  # what follows is guarded by _lock
         self._next = 1
@@ -66,18 +66,19 @@ class VersionClock:
 
     @property
     def highest(self) -> int:
-        """Nothing above it has been given or heard of."""
+        """The highest number that was issued or heard of."""
         return self._next - 1
 
     @property
     def ahead_ms(self) -> int:
-        """How far the clock is ahead of the wall clock; 0 as long as it follows that."""
+        """Number of milliseconds by which the clock is ahead of the wall clock; 0 while it follows that."""
         return max(0, ms_of(self.highest) - self.wall_ms())
 
     def believes(self, number: int, wall_ms: int = 0) -> bool:
-        """Whether another node may give this number now: clocks may differ so much, or it is not its clock's fault.
+        """Whether another node may issue this number now: it is within the allowed offset, or not caused by the node's
+        clock.
 
-        `wall_ms`: what the other node's wall clock shows. If that is right, the number is above one that it found.
+        `wall_ms` is the other node's wall clock. If that is right, the number is above one that the node had to accept.
         """
         own_ms = self.wall_ms()
         if ms_of(number) <= max(own_ms, ms_of(self.highest)) + self.max_offset_ms:
@@ -85,7 +86,7 @@ class VersionClock:
         return wall_ms > 0 and abs(wall_ms - own_ms) <= self.max_offset_ms
 
     def take(self, count: int = 1) -> int:
-        """A number that was never given, and is above all that were: the first of so many that follow each other.
+        """Issue `count` consecutive numbers above all earlier ones. Returns the first.
 
         Raises DriveFailed, DriveFull.
         """
@@ -96,9 +97,9 @@ class VersionClock:
             return number
 
     def hear(self, number: int) -> None:
-        """Give nothing up to and including `number` from now on, after a crash neither.
+        """Issue only numbers above `number` from now on, also after a crash.
 
-        Raises DriveFailed, DriveFull: until a crash it has been heard of all the same. InvalidRequest: it has not.
+        Raises DriveFailed, DriveFull: it holds until a crash nevertheless. InvalidRequest: it does not hold.
         """
         if number < self._next:
             return
@@ -108,9 +109,9 @@ class VersionClock:
             self._reserve(number)
 
     def catch_up(self) -> None:
-        """Wait until the wall clock has passed what an earlier life, which ended in a crash, may have given.
+        """Wait until the wall clock has passed all numbers that may have been issued before a crash.
 
-        A second at most. To be called before a number is taken that is compared with those of other nodes by time.
+        At most a second. Call this before issuing a number that is compared with those of other nodes by time.
         """
         if self._begins_at_limit:
             if (ahead_ms := self.ahead_ms) <= RESERVED_MS:
@@ -118,13 +119,13 @@ class VersionClock:
             self._begins_at_limit = False
 
     def _reserve(self, number: int) -> None:
-        """Have the limit be above `number` on every drive that can write; lasting on one of them."""
+        """Move the limit above `number` on every writable drive, durably on one of them."""
         if number < self._limit:
             return
         limit = max(at_ms(self.wall_ms() + RESERVED_MS), number + _RESERVED_AHEAD)
         problem: LoaderError | None = None
         written = False
-        for catalog in self._drives:  # one that cannot write is done without, as one that is away
+        for catalog in self._drives:  # a drive that cannot write is skipped, like a missing one
             try:
                 _write(catalog, limit, sync=not written)
                 written = True
@@ -137,13 +138,13 @@ class VersionClock:
     # -- its drives
 
     def attach(self, catalog: Catalog) -> None:
-        """Go on above all that this drive has heard of. Raises LoaderError."""
+        """Continue above all numbers that this drive has heard of. Raises LoaderError."""
         stored = catalog.get(fmt.CLOCK_KEY)
         limit = _highest_of(catalog) + 1 if stored is None else int.from_bytes(stored, "big")
         if limit > 2 * MAX_COUNTER:
             raise StoreFormatError(f"{catalog.path}: the limit of the version clock, {limit}, is none that it ever has")
         with self._lock:
-            if stored is None:  # of a store that was made before there was a limit: this is done once
+            if stored is None:  # a store from before limits existed: done once
                 _write(catalog, limit, sync=True)
             self._begins_at_limit |= limit > self._next
             self._next = max(self._next, limit)
@@ -151,7 +152,7 @@ class VersionClock:
             self._drives.append(catalog)
 
     def detach(self, catalog: Catalog, *, orderly: bool) -> None:
-        """Write to this drive no more; `orderly`: note the exact number, as no more are given. Raises LoaderError."""
+        """Stop writing to this drive. `orderly`: store the exact number, as no more are issued. Raises LoaderError."""
         with self._lock:
             if catalog in self._drives:
                 self._drives.remove(catalog)
@@ -166,7 +167,7 @@ def _write(catalog: Catalog, limit: int, *, sync: bool) -> None:
 
 
 def _highest_of(catalog: Catalog) -> int:
-    """The highest number in any entry of a drive, but for those that no version clock gives."""
+    """Return the highest number in any entry of a drive, except those that no version clock issues."""
     highest = 0
     for _, value in catalog.scan(fmt.OBJECT_PREFIX):
         highest = max(highest, _sane(fmt.counter_of_value(value)))
