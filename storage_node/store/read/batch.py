@@ -1,9 +1,9 @@
-"""GetBatch on one store, in three stages: look every entry up, plan frames, read frame after frame, in request order.
+"""GetBatch on one store, in three stages: look up every entry, plan frames, read the frames in request order.
 
-What the catalog says of each entry is known at the start, in a table of columns (`batch_table`); the plan is a pure
-function of it (`frame_plan`); what is true of the bytes is known only when they are read. Failures of each stage end in
-the entry's status, in its place. The common frame costs one native call; a frame in which anything goes wrong is read
-again entry by entry, with patience.
+The catalogs' information on each entry is collected at the start, in a table of columns (`batch_table`). The plan is a
+pure function of it (`frame_plan`). Damage and replaced objects are only found while reading. Failures of each stage end
+in the entry's status, in its position. The common frame takes one native call; a frame in which anything goes wrong is
+read again entry by entry, with retries.
 
 A batch belongs to one thread at a time. It holds no lock and no memory between frames.
 """
@@ -27,18 +27,18 @@ from storage_node.store.store import Store
 
 
 class StoreBatch:
-    """n entries looked up, ready to be read, in order."""
+    """Looked-up entries of one request, ready to be read in order."""
 
     def __init__(self, store: Store, request: pb.BatchRequest) -> None:
-        """Raises InvalidRequest when the request's columns do not fit together."""
+        """Raises InvalidRequest if the request's columns do not fit together."""
         self._request = request
         lookup = BatchLookup(store, request)
         self._table = lookup.run()
         self._reader = FrameReader(self._table, lookup, request)
         self.wait_us = 0
-        """What END is to say of it; see ais_batch.proto."""
+        """Waiting time to report in END; see ais_batch.proto."""
         self.file_frame_bytes = 0
-        """What frames may have that `read_message` leaves in files; 0 where it is not used."""
+        """Maximum payload of frames that `read_message` sends from files; 0 if it is not used."""
 
     @property
     def n(self) -> int:
@@ -51,30 +51,30 @@ class StoreBatch:
 
     @property
     def status(self) -> U8:
-        """Of each entry; shape (n,)."""
+        """Status of each entry; shape (n,)."""
         return self._table.status
 
     def fault(self, position: int) -> EntryFault | None:
-        """Why an entry failed, where there is more to say than its status."""
+        """Return details of an entry's failure, if there are any besides its status."""
         return self._table.faults.get(self._table.first_index + position)
 
     def kind(self, position: int) -> int:
-        """Which checksum an entry has, a ChecksumKind."""
+        """Return the kind of an entry's checksum, a ChecksumKind."""
         return int(self._table.kind[position])
 
     def version(self, position: int) -> str:
-        """Of the object that an entry is, or is of; "" of one that was not found."""
+        """Return the version of an entry's object, "" if it was not found."""
         record = self._table.records[position]
         return "" if record is None else str(record.version)
 
     def record(self, position: int) -> CatalogEntry | None:
-        """What the catalog says of the object that an entry is, or is of; None where nothing was found."""
+        """Return the catalog entry of an entry's object, or None if it was not found."""
         return self._table.records[position]
 
     # -- planning
 
     def spans(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[FrameSpan]:
-        """The frames to read, in order."""
+        """Iterate over the frames to read, in order."""
         table = self._table
         offset = self._request.resume_offset
         if offset and table.n and not table.status[0] and table.sizes[0] < offset:
@@ -85,7 +85,7 @@ class StoreBatch:
                 yield span
 
     def planned(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[FrameSpan]:
-        """The frames of `spans` as far as can be said before any has been read."""
+        """Iterate over the frames of `spans` as planned before any has been read."""
         return plan_frames(
             self._table.sizes,
             target_bytes=target_bytes,
@@ -99,7 +99,7 @@ class StoreBatch:
         return 0 if table.n and table.status[0] else self._request.resume_offset
 
     def bytes_in(self, span: FrameSpan) -> int:
-        """Payload of a frame that has been read: less than was planned where entries failed."""
+        """Return the payload of a frame that has been read: less than planned if entries failed."""
         table = self._table
         if span.is_piece:
             return 0 if table.status[span.first] else span.payload_bytes
@@ -112,9 +112,9 @@ class StoreBatch:
         return self._reader.waited()
 
     def announce(self, span: FrameSpan) -> int:
-        """Have the kernel fetch what of these entries is not in the page cache; returns how many bytes that is.
+        """Make the kernel prefetch what is not in the page cache. Returns the number of bytes requested.
 
-        For any thread, beside the one that the batch belongs to.
+        May be called from any thread, beside the one that the batch belongs to.
         """
         return self._reader.announce(span)
 
@@ -123,33 +123,33 @@ class StoreBatch:
         return self._reader.read(span)
 
     def read_encoded(self, span: FrameSpan, batch_id: int) -> tuple[bytes, bool]:
-        """Read one frame into a serialized SessionResponse, its payload copied by nobody.
+        """Read one frame into a serialized SessionResponse, without copying its payload.
 
-        Returns it, and whether it carries END: the last frame does where all is known before it is read.
+        Returns it, and whether it carries END: the last frame does if everything is known before it is read.
         """
         return self._reader.read_encoded(span, batch_id, self.wait_us)
 
     def read_message(self, span: FrameSpan, batch_id: int) -> tuple[bytes | FileFrame, bool]:
-        """As `read_encoded`; or a frame whose bytes stay in their files until they are sent, unless entries are small,
-        in pieces, members to be unpacked, or something is the matter with one of them."""
+        """Read a frame as `read_encoded` does, or return one whose bytes stay in their files until they are sent. The
+        latter is not used for small entries, pieces, compressed members, or if any entry has a problem."""
         from_files = self.open_message(span, batch_id)
         return self.read_encoded(span, batch_id) if from_files is None else from_files
 
     def open_message(self, span: FrameSpan, batch_id: int) -> tuple[FileFrame, bool] | None:
-        """As `read_message`, without a look at an entry's bytes; None for a frame that is to be read."""
+        """Return a frame that is sent from files, without examining the bytes; None for a frame that has to be read."""
         return self._reader.file_frame(span, batch_id, self.wait_us)
 
     def read_all(self, helpers: Executor | None = None, parts: int = 1) -> list[bytes] | None:
-        """Every entry as bytes of its own, straight from the drives; None when that takes more than plain reads.
+        """Read every entry as separate bytes, directly from the drives; None if that takes more than plain reads.
 
         With `helpers` the batch is read in up to `parts` parts at once, one of them in the calling thread.
         """
         return self._reader.read_all(helpers, parts)
 
     def close(self) -> None:
-        """Close what a batch that ends early has left open. Reading on afterwards begins anew."""
+        """Close what a batch that ends early has left open. Reading afterwards must start anew."""
         self._reader.close()
 
     def end(self, entries: int) -> pb.End:
-        """The END of a batch of which the first `entries` entries have been read."""
+        """Return the END of a batch of which the first `entries` entries have been read."""
         return self._table.end(entries, self.wait_us)

@@ -1,6 +1,6 @@
-"""Batch look-up: what the catalogs say is stored under each name, entered into the columns of the batch's table.
+"""Batch look-up: finds each name in the catalogs and fills the columns of the batch's table.
 
-It is done at the start, and once more for an entry whose file has vanished when it comes to be read.
+It runs at the start, and once more for an entry whose file has vanished when it is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from storage_node.store.stale_replicas import ReplicaStale, stale_message
 from storage_node.store.store import Store
 
 _Unfound: TypeAlias = dict[int, LoaderError | UnicodeEncodeError | None]
-"""By position: why an object could not be looked up; None when there is none."""
+"""Errors of look-ups by position; None if there is no object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class _Failed:
 
 
 class BatchLookup:
-    """Of the entries of one request. Belongs to one thread at a time."""
+    """Look-up of the entries of one request. Belongs to one thread at a time."""
 
     def __init__(self, store: Store, request: pb.BatchRequest) -> None:
-        """Raises InvalidRequest when the request's columns do not fit together."""
+        """Raises InvalidRequest if the request's columns do not fit together."""
         self._store = store
         self._request = request
         self._table = BatchTable(list(request.name), request.first_index)
         self._looking: set[str] = set()
-        """Shards that were looked up again, because their files had gone."""
+        """Shards that were looked up again because their files were missing."""
         check_columns(request, self._table.n)
 
     def run(self) -> BatchTable:
-        """Look every entry up; what later look-ups find is entered into the same table."""
+        """Look up every entry. Later look-ups update the same table."""
         table = self._table
         request = self._request
         by_bucket: dict[int, list[int]] = {}
@@ -83,14 +83,14 @@ class BatchLookup:
         status, kind = (pb.NOT_FOUND if isinstance(error, BucketNotFound) else pb.UNAVAILABLE), error.kind
         acting_by, asked_by = self._store.replicas.map_version(), self._request.map_version
         if asked_by and asked_by != acting_by:
-            # One of the two has not heard yet that it was made, or deleted.
+            # One of the two nodes does not yet know that the bucket was created, or deleted.
             older = NodeUnavailable if acting_by < asked_by else StaleMap
             status, kind = pb.UNAVAILABLE, older.kind
         for position in positions:
             self._table.fail(position, status, str(error), kind)
 
     def _look_up_bucket(self, bucket_uuid: bytes, bucket_name: str, cut: int | None, positions: list[int]) -> list[int]:
-        """Returns what is not there."""
+        """Look up entries of one bucket. Returns the positions of missing objects."""
         missing: list[int] = []
         while positions:
             placement = self._store.drive_set.placement
@@ -100,7 +100,7 @@ class BatchLookup:
                 failed = self._look_up_settled(placement, bucket_uuid, cut, positions)
             if not failed or self._store.drive_set.still(placement):
                 break
-            positions = list(failed)  # drives have come or gone meanwhile
+            positions = list(failed)  # drives were added or removed meanwhile
         for position, error in failed.items() if positions else ():
             if error is None:
                 missing.append(position)
@@ -112,7 +112,7 @@ class BatchLookup:
     def _look_up_settled(
         self, placement: DrivePlacement, bucket_uuid: bytes, cut: int | None, positions: list[int]
     ) -> _Unfound:
-        """Every object is with its owner, or nowhere. Returns what was not found (None), or not looked up."""
+        """Look up while every object is on its owner. Returns what was not found (None), or not looked up."""
         names = self._table.names
         failed: _Unfound = {}
         by_drive: dict[int, list[int]] = {}
@@ -163,7 +163,7 @@ class BatchLookup:
         *,
         of_snapshot: bool = False,
     ) -> _Unfound:
-        """Enter what was found on one drive; returns what was not."""
+        """Enter what was found on one drive. Returns what was missing."""
         table = self._table
         if self._store.replicas.stale.any and not of_snapshot:
             mine, found = self._trusted(bucket_uuid, mine, found)
@@ -193,7 +193,7 @@ class BatchLookup:
     def _trusted(
         self, bucket_uuid: bytes, positions: list[int], found: list[CatalogEntry | None]
     ) -> tuple[list[int], list[CatalogEntry | None]]:
-        """Those that are not in doubt; the others fail."""
+        """Return those that are not stale; the others fail."""
         table = self._table
         left: list[int] = []
         records: list[CatalogEntry | None] = []
@@ -212,7 +212,7 @@ class BatchLookup:
             return True
 
     def _narrow(self, position: int) -> None:
-        """Apply what the request says of one entry beyond its name: member, version, range."""
+        """Apply the member, version and range that the request gives for one entry."""
         table = self._table
         record, request = table.records[position], self._request
         if record is None:
@@ -234,7 +234,8 @@ class BatchLookup:
             table.fail_too_large(position, int(table.sizes[position]))
 
     def _locate_members(self) -> set[int]:
-        """Whole members of tars, a shard at a time; returns their positions. All others are seen to one by one."""
+        """Locate whole members of tars, one shard at a time. Returns their positions; all others are handled one by
+        one."""
         table = self._table
         request = self._request
         if request.start or request.version or request.resume_version:
@@ -257,7 +258,7 @@ class BatchLookup:
         try:
             shard = table.drive_of(first).shards.open(record, table.names[first])
         except (OSError, LoaderError):
-            return []  # which comes up again, and is told of each entry
+            return []  # the error occurs again, and is reported for each entry
         if not shard.archive.is_plain:
             return []
         members = shard.archive.index.find_many([request.member[position] for position in positions])
@@ -279,7 +280,7 @@ class BatchLookup:
         try:
             part = find_member(drive, record, name, member, *self._range(position))
         except FileNotFoundError:
-            # Replaced a moment ago, most likely: the shard as it is now has members of its own.
+            # Probably just replaced: the current shard has members of its own.
             if name not in self._looking:
                 self._looking.add(name)
                 self.again(position)
@@ -330,9 +331,10 @@ class BatchLookup:
         return None
 
     def again(self, position: int, problem: tuple[int, int] | None = None) -> bool:
-        """After a file has vanished: True when the catalog names another one by now, False with a status set if not.
+        """Look up an entry again after its file vanished. Returns True if the catalog names another file now; otherwise
+        the status is set.
 
-        `problem`: what else it was that reading met, a FailureCode and an errno.
+        `problem`: another error that reading met, a FailureCode and an errno.
         """
         table = self._table
         name, old = table.names[position], table.records[position]
@@ -374,23 +376,23 @@ class BatchLookup:
         return not table.status[position]
 
     def fail_read(self, position: int, code: int, number: int) -> None:
-        """Of what reading an entry met: `code` is a FailureCode, `number` an errno, or 0."""
+        """Fail an entry that could not be read. `code` is a FailureCode, `number` an errno, or 0."""
         member = self._request.member[position] if self._request.member else ""
         label = repr(self._table.names[position]) + (f", member {member!r}" if member else "")
         _fail_reading(self._table, position, label, code, number)
         self._note_damage(position)
 
     def fail_member(self, position: int, error: LoaderError, message: str) -> None:
-        """Of a member of an archive that cannot be delivered."""
+        """Fail an entry because of its archive."""
         self._table.fail(position, status_of(error), message, error.kind)
         self._note_damage(position, surely=False)
 
     def _note_damage(self, position: int, *, surely: bool = True) -> None:
-        """Of an entry that cannot be read, if that is because its bytes are not what was put; or may not be."""
+        """Note the object of an unreadable entry as damaged, or as suspected."""
         record = self._table.records[position]
         if self._table.status[position] == pb.CORRUPT and record is not None:
             at = self._request.bucket_index[position] if self._request.bucket_index else 0
-            with contextlib.suppress(LoaderError):  # the bucket has gone meanwhile
+            with contextlib.suppress(LoaderError):  # the bucket was deleted meanwhile
                 bucket_uuid = self._store.bucket(self._request.bucket[at]).uuid_bytes
                 damaged = self._store.damaged
                 noted = damaged.note if surely else damaged.suspect
@@ -401,7 +403,7 @@ class BatchLookup:
         name = table.names[position]
         asked_by, acting_by = self._request.map_version, self._store.replicas.map_version()
         if 0 < asked_by < acting_by:
-            # It may have been handed over, by a map that the asker has not heard of.
+            # The object may have been handed over under a map that the caller does not know yet.
             message = f"{name!r} is not here: asked by map {asked_by}, this node has {acting_by}"
             table.fail(position, pb.UNAVAILABLE, message, StaleMap.kind)
             return

@@ -1,4 +1,4 @@
-"""Archive members in a batch: where each one's bytes are, or why it has none."""
+"""Archive members in a batch: the location of each one's bytes, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from storage_node.store.read.frame_plan import check_range
 
 @dataclass(frozen=True, slots=True)
 class MemberPart:
-    """A member, or a range of it. Holding it keeps the shard's file open."""
+    """Member, or a range of one. Holding it keeps the shard's file open."""
 
     name: str
     """Name of the archive."""
@@ -33,14 +33,15 @@ class MemberPart:
     start: int
     size_bytes: int
     file_offset: int | None
-    """Where the bytes are in the file `shard.fd`; None where they are packed and have to be unpacked."""
+    """Offset of the bytes in the file `shard.fd`; None if they have to be decompressed."""
 
     @property
     def is_whole(self) -> bool:
         return self.size_bytes == self.member.size_bytes
 
     def pieces(self, offset: int = 0) -> Iterator[bytes]:
-        """The bytes from `offset` of this part on, unpacked; a whole member is verified with its last piece.
+        """Iterate over the decompressed bytes from `offset` of this part on. A whole member is verified with its last
+        piece.
 
         Raises LoaderError, OSError.
         """
@@ -51,7 +52,7 @@ class MemberPart:
             yield from pieces
 
     def checked_pieces(self, offset: int = 0) -> Iterator[bytes]:
-        """Return the same as `pieces`, each piece verified before it is returned.
+        """Iterate like `pieces`, with each piece verified before it is returned.
 
         Raises FileNotFoundError if the archive has been replaced and its block checksums are gone.
         """
@@ -62,15 +63,14 @@ class MemberPart:
 
     def _of_verified_copy(self, offset: int) -> Iterator[bytes]:
         with naming(self.name, self.member.name):
-            self.shard.archive.verify(self.member)  # an unpacked copy has checksums of whole members only
+            self.shard.archive.verify(self.member)  # a decompressed copy has checksums of whole members only
         yield from self.pieces(offset)
 
 
 def find_member(drive: Drive, record: CatalogEntry, name: str, member: str, start: int, length: int) -> MemberPart:
-    """`length` -1: to the end. The first member that is asked of a shard without an index waits for one.
+    """Find a member, or a range of it; `length` -1: to the end. Builds the shard's index if there is none.
 
-    Raises FileNotFoundError when the shard's file is gone, OSError, MemberNotFound, RangeError, ArchiveError,
-    CopiesBusy.
+    Raises FileNotFoundError if the shard's file is gone, OSError, MemberNotFound, RangeError, ArchiveError, CopiesBusy.
     """
     shard = drive.shards.open(record, name)
     try:
@@ -85,7 +85,7 @@ def find_member(drive: Drive, record: CatalogEntry, name: str, member: str, star
 
 
 def status_of(error: LoaderError) -> int:
-    """How an entry fares whose member cannot be delivered."""
+    """Return the status of an entry whose member cannot be delivered."""
     if isinstance(error, MemberNotFound):
         return pb.MEMBER_NOT_FOUND
     if isinstance(error, RangeError):

@@ -1,4 +1,4 @@
-"""Batch reader: the pieces of many files in one call, checked, in order, behind a prefix or as a list.
+"""Batch reader: reads pieces of many files in one call, verified, in order, after a prefix or as a list.
 
 Columns describe n entries; entry i is `lengths[i]` bytes from `offsets[i]` of the file `paths[i]`:
 
@@ -6,19 +6,19 @@ Columns describe n entries; entry i is `lengths[i]` bytes from `offsets[i]` of t
     paths     n bytes       without NUL; b"" means that dirfds[i] is itself the file, open for reading
     offsets   int64 (n,)    bytes, >= 0
     lengths   int64 (n,)    bytes, >= 0; a file that ends earlier fails, nothing is ever shorter
-    expected  uint32 (n,)   CRC-32C of the piece, looked at where verify is set
+    expected  uint32 (n,)   CRC-32C of the piece, compared where verify is set
     verify    uint8 (n,)    0 or 1
 
 Columns are one-dimensional contiguous buffers of native items: numpy arrays, array.array, bytes.
 
-An entry that cannot be delivered is an answer, not an exception: the call then returns a `Failure`
-and no bytes. Exceptions mean wrong arguments (TypeError, ValueError) or no memory. Symbolic links
-are not followed. Entries that name the same file one after another share one descriptor. A call
-holds 32 descriptors at most, fewer where they are scarce, and has closed all of them on its return.
+An entry that cannot be delivered is a result, not an exception: the call then returns a `Failure` and no bytes.
+Exceptions mean wrong arguments (TypeError, ValueError) or no memory. Symbolic links are not followed. Consecutive
+entries of the same file share one descriptor. A call holds at most 32 descriptors, fewer if they are scarce, and has
+closed all of them when it returns.
 
-Two implementations keep this contract: `_native.c`, which gives up the GIL once per call and keeps a
-drive's queue filled when data is not cached, and the functions below, which are the reference and
-read one piece after another. AIS_LOADER_READER=native|python|auto (the default) chooses at import.
+Two implementations share this contract. `_native.c` releases the GIL once per call and keeps a drive's queue filled
+when data is not cached. The functions below are the reference and read one piece after another.
+AIS_LOADER_READER=native|python|auto (the default) selects one at import.
 
 Threads: any number of calls may run at once.
 """
@@ -94,12 +94,11 @@ def read_frame_python(
     waited: bytearray | None = None,
     /,
 ) -> bytes | Failure:
-    """`prefix` followed by every piece, as one bytes object of len(prefix) + sum(lengths) bytes.
+    """Return `prefix` followed by every piece, as one bytes object of len(prefix) + sum(lengths) bytes.
 
-    With `checksum_at` >= 0 the pieces' CRC-32C, computed from the bytes just read, replace the
-    4 * n bytes of the prefix from there on, as little-endian uint32. The first byte of `waited` becomes 1
-    when a drive had to be waited for because bytes were not in the page cache, as far as the file system
-    can tell; otherwise it stays as it is.
+    With `checksum_at` >= 0 the pieces' CRC-32C, computed from the bytes just read, replace the 4 * n bytes of the
+    prefix from there on, as little-endian uint32. The first byte of `waited` becomes 1 if a drive had to be waited for
+    because bytes were not in the page cache, as far as the file system can tell; otherwise it is unchanged.
     """
     checksum_at = index(checksum_at)
     if not memoryview(prefix).c_contiguous:
@@ -121,7 +120,7 @@ def read_frame_python(
 def read_list_python(
     dirfds: Column, paths: Paths, offsets: Column, lengths: Column, expected: Column, verify: Column, /
 ) -> list[bytes] | Failure:
-    """Every piece as a bytes object of its own."""
+    """Return every piece as a bytes object of its own."""
     try:
         return _read_pieces(_columns(0, dirfds, paths, offsets, lengths, expected, verify), all_sums=False)[0]
     except _EntryFailed as failed:
@@ -129,11 +128,11 @@ def read_list_python(
 
 
 def announce_python(dirfds: Column, paths: Paths, offsets: Column, lengths: Column, /) -> int:
-    """Have the kernel fetch what is not in the page cache; returns how many bytes were asked for.
+    """Make the kernel prefetch what is not in the page cache. Returns the number of bytes requested.
 
-    Waits for folders and for room in a drive's queue, not for the bytes. Each entry is judged by its first and last
-    byte. One that cannot be opened is left to whoever reads it; a file system that cannot tell what is in the page
-    cache is asked for nothing.
+    Waits for folders and for space in a drive's queue, not for the bytes. Each entry is judged by its first and last
+    byte. Entries that cannot be opened are skipped. Nothing is requested if the file system cannot tell what is in the
+    page cache.
     """
     count, announced = len(paths), 0
     for dirfd, path, offset, length, _, _ in _columns(
@@ -160,10 +159,10 @@ CachedFile: TypeAlias = tuple[int, bytes, int, int, int]
 
 
 def read_cached_python(prefix: bytes, files: tuple[CachedFile, ...], /) -> bytes | None:
-    """`prefix` and these small objects, verified, but only if no drive has to be waited for.
+    """Return `prefix` and these small objects, verified, but only if no drive has to be waited for.
 
-    None for everything else, whatever it is: a caller on an event loop then takes the way over a thread, which also
-    finds out what is wrong. Needs RWF_NOWAIT; this implementation may wait for a folder, the native one does not.
+    Returns None in every other case. A caller on an event loop then reads in a thread, which also finds out what is
+    wrong. Needs RWF_NOWAIT. This implementation may wait for a folder, the native one does not.
     """
     parts: list[bytes | bytearray] = [prefix]
     for dirfd, path, offset, length, expected in files:
@@ -206,7 +205,7 @@ def _columns(
     expected: Column,
     verify: Column,
 ) -> list[_Entry]:
-    """The entries as rows, after every check that does not need the drive."""
+    """Return the entries as rows, after every check that does not need the drive."""
     if not isinstance(paths, list | tuple):
         raise TypeError(f"paths must be a list of bytes, not {type(paths).__name__}")
     paths = tuple(paths)
@@ -239,10 +238,10 @@ def _columns(
 def _read_pieces(
     entries: list[_Entry], *, all_sums: bool, waited: bytearray | None = None
 ) -> tuple[list[bytes], list[int]]:
-    """The pieces and their checksums (0 where nobody asked for one), in order; or _EntryFailed."""
+    """Return the pieces and their checksums (0 if not requested), in order. Raises _EntryFailed."""
     pieces: list[bytes] = []
     sums: list[int] = []
-    fd, file = -1, (-1, b"")  # file: what fd is open for; ours to close when it has a path
+    fd, file = -1, (-1, b"")  # file: what fd is open for; closed here if it has a path
     try:
         for i, (dirfd, path, offset, length, expected, verify) in enumerate(entries):
             if (dirfd, path) != file:

@@ -1,6 +1,6 @@
-"""Batch table: columns of what the look-up has found, from which frames are planned and read, and of what is wrong.
+"""Batch table: columns filled by the look-up, from which frames are planned and read, and errors by entry.
 
-What fails ends in its entry's status and fault, in its place, while the others go on.
+A failure ends in its entry's status and fault, in its position, while the other entries go on.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_ITEM_BYTES = 256 << 20
 
 
 class BatchTable:
-    """Of n entries; arrays and lists have one value for each. Belongs to one thread at a time."""
+    """Columns of n entries; arrays and lists have one value for each. Belongs to one thread at a time."""
 
     def __init__(self, names: list[str], first_index: int) -> None:
         self.names = names
         self.n = n = len(names)
         self.first_index = first_index
-        # What frames carry.
+        # Columns that frames carry.
         self.index: U32 = np.arange(first_index, first_index + n, dtype=np.uint32)
         self.status: U8 = np.zeros(n, np.uint8)
         self.checksum: U32 = np.zeros(n, np.uint32)
@@ -37,28 +37,28 @@ class BatchTable:
         self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         self.faults: dict[int, EntryFault] = {}
         """By index."""
-        # Where the bytes are.
+        # Location of the bytes.
         self.folders: npt.NDArray[np.int32] = np.zeros(n, np.int32)
-        """Descriptors of folders, in which `paths` are; or of archives, with an empty path."""
+        """Descriptors of the folders that `paths` are relative to; or of archives, with an empty path."""
         self.paths: list[bytes] = [b""] * n
         self.start: npt.NDArray[np.int64] = np.zeros(n, np.int64)
-        """Of the bytes in their file."""
+        """Offset of the bytes in their file."""
         self.records: list[CatalogEntry | None] = [None] * n
         self.slots: list[int] = [0] * n
         self.drives: dict[int, Drive] = {}
-        """By slot: a drive that is given up meanwhile keeps its folders open for those who read from them."""
+        """Drives by slot. A drive that is given up meanwhile keeps its folders open for its readers."""
         self.shared_files = False
-        """Whether some of the entries may lie in one file with others: objects of a segment, ranges of an object."""
+        """Whether several entries may be in one file: objects of a segment, ranges of an object."""
         # Members of archives.
         self.shards: dict[int, OpenShard] = {}
-        """By descriptor: files in which members lie; kept open for as long as the batch is."""
+        """Shards by descriptor, kept open as long as the batch."""
         self.members: dict[int, MemberPart] = {}
-        """By position: those that are packed, or asked for in part."""
+        """By position: members that are compressed, or of which a range is requested."""
         self.packed: set[int] = set()
-        """Positions of those that have to be unpacked."""
+        """Positions of members that have to be decompressed."""
 
     def drive_of(self, position: int) -> Drive:
-        """The drive on which an entry was found."""
+        """Return the drive on which an entry was found."""
         return self.drives[self.slots[position]]
 
     def fail(self, position: int, status: int, message: str, kind: str = "") -> None:
@@ -68,7 +68,7 @@ class BatchTable:
         self.faults[self.first_index + position] = EntryFault(message, kind)
 
     def fail_replaced(self, position: int) -> None:
-        """It was looked up as another object than there is now: whoever asks again gets that one."""
+        """Fail an entry whose object was replaced since the look-up. A retry gets the new one."""
         message = f"{self.names[position]!r} was replaced before it could be read"
         self.fail(position, pb.UNAVAILABLE, message, NodeUnavailable.kind)
 
@@ -82,14 +82,14 @@ class BatchTable:
         )
 
     def faults_of(self, at: slice) -> dict[int, EntryFault]:
-        """By index, of these entries."""
+        """Return the faults of these entries, by index."""
         if not self.faults:
             return {}
         indexes = range(self.first_index + at.start, self.first_index + at.stop)
         return {index: self.faults[index] for index in indexes if index in self.faults}
 
     def sources(self, at: slice) -> Sequence[object]:
-        """What is read for each of these entries: equal ones are read once."""
+        """Return a key for each entry's location: entries with equal keys are read once."""
         if not self.shards and not self.shared_files:
             return self.paths[at]
         columns = self.folders[at].tolist(), self.paths[at], self.start[at].tolist(), self.sizes[at].tolist()
@@ -112,7 +112,7 @@ class BatchTable:
         return self.shared_files and any(record is not None and record.offset for record in self.records[at])
 
     def end(self, entries: int, wait_us: int) -> pb.End:
-        """The END of a batch of which the first `entries` entries have been read."""
+        """Return the END of a batch of which the first `entries` entries have been read."""
         status, checksum = self.status[:entries], self.checksum[:entries]
         return pb.End(
             outcome=pb.End.COMPLETE if entries == self.n else pb.End.STOPPED,

@@ -1,7 +1,8 @@
-"""Entry reader: single entries of a batch, those of a frame in which something goes wrong, and large ones in pieces.
+"""Entry reader: reads single entries of a batch, those of a frame in which something goes wrong, and large ones in
+pieces.
 
-What is true of the bytes is known only when they are read. An entry whose file has vanished is looked up again; what
-cannot be had ends in the entry's status.
+Damage and replaced objects are only found while reading. An entry whose file has vanished is looked up again; one that
+cannot be read ends with a status.
 """
 
 from __future__ import annotations
@@ -30,36 +31,36 @@ _LOOKUPS_OF_A_MOVING_OBJECT = 10
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Stored checksums of some blocks of an object that is larger than one."""
+    """Stored checksums of some blocks of an object with more than one block."""
 
     first: int
-    """The number of the first."""
+    """Number of the first block."""
     checksums: list[int]
     object_bytes: int
 
 
 @dataclass(slots=True)
 class _OpenEntry:
-    """A large entry whose pieces are being sent."""
+    """Large entry whose pieces are being sent."""
 
     position: int
     fd: int
     checksum: int
-    """CRC-32C of what has been sent."""
+    """CRC-32C of the bytes sent so far."""
     expected: int | None
-    """What it must be in the end; None where nobody knows."""
+    """Final CRC-32C; None if it is unknown."""
     blocks: _Blocks | None = None
-    """What each piece is compared with before it is sent."""
+    """Block checksums that each piece is compared with before it is sent."""
     unpacked: Iterator[bytes] | None = None
-    """Of a member that is packed: what has not been sent yet."""
+    """For a compressed member: the rest of its decompressed bytes."""
     rest: bytes = b""
 
 
 class EntryReader:
-    """Belongs to one thread at a time."""
+    """Reader of single entries. Belongs to one thread at a time."""
 
     def __init__(self, table: BatchTable, lookup: BatchLookup, request: pb.BatchRequest, waited: bytearray) -> None:
-        """`waited`: of one byte, which becomes 1 when a drive had to be waited for."""
+        """`waited` has one byte, which becomes 1 if a drive had to be waited for."""
         self._table = table
         self._lookup = lookup
         self._request = request
@@ -67,14 +68,15 @@ class EntryReader:
         self._open: _OpenEntry | None = None
 
     def read(self, position: int) -> bytes:
-        """The bytes of one entry; b"" with its status set when they cannot be had."""
+        """Read one entry; b"" with its status set if it cannot be read."""
         table = self._table
         for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
             record = table.records[position]
             assert record is not None  # entries without one have a status and are not read
             outcome: bytes | tuple[int, int]
             part = table.members.get(position)
-            # A range says nothing of bytes that were given back a moment ago; the whole object does.
+            # A range of an object in a segment has no checksum that would show that its bytes were freed; the whole
+            # object has.
             in_segment = record.offset > 0
             verify = (self._request.verify_ranges or in_segment) and table.kind[position] == pb.COMPUTED
             if part is not None and (part.file_offset is None or (verify and not part.shard.is_object)):
@@ -112,7 +114,7 @@ class EntryReader:
         return b""
 
     def _unpack(self, position: int, part: MemberPart, *, verify: bool) -> bytes | tuple[int, int]:
-        """A part of a member; b"" with its status set when it cannot be had."""
+        """Read a part of a member; b"" with its status set if it cannot be read."""
         table = self._table
         try:
             if verify:
@@ -129,8 +131,8 @@ class EntryReader:
         return b""
 
     def _read_verified(self, position: int, record: CatalogEntry) -> bytes | tuple[int, int]:
-        """A range of the object, or of a member that lies in it as it is, after its covering blocks have been compared
-        with their stored checksums."""
+        """Read a range of the object, or of an uncompressed member, after comparing the blocks around it with their
+        checksums."""
         table = self._table
         start, size = int(table.start[position]) - record.offset, int(table.sizes[position])
         folder, path = int(table.folders[position]), table.paths[position]
@@ -143,7 +145,7 @@ class EntryReader:
         try:
             blocks = self._blocks(position, record, start, size)
         except LoaderError:
-            # They went with an object that was replaced meanwhile, or they are lost: another look tells.
+            # They were removed with a replaced object, or they are lost: another look-up tells.
             return FailureCode.OPEN, errno.ENOENT
         found = self._read_compared(folder, path, blocks, start, size)
         if isinstance(found, bytes):
@@ -151,7 +153,7 @@ class EntryReader:
         return found
 
     def _blocks(self, position: int, record: CatalogEntry, start: int, size: int) -> _Blocks:
-        """Of this range of an object larger than one block. Raises LoaderError."""
+        """Return the checksums of the blocks around a range of an object larger than one block. Raises LoaderError."""
         first, stop = start // BLOCK_BYTES, -(-min(start + size, record.size_bytes) // BLOCK_BYTES)
         stored = self._table.drive_of(position).block_checksums(record, first, stop) if stop > first else []
         return _Blocks(first, stored, record.size_bytes)
@@ -159,7 +161,7 @@ class EntryReader:
     def _read_compared(
         self, folder: int, path: bytes, blocks: _Blocks, start: int, size: int
     ) -> bytes | tuple[int, int]:
-        """A range of an object, after the blocks that it lies in have been compared with what is stored of them."""
+        """Read a range of an object after comparing the blocks around it with their stored checksums."""
         first, stop = start // BLOCK_BYTES, -(-(start + size) // BLOCK_BYTES)
         begin, end = first * BLOCK_BYTES, min(stop * BLOCK_BYTES, blocks.object_bytes)
         covering = self._read_bytes(folder, path, begin, max(0, end - begin), None)
@@ -190,7 +192,8 @@ class EntryReader:
     # -- in pieces
 
     def read_piece(self, span: FrameSpan) -> Frame:
-        """One that lies in a segment is small, and read whole: it may only be resumed here."""
+        """Read one piece. An object in a segment is small and read whole; it only has pieces if a batch resumes within
+        it."""
         table = self._table
         position, at = span.first, slice(span.first, span.stop)
         record, whole_size = table.records[position], int(table.sizes[position])
@@ -216,7 +219,7 @@ class EntryReader:
         )
 
     def _read_open_piece(self, span: FrameSpan) -> Frame:
-        """From a file that is held open."""
+        """Read a piece from a file that is held open."""
         table = self._table
         position, at = span.first, slice(span.first, span.stop)
         assert span.piece_bytes is not None
@@ -264,7 +267,7 @@ class EntryReader:
         )
 
     def _unpack_more(self, opened: _OpenEntry, size_bytes: int) -> bytes:
-        """The next bytes of a member that is packed; its status is set when they cannot be had."""
+        """Return the next bytes of a compressed member. Its status is set if they cannot be read."""
         table = self._table
         assert opened.unpacked is not None
         position, parts, got = opened.position, [opened.rest], len(opened.rest)
@@ -283,7 +286,7 @@ class EntryReader:
         return whole[:size_bytes]
 
     def _open_large(self, position: int, offset: int) -> _OpenEntry | None:
-        """The entry's file, held open until its last piece: what was begun is finished, whatever is put meanwhile."""
+        """Open the entry's file, and hold it open until its last piece, so that a put meanwhile does not affect it."""
         table = self._table
         if self._open is not None and self._open.position == position:
             return self._open
@@ -314,7 +317,7 @@ class EntryReader:
         return None
 
     def _open_member(self, position: int, record: CatalogEntry, shard: OpenShard, offset: int) -> _OpenEntry:
-        """Raises OSError, LoaderError."""
+        """Open a member for reading in pieces. Raises OSError, LoaderError."""
         table = self._table
         packed = position in table.packed
         if shard.is_object and not packed:
@@ -325,7 +328,9 @@ class EntryReader:
             part = table.members[position]
             unpacked = part.checked_pieces(offset) if verify else part.pieces(offset)
         elif verify:
-            shard.archive.verify(shard.find(self._request.member[position]))  # it has a checksum of all of it
+            shard.archive.verify(
+                shard.find(self._request.member[position])
+            )  # it has a checksum of the whole member only
         opened = self._opened(position, os.dup(shard.fd), None)
         if verify:
             table.kind[position] = pb.STORED
@@ -341,11 +346,11 @@ class EntryReader:
         return _OpenEntry(position, fd, sent, expected, blocks)
 
     def _blocks_to_compare(self, position: int, record: CatalogEntry, offset: int) -> _Blocks | None:
-        """The blocks that have not been sent yet, or None for a range that is not to be verified.
+        """Return the blocks that have not been sent yet, or None for a range that is not to be verified.
 
-        They are read once, so that a put meanwhile does not take them away. A whole entry has a checksum as well, but
-        its pieces are sent before all of it has been read. Another holder continues where a damaged copy ends, so
-        every piece that is sent must be right. Raises FileNotFoundError if the block checksums are gone.
+        They are read once, so that a put meanwhile does not remove them. A whole entry has a checksum as well, but its
+        pieces are sent before all of it has been read. After a damaged piece another holder continues, so every piece
+        that is sent must be correct. Raises FileNotFoundError if the block checksums are gone.
         """
         table = self._table
         is_range = table.kind[position] == pb.COMPUTED
@@ -359,14 +364,14 @@ class EntryReader:
             raise FileNotFoundError(str(error)) from error
 
     def close(self) -> None:
-        """Close what a batch that ends early has left open. Reading on afterwards begins anew."""
+        """Close what a batch that ends early has left open. Reading afterwards must start anew."""
         if self._open is not None:
             os.close(self._open.fd)
             self._open = None
 
 
 def frame_of(table: BatchTable, at: slice, payload: memoryview) -> Frame:
-    """These entries as they have been read."""
+    """Return a frame of these entries as they have been read."""
     return Frame(
         table.index[at],
         table.sizes[at].astype(np.uint32),

@@ -1,11 +1,11 @@
-"""File frame: a frame whose payload the kernel sends straight from the objects' files; nobody here touches its bytes.
+"""File frame: a frame whose payload the kernel sends directly from the objects' files, without copying it to user
+space.
 
-What is not touched cannot be compared either: the frame carries the checksums that were stored, and says by the kind of
-its entries, UNCHECKED, that whoever receives it has to compare. A file that turns out to be shorter, or cannot be read,
-when the frame has been announced already is made up for with zeros: the receiver finds out, and asks for a checked
-answer.
+The bytes cannot be verified here either. The frame carries the stored checksums and marks its entries UNCHECKED, so
+that the receiver has to compare. If a file turns out to be shorter or unreadable after the frame was announced, zeros
+are sent instead; the receiver detects that and requests a checked answer.
 
-Files are opened before anything is sent, so that what is gone is found by whoever can look it up again.
+Files are opened before anything is sent, so that a missing one is found while it can still be looked up again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 _PATIENCE_MS = 5
-"""How long a thread waits for a reader that is about to make room."""
+"""Time for which a thread waits for a slow receiver to make room in the socket."""
 _ZEROS = bytes(64 << 10)
 _OF_THE_SOCKET = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF, errno.ETIMEDOUT))
 
@@ -30,25 +30,25 @@ class FilePart:
     offset: int
     left_bytes: int
     owned: bool
-    """To be closed with the frame."""
+    """Whether it is closed with the frame."""
 
 
 @dataclass(slots=True)
 class FileFrame:
-    """Belongs to one thread at a time. Has to be closed."""
+    """Frame that is being sent. Belongs to one thread at a time. Has to be closed."""
 
     prefix: bytes
-    """All of the message that stands before the payload."""
+    """Everything in the message before the payload."""
     payload_bytes: int
     parts: list[FilePart] = field(default_factory=list)
     cached: bool = False
-    """As far as can be told, the page cache has all of it: sending it waits for no drive."""
+    """Whether the page cache seems to have all of it, so that sending waits for no drive."""
     damaged: bool = False
-    """Zeros were sent in the place of some of it."""
+    """Whether zeros were sent in place of some of it."""
     _at: int = 0
 
     def __len__(self) -> int:
-        """Of the message, in bytes."""
+        """Return the size of the message in bytes."""
         return len(self.prefix) + self.payload_bytes
 
     @property
@@ -56,9 +56,10 @@ class FileFrame:
         return self._at == len(self.parts)
 
     def send(self, sock: socket.socket, patience_ms: int = _PATIENCE_MS) -> None:
-        """Send of the payload what the socket takes, and wait for it a little; `done` when that was all.
+        """Send as much of the payload as the socket takes, waiting a little for it. `done` is then True if that was
+        all.
 
-        May wait for a drive. Raises OSError for what is wrong with the socket.
+        May wait for a drive. Raises OSError for errors of the socket.
         """
         while not self.done:
             part = self.parts[self._at]
@@ -87,7 +88,7 @@ class FileFrame:
             part.left_bytes -= sent
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the files. May be called again."""
         for part in self.parts:
             if part.owned:
                 part.owned = False
@@ -106,7 +107,7 @@ def _writable(sock: socket.socket, patience_ms: int) -> bool:
 def opened(
     prefix: bytes, folders: Sequence[int], paths: Sequence[bytes], starts: Sequence[int], sizes: Sequence[int]
 ) -> FileFrame | None:
-    """A frame of the parts of these files; None where one cannot be opened, or is shorter than it has to be."""
+    """Open a frame of these parts of files; None if one cannot be opened, or is too short."""
     parts: list[FilePart] = []
     cached, room = True, bytearray(1)
     try:
@@ -125,7 +126,7 @@ def opened(
 
 
 def _is_cached(fd: int, offset: int, room: bytearray) -> bool:
-    """A file system that cannot tell is one to wait for."""
+    """Whether a byte is in the page cache; False if the file system cannot tell."""
     try:
         return os.preadv(fd, [room], offset, os.RWF_NOWAIT) == 1
     except OSError:

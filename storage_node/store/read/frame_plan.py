@@ -1,7 +1,7 @@
-"""Frame planning: which entries of a batch travel in which frame. Pure functions over arrays, no I/O.
+"""Frame planning: assigns the entries of a batch to frames. Pure functions over arrays, no I/O.
 
-Entries stay in request order. Small ones share a frame until its payload is full; an entry larger than
-MAX_WHOLE_BYTES travels alone, in pieces.
+Entries stay in request order. Small ones share a frame until its payload is full; an entry larger than MAX_WHOLE_BYTES
+is sent alone, in pieces.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from ais_loader.wire.frame import MAX_PAYLOAD_BYTES
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 MAX_WHOLE_BYTES = 4 << 20
-"""An entry of at most this size is one buffer in one frame, with no assembly at the other end."""
+"""An entry of at most this size is one buffer in one frame, which the receiver need not assemble."""
 MAX_ENTRIES_PER_FRAME = 4096
-"""Bounds the header of a frame of empty or failed entries."""
+"""Limits the header of a frame of empty or failed entries."""
 MAX_ENTRIES = 10_000
-"""In one request."""
+"""Maximum number of entries in one request."""
 FILE_FRAME_BYTES = MAX_PAYLOAD_BYTES
-"""A frame that is sent from its files costs its sender about the same whatever it has, and no memory."""
+"""Maximum payload of a frame that is sent from files. The sender's cost hardly depends on its size, and it takes no
+memory."""
 MIN_FILE_ENTRY_BYTES = 32 << 10
-"""From this size on, on average, sending from files is quicker than reading, comparing and sending."""
+"""Minimum average size of entries for which sending from files is faster than reading, comparing and sending."""
 MAX_FILES = 64
-"""Descriptors that a frame may hold."""
+"""Maximum number of descriptors that a frame holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,13 @@ def plan_frames(
     in_files: npt.NDArray[np.bool_] | None = None,
     file_frame_bytes: int = 0,
 ) -> Iterator[FrameSpan]:
-    """Cut entries of these sizes (shape (n,), bytes; 0 for those known to fail) into frames of about `target_bytes`.
+    """Divide entries of these sizes (shape (n,), bytes; 0 for those known to fail) into frames of about `target_bytes`.
 
-    With `resume_offset` the first entry continues there, and is sent as pieces whatever its size. Frames of entries
+    With `resume_offset` the first entry continues there, and is sent in pieces whatever its size. Frames of entries
     that may stay `in_files` (shape (n,)) until they are sent have up to `file_frame_bytes`, if that is more.
     """
     n = len(sizes)
-    sizes = sizes.copy()  # what is read meanwhile may turn out to have another size
+    sizes = sizes.copy()  # entries read meanwhile may turn out to have other sizes
     ends = np.cumsum(sizes)
     first = 0
     while first < n:
@@ -88,14 +89,15 @@ def plan_frames(
 
 
 def goes_from_files(entries: int, payload_bytes: int) -> bool:
-    """Whether a frame of so many, all of which are in files, is sent from there."""
+    """Whether a frame of this many entries, all in files, is sent from there."""
     return entries <= MAX_FILES and payload_bytes >= entries * MIN_FILE_ENTRY_BYTES
 
 
 def _stop_in_files(
     sizes: npt.NDArray[np.int64], in_files: npt.NDArray[np.bool_], first: int, stop: int, most_bytes: int
 ) -> int:
-    """Where a frame that would end before `stop` ends if it, and what follows, is sent from files."""
+    """Return the end of a frame that would end before `stop`, extended if it and the following entries are sent from
+    files."""
     ends = np.cumsum(sizes[first : first + MAX_FILES])
     elsewhere = np.flatnonzero(~in_files[first : first + MAX_FILES])
     count = int(np.searchsorted(ends, most_bytes, side="right"))
@@ -112,7 +114,7 @@ def _stop_in_files(
 
 
 def check_range(start: int, length: int, size_bytes: int) -> str | None:
-    """What is wrong with reading `length` bytes (-1: to the end) from `start`; None when nothing is."""
+    """Return what is wrong with reading `length` bytes (-1: to the end) from `start`; None if nothing is."""
     if start < 0 or length < -1:
         return "negative start" if start < 0 else "negative length"
     if start > size_bytes:
@@ -123,7 +125,7 @@ def check_range(start: int, length: int, size_bytes: int) -> str | None:
 
 
 def check_columns(request: pb.BatchRequest, n: int) -> None:
-    """Raises InvalidRequest when the columns of a request for n entries do not fit together."""
+    """Raise InvalidRequest if the columns of a request for n entries do not fit together."""
     if n > MAX_ENTRIES:
         raise InvalidRequest(f"{n:,} entries in one request, at most {MAX_ENTRIES:,}: send it in parts")
     for column in ENTRY_COLUMNS:

@@ -1,4 +1,4 @@
-"""Frame reader: the common frame in one native call, any other entry by entry; or a whole batch at once."""
+"""Frame reader: reads the common frame in one native call, any other entry by entry; or a whole batch at once."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from storage_node.store.read.frame_plan import FrameSpan, goes_from_files
 
 _MIN_ENTRIES_PER_PART = 16
 MAX_GROWTH_BYTES = 16 << 20
-"""What a frame may have beyond what was planned, because objects were replaced by larger ones: nobody counts it."""
+"""Maximum growth of a frame beyond its planned size, if objects were replaced by larger ones: it is not counted as
+memory."""
 
 
 class FrameReader:
-    """Of a batch that has been looked up. Belongs to one thread at a time."""
+    """Reader of a batch that has been looked up. Belongs to one thread at a time."""
 
     def __init__(self, table: BatchTable, lookup: BatchLookup, request: pb.BatchRequest) -> None:
         self._table = table
         self._request = request
         self._waited = bytearray(1)
-        """Becomes 1 when a drive had to be waited for."""
+        """Becomes 1 if a drive had to be waited for."""
         self._lookup = lookup
         self._entries: EntryReader | None = None
-        """Made when the first entry needs it: most batches do without."""
+        """Created when the first entry needs it; most batches do not."""
         self._has_duplicates = len(set(table.sources(slice(0, table.n)))) < table.n
 
     def waited(self) -> bool:
@@ -56,7 +57,7 @@ class FrameReader:
             return self._patient().read_piece(span)
         at = slice(span.first, span.stop)
         if self._is_plain(span):
-            # Room for the checksums that are only known after reading, in front of the payload.
+            # Space in front of the payload for the checksums, which are known only after reading.
             room = 4 * (span.stop - span.first)
             result = self._read_plain(span, bytes(room), 0)
             if result is not None:
@@ -90,11 +91,11 @@ class FrameReader:
         return encode_frame(batch_id, self.read(span)), False
 
     def in_files(self) -> npt.NDArray[np.bool_] | None:
-        """Which entries may be in a `file_frame`, shape (n,); None where some are read once for several."""
+        """Return which entries may be in a `file_frame`, shape (n,); None if the batch has duplicates."""
         return None if self._has_duplicates else self._table.kind == pb.STORED
 
     def file_frame(self, span: FrameSpan, batch_id: int, wait_us: int) -> tuple[FileFrame, bool] | None:
-        """See `StoreBatch.read_message`; None where the frame is to be read."""
+        """See `StoreBatch.read_message`; None if the frame has to be read."""
         table, n = self._table, span.stop - span.first
         if span.is_piece or not goes_from_files(n, span.payload_bytes) or not self._is_plain(span):
             return None
@@ -117,8 +118,8 @@ class FrameReader:
         return None if frame is None else (frame, last)
 
     def _know_ranges(self, span: FrameSpan) -> bool:
-        """Enter the stored checksums of ranges that consist of whole blocks, which are then read and verified as whole
-        objects are. Returns whether every entry has one now."""
+        """Enter the stored checksums of ranges that consist of whole blocks. These are then read and verified like
+        whole objects. Returns whether every entry has a checksum now."""
         table, known = self._table, True
         for position in (np.flatnonzero(table.kind[span.first : span.stop] != pb.STORED) + span.first).tolist():
             record = table.records[position]
@@ -189,7 +190,7 @@ class FrameReader:
         return self._entries
 
     def _read_patiently(self, span: FrameSpan) -> Frame:
-        """Entry by entry: duplicates are read once, failures get their status, moving objects another look."""
+        """Read entry by entry: duplicates once, failures set the status, vanished files are looked up again."""
         table = self._table
         parts: list[bytes] = []
         grown_bytes = 0
@@ -203,8 +204,8 @@ class FrameReader:
                     table.checksum[position], table.kind[position] = table.checksum[first], table.kind[first]
                 else:
                     part = self._patient().read(position)
-                    # Where it was read, which is elsewhere if it was looked up again: an entry that is still to be read
-                    # from where this one was before has its own version and range to be looked up by.
+                    # The location after reading, which differs if it was looked up again. Other entries with the
+                    # previous location have versions and ranges of their own to be looked up by.
                     if not table.status[position] and table.paths[position]:
                         seen[self._source(position)] = position
             grown_bytes += max(0, len(part) - planned_bytes)
@@ -217,7 +218,7 @@ class FrameReader:
         return frame_of(table, slice(span.first, span.stop), memoryview(b"".join(parts)))
 
     def _source(self, position: int) -> tuple[int, bytes, int, int]:
-        """Entries of which this is equal have the same bytes."""
+        """Return the location of an entry: entries with equal locations have the same bytes."""
         table = self._table
         return table.slots[position], table.paths[position], int(table.start[position]), int(table.sizes[position])
 
@@ -228,7 +229,7 @@ class FrameReader:
 
 
 def _sound(frame: Frame) -> Frame:
-    """The frame, if its sizes are those of its bytes. Raises LoaderError."""
+    """Return the frame if its sizes match its bytes. Raises LoaderError."""
     try:
         return checked(frame)
     except FrameError as wrong:

@@ -1,4 +1,4 @@
-"""Object reader: an object, or a range of it, in chunks; whatever can be verified is before it is handed on."""
+"""Object reader: an object, or a range of it, in chunks that are verified before they are returned, where possible."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 
 class _SlotDamaged(CorruptObject):
-    """The object was replaced a moment ago, most likely."""
+    """Probably means that the object was just replaced."""
 
 
 class ObjectReader(Iterator[bytes]):
     """Chunks of at most CHUNK_BYTES, `length` bytes in all, of one version of one object.
 
-    Its file and its checksums are at hand from the start: what is put or deleted meanwhile changes nothing. Exhaust it
-    or close it. Belongs to one thread at a time.
+    Its file and its checksums are held from the start: later puts and deletions do not affect it. Exhaust it or close
+    it. Belongs to one thread at a time.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class ObjectReader(Iterator[bytes]):
         verify: bool,
         damaged: Callable[[Version], None] = lambda version: None,
     ) -> None:
-        """Takes over `fd`. Raises CorruptObject when checksums are missing, and then closes it.
+        """Takes ownership of `fd`. Raises CorruptObject if checksums are missing, and then closes it.
 
-        `damaged`: told when the bytes turn out not to be those of this version.
+        `damaged` is called if the bytes do not match this version.
         """
         self.record = record
         self.length = length
@@ -99,7 +99,7 @@ class ObjectReader(Iterator[bytes]):
         return chunk
 
     def _read_from_segment(self) -> bytes:
-        """The whole object at once: in a segment the bytes of a dead one are given back under who has it open."""
+        """Read the whole object at once: the bytes of a dead object in a segment are freed even while it is open."""
         data = self._pread(self.record.offset, self.record.size_bytes)
         if crc32c(data) != self.record.checksum:
             raise _SlotDamaged(self._damage())
@@ -158,7 +158,7 @@ class ObjectReader(Iterator[bytes]):
 
 
 class MemberReader(Iterator[bytes]):
-    """A member of an archive, or `length` bytes of it, in chunks of at most a few MiB; as ObjectReader."""
+    """Member of an archive, or `length` bytes of it, in chunks of at most a few MiB; like ObjectReader."""
 
     def __init__(
         self,
@@ -168,14 +168,15 @@ class MemberReader(Iterator[bytes]):
         verify: bool,
         unreadable: Callable[[LoaderError], None] = lambda error: None,
     ) -> None:
-        """`record`: of the archive. With `verify` each chunk is verified before it is returned, also of a range.
+        """`record` is the archive's entry. With `verify` each chunk is verified before it is returned, also in a range.
 
-        `unreadable`: told why the member cannot be delivered. Raises FileNotFoundError if the archive was replaced.
+        `unreadable` is called with the reason if the member cannot be delivered. Raises FileNotFoundError if the
+        archive was replaced.
         """
         self.record = record
         self._unreadable = unreadable
         self.length = part.size_bytes
-        # A whole member that comes in one chunk is verified by its own checksum, without reading whole blocks.
+        # A whole member in one chunk is verified by its own checksum, without reading whole blocks.
         by_itself = part.is_whole and part.size_bytes <= ARCHIVE_CHUNK_BYTES
         self._pieces = part.pieces() if by_itself or not (verify or part.is_whole) else part.checked_pieces()
 
@@ -202,7 +203,7 @@ def open_object(
 ) -> ObjectReader:
     """Open an object for reading.
 
-    Raises BucketNotFound, ObjectNotFound (also when `version` is gone), RangeError, CorruptObject, DriveFailed,
+    Raises BucketNotFound, ObjectNotFound (also if `version` is gone), RangeError, CorruptObject, DriveFailed,
     StoreFormatError, Closed.
     """
     label = f"{bucket}/{name}"
@@ -220,14 +221,14 @@ def open_object(
 
 
 def _note_damage(store: Store, bucket: str, name: str, version: Version) -> None:
-    with contextlib.suppress(LoaderError):  # the bucket has gone meanwhile
+    with contextlib.suppress(LoaderError):  # the bucket was deleted meanwhile
         store.damaged.note(store.bucket(bucket).uuid_bytes, name, version)
 
 
 def note_suspicion(store: Store, bucket: str, name: str, version: Version, error: LoaderError) -> None:
-    """Of an archive of which a member cannot be delivered."""
+    """Note an archive as possibly damaged if a member of it cannot be delivered."""
     if status_of(error) == pb.CORRUPT:
-        with contextlib.suppress(LoaderError):  # the bucket has gone meanwhile
+        with contextlib.suppress(LoaderError):  # the bucket was deleted meanwhile
             store.damaged.suspect(store.bucket(bucket).uuid_bytes, name, version)
 
 
@@ -261,7 +262,7 @@ def open_member(
 def open_current(
     store: Store, bucket: str, name: str, version: str, open_file: Callable[[Drive, CatalogEntry], T]
 ) -> T:
-    """What `open_file` gives for the object as it is now; asked again when its file has gone meanwhile."""
+    """Return the result of `open_file` for the current object. It is called again if the file vanished meanwhile."""
     label = f"{bucket}/{name}"
     gone: tuple[Drive, bytes] | None = None
     for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
@@ -284,9 +285,9 @@ def open_current(
                 raise
         except DriveFailed:
             if drive in store.drives:
-                raise  # else it has left the store, and what was on it is elsewhere
-        # Replaced, deleted or moved between the two steps, most likely; what the catalog says next is final.
+                raise  # else it has left the store, and its objects are elsewhere
+        # Probably replaced, deleted or moved between the two steps. The next result of the catalog is final.
         gone = drive, record.path
-        with contextlib.suppress(LoaderError):  # the next look says what there is to say
+        with contextlib.suppress(LoaderError):  # the next look-up reports it
             drive.catch_up()
     raise DriveFailed(f"{label} is replaced faster than it can be opened")
