@@ -1,8 +1,7 @@
-"""Store of one machine: no network, no Ray. Every byte on a drive is described in ../FORMAT.md.
+"""Store of one machine: no network, no Ray. ../FORMAT.md describes every byte on a drive.
 
-Read in this order: `names` (what may be stored under which name), `format` (catalog keys and values), `files/` (the
-bytes of objects), `drive/` (the catalog, and the write protocol of one drive), `pool/` (several drives), `store_record`
-with `record_keeper` and `buckets`, `store` (the face of it all), `read/` (GetBatch), `archives/` (members of shards),
-`snapshots`, `replica_state` and `stale_replicas` (a node's part in a cluster); then `fsck/`, which checks,
-repairs and rebuilds.
+In reading order: `names` (naming rules), `format` (catalog keys and values), `files/` (the bytes of objects), `drive/`
+(the catalog, and the write protocol of one drive), `pool/` (several drives), `store_record` with `record_keeper` and
+`buckets`, `store` (the interface), `read/` (GetBatch), `archives/` (members of shards), `snapshots`, `replica_state`
+and `stale_replicas` (a node's part in a cluster); then `fsck/`, which checks, repairs and rebuilds.
 """

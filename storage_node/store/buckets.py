@@ -1,4 +1,4 @@
-"""Buckets of one store: looked up, made, changed, and deleted with all that is in them."""
+"""Buckets of one store: looked up, created, changed, and deleted with their contents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PURGE_AT_ONCE = 1000
 
 
 class Buckets:
-    """Thread-safe."""
+    """Buckets of one store. Thread-safe."""
 
     def __init__(self, record: RecordKeeper, drives: DriveSet) -> None:
         self._record = record
@@ -35,23 +35,23 @@ class Buckets:
     # -- looking up
 
     def get(self, name: str) -> BucketRecord:
-        """Raises BucketNotFound, and ReplicaStale of a snapshot that is being made."""
+        """Return a bucket. Raises BucketNotFound, and ReplicaStale for a snapshot that is being created."""
         found = self.find(name)
         if found is None:
             raise self.missing(name)
         return found
 
     def require_still(self, name: str, known: BucketRecord) -> None:
-        """For who has found something missing, or the end: the bucket, or the snapshot, may have gone with it.
+        """Check that a bucket or snapshot still exists after something in it was missing, or a listing ended.
 
-        Raises BucketNotFound, and ReplicaStale of a snapshot that is made anew.
+        Raises BucketNotFound, and ReplicaStale for a snapshot that is being created again.
         """
         found = self.get(name)
         if (found.uuid, found.cut) != (known.uuid, known.cut):
             raise BucketNotFound(f"{name!r} was deleted and made again meanwhile")
 
     def missing(self, name: str) -> BucketNotFound | ReplicaStale:
-        """What to say of a name that is that of no bucket, and of no snapshot of one."""
+        """Return the error for a name that belongs to no bucket and no snapshot."""
         of, mark, snapshot = name.partition(SNAPSHOT_MARK)
         record = self._record.current
         if mark and of in record.buckets:
@@ -61,20 +61,20 @@ class Buckets:
         return bucket_not_found(of, record.buckets)
 
     def to_change(self, name: str) -> BucketRecord:
-        """Raises BucketNotFound, and SnapshotReadOnly for the name of a snapshot."""
+        """Return a bucket that may be changed. Raises BucketNotFound, SnapshotReadOnly for a snapshot's name."""
         found = self.get(name)
         if found.cut is not None:
             raise SnapshotReadOnly(f"{name!r} is a snapshot, which never changes; write to the bucket itself")
         return found
 
     def uuid_to_change(self, name: str) -> bytes:
-        """As `to_change`, what every PUT asks for."""
+        """Return the uuid of a bucket that may be changed. A shortcut, because every PUT needs it."""
         if self._drives.writable and (found := self._record.current.buckets.get(name)) is not None:
             return found.uuid_bytes
         return self.to_change(name).uuid_bytes
 
     def find(self, name: str) -> BucketRecord | None:
-        """By its name, or that of one of its snapshots: bucket@snapshot."""
+        """Return a bucket by its name, or one of its snapshots by bucket@snapshot."""
         if not self._drives.writable:
             self._record.refresh(only_if_stale=name in self._record.current.buckets)
         return self._record.current.bucket(name)
@@ -110,7 +110,7 @@ class Buckets:
                     return found
                 raise BucketExists(f"bucket {name!r} exists; pass exist_ok=True to use it")
             self._drives.require_writable()
-            of_cluster = bucket_uuid is not None  # which will say it again to a drive that does not hear of it now
+            of_cluster = bucket_uuid is not None  # the cluster repeats it to drives that miss it now
             self._record.commit(record.with_bucket(name, copies, bucket_uuid, reframe=reframe), whoever=of_cluster)
             return self._record.current.buckets[name]
 
@@ -145,10 +145,10 @@ class Buckets:
         return self.purge(bucket.uuid)
 
     def purge(self, bucket_uuid: str) -> int:
-        """Delete the objects of a bucket that is no longer in the record; how many they were."""
+        """Delete the objects of a bucket that is no longer in the store record. Returns how many there were."""
         purged = 0
         moving = bool(self._record.current.former)
-        seen: set[str] = set()  # while objects move, one may be on two drives: it is one all the same
+        seen: set[str] = set()  # while objects move, one may be on two drives, but counts once
         for drive in self._drives.live():
             found = drive.scan_all(bytes.fromhex(bucket_uuid), "", "")
             while names := [name for name, _ in itertools.islice(found, _PURGE_AT_ONCE)]:

@@ -1,4 +1,4 @@
-"""Checksummed JSON: small files that are whole and ours, or are not read at all; a text, its checksum, a version."""
+"""Checksummed JSON: small files that are read only if intact; a text with its checksum and a format version."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from storage_node.store.checksum import crc32c
 
 
 def encode_checked(kind: str, version: int, fields: dict[str, Any]) -> bytes:
-    """`kind` is the key under which the fields stand."""
+    """Encode fields under the key `kind`."""
     body = json.dumps(fields, sort_keys=True)
     return json.dumps({"format": version, "checksum": crc32c(body.encode()), kind: body}).encode()
 
 
 def decode_checked(kind: str, version: int, data: bytes, source: Path) -> dict[str, Any]:
-    """Raises StoreFormatError for another version or a damaged file; ValueError, KeyError, TypeError, AttributeError
-    for what `encode_checked` never wrote."""
+    """Decode fields. Raises StoreFormatError for another version or a damaged file; ValueError, KeyError, TypeError,
+    AttributeError for anything that `encode_checked` never writes."""
     outer = json.loads(data)
     if outer["format"] != version:
         raise StoreFormatError(f"{source}: format {outer['format']}; this version reads format {version}")

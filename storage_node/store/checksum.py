@@ -1,7 +1,7 @@
-"""Joining of CRC-32C checksums: that of an object follows from those of its blocks, without reading the bytes again.
+"""Combination of CRC-32C checksums: an object's checksum follows from those of its blocks, without reading the bytes.
 
-Source: appending n bytes multiplies the remainder by x**(8 n) modulo the polynomial, so two remainders add up after one
-multiplication.
+Source: appending n bytes multiplies the remainder by x**(8 n) modulo the polynomial, so two remainders can be added
+after one multiplication.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _POLYNOMIAL = 0x82F63B78  # bit 31 stands for x**0, here and in every checksum
 
 
 def combine(crc_a: int, crc_b: int, len_b: int) -> int:
-    """The checksum of a + b, from those of a and b and the length of b in bytes."""
+    """Return the checksum of a + b, from those of a and b and the length of b in bytes."""
     if len_b < 0:
         raise ValueError(f"len_b must not be negative, got {len_b}")
     return _multiply(crc_a, _power_of_x8(len_b)) ^ crc_b
 
 
 def combine_blocks(checksums: Sequence[int], block_bytes: int, last_bytes: int) -> int:
-    """The checksum of blocks of one size, and one of `last_bytes` behind them, end to end. Needs at least one."""
+    """Return the checksum of consecutive blocks of one size, the last one of `last_bytes`. Needs at least one."""
     first, second, third, fourth = _shifted(block_bytes)
     crc = 0
     for checksum in checksums[:-1]:
@@ -35,8 +35,8 @@ def combine_blocks(checksums: Sequence[int], block_bytes: int, last_bytes: int) 
 
 @lru_cache(maxsize=4)
 def _shifted(len_b: int) -> list[list[int]]:
-    """For each byte of a checksum, by its value, what is left of it when `len_b` bytes follow: a tenth of the time of a
-    multiplication."""
+    """Return tables that map each byte of a checksum to its contribution after `len_b` more bytes. Using them takes a
+    tenth of the time of a multiplication."""
     factor = _power_of_x8(len_b)
     tables = []
     for byte in range(4):
@@ -50,7 +50,7 @@ def _shifted(len_b: int) -> list[list[int]]:
 
 
 def _multiply(a: int, b: int) -> int:
-    """a * b modulo the polynomial, over GF(2)."""
+    """Return a * b modulo the polynomial, over GF(2)."""
     product = 0
     while a:
         if a & 0x80000000:
@@ -60,9 +60,9 @@ def _multiply(a: int, b: int) -> int:
     return product
 
 
-@lru_cache(maxsize=1024)  # blocks and members come in few sizes, and a power costs up to 0.2 ms
+@lru_cache(maxsize=1024)  # blocks and members have few sizes, and a power takes up to 0.2 ms
 def _power_of_x8(exponent: int) -> int:
-    """x**(8 * exponent) modulo the polynomial."""
+    """Return x**(8 * exponent) modulo the polynomial."""
     power, square = 1 << 31, 1 << 23
     while exponent:
         if exponent & 1:

@@ -1,8 +1,8 @@
-"""Composed objects: made of parts of other objects of one store.
+"""Composed objects: built from parts of other objects of one store.
 
-Every byte that comes from an object has been compared with its stored checksum before it is written again, be it of a
-range: damage is told, and never gets a fresh checksum. That takes reading all of it, so that sharing extents between
-files (reflinks, copy_file_range) would save next to nothing.
+Every byte of a source object, even in a range, is compared with its stored checksum before it is written: damage is
+reported, and never gets a new checksum. This requires reading everything, so that sharing extents between files
+(reflinks, copy_file_range) would save almost nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_PARTS = 10_000
 
 
 def check_parts(request: pb.ComposeRequest) -> None:
-    """Raises InvalidRequest."""
+    """Check the parts of a request. Raises InvalidRequest."""
     if len(request.part) > MAX_PARTS:
         raise InvalidRequest(f"{len(request.part):,} parts; an object is made of {MAX_PARTS:,} at most")
     if any(part.WhichOneof("content") is None for part in request.part):
@@ -34,15 +34,15 @@ def check_parts(request: pb.ComposeRequest) -> None:
 
 
 def require_unreserved(keys: Iterable[str]) -> None:
-    """Metadata that a client gives an object. Raises InvalidRequest for a key that is the store's."""
+    """Check metadata from a client. Raises InvalidRequest for a key that is reserved for the store."""
     if fault := reserved_fault(keys):
         raise InvalidRequest(fault)
 
 
 def composed_metadata(request: pb.ComposeRequest, source: Mapping[str, str], source_bytes: int) -> dict[str, str]:
-    """Metadata of the new object. `source`: of the first part's object, which has so many bytes.
+    """Return metadata of the new object. `source` is that of the first part's object, which has `source_bytes` bytes.
 
-    What the store has said of an object is true of the same bytes, and of no others.
+    Metadata that the store itself has set is only kept if the bytes are exactly the same.
     """
     of_source = request.part[0].range
     is_copy = len(request.part) == 1 and not of_source.start
@@ -54,10 +54,10 @@ def composed_metadata(request: pb.ComposeRequest, source: Mapping[str, str], sou
 def compose_object(
     store: Store, request: pb.ComposeRequest, moved: Callable[[int], None] = lambda moved_bytes: None
 ) -> CatalogEntry:
-    """Store what the request describes. `moved` hears of the bytes written so far.
+    """Store the object that the request describes. `moved` is called with the number of bytes written so far.
 
-    Raises InvalidRequest, CorruptObject of a source, what `open_object` raises of it, what `stage_object` and
-    `Upload.commit` raise; nothing is left behind then.
+    Raises InvalidRequest, CorruptObject for a source, and what `open_object`, `stage_object` and `Upload.commit` raise;
+    nothing is left behind then.
     """
     check_parts(request)
     header = request.object
@@ -82,9 +82,10 @@ def compose_object(
 
 
 def done_earlier(store: Store, header: objects.PutHeader) -> CatalogEntry | None:
-    """What an earlier try of this write, by its id, has stored. Raises what `begin_put` and `Upload.settled` raise.
+    """Return what an earlier try of this write, found by its id, has stored. Raises what `begin_put` and
+    `Upload.settled` raise.
 
-    Of an object made of its own former version a second try cannot even be read.
+    Checked first: if an object is built from its own previous version, a second try could not even read its sources.
     """
     condition = condition_of(header)
     if condition is None or not condition.write_id:

@@ -1,8 +1,8 @@
-"""Damaged copies: objects of this store whose bytes are not what was put, or not there, as far as somebody has noticed.
+"""Damaged replicas: objects of this store whose bytes do not match their checksums or are missing, as far as is known.
 
-Readers note what they meet, the scrub what nobody reads. Another copy is written over such an object under the same
-version; where there is none, it stays here until it is put again or deleted. Nothing of this is kept on the drives:
-what is still damaged after a restart is met again. Thread-safe.
+Readers note what they encounter, and the scrub finds the rest. Such an object is overwritten with another replica under
+the same version. If there is none, it stays listed until it is written again or deleted. None of this is stored on the
+drives: damage that remains after a restart is found again. Thread-safe.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable
 from storage_node.store.format import Version
 
 MAX_KEPT = 100_000
-"""Objects that are remembered by name; the scrub, or a reader, comes past the others again."""
+"""Maximum number of objects that are listed by name. The scrub, or a reader, finds the others again."""
 MAX_WHOLE = 10_000
-"""Of those that were suspected, and found to be whole."""
+"""Maximum number of suspected objects remembered as intact."""
 
 
 class DamagedCopies:
@@ -26,7 +26,7 @@ class DamagedCopies:
         self.found = self.mended = 0
         """Since the store was opened."""
         self.on_found: Callable[[], None] = lambda: None
-        """Called, from any thread, when something was noted."""
+        """Called from any thread when an object was noted."""
 
     def note(self, bucket_uuid: bytes, name: str, version: Version) -> None:
         with self._lock:
@@ -37,25 +37,25 @@ class DamagedCopies:
         self.on_found()
 
     def suspect(self, bucket_uuid: bytes, name: str, version: Version) -> None:
-        """As `note`, where an archive turned out to be damaged inside, which it may have been when it was put.
+        """Note an object if an archive turned out to be damaged inside, which it may have been when it was stored.
 
-        That is found out once by reading all of it.
+        This is decided once, by reading all of it.
         """
         if self._whole.get((bucket_uuid, name)) != version:
             self.note(bucket_uuid, name, version)
 
     def version_of(self, bucket_uuid: bytes, name: str) -> Version | None:
-        """Which version of the object is damaged here; None when nothing is known against it."""
+        """Return which version of the object is damaged here; None if no damage is known."""
         return self._known.get((bucket_uuid, name)) if self._known else None
 
     def drop(self, bucket_uuid: bytes, name: str, *, mended: bool = False) -> None:
-        """It is whole again, or gone."""
+        """Remove an object that was repaired, or is gone."""
         with self._lock:
             if self._known.pop((bucket_uuid, name), None) is not None:
                 self.mended += mended
 
     def drop_whole(self, bucket_uuid: bytes, name: str, version: Version) -> None:
-        """It was compared with its checksums, and is what was put."""
+        """Remove an object that matches its checksums, and remember it as intact."""
         with self._lock:
             if len(self._whole) >= MAX_WHOLE:
                 del self._whole[next(iter(self._whole))]

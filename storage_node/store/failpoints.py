@@ -1,6 +1,7 @@
-"""Failpoints: points in the write protocol where a test can make this process die as by `kill -9`.
+"""Failpoints: places in the write protocol where a test can crash this process as by `kill -9`.
 
-`AIS_LOADER_FAILPOINT=name` or `name:count` (the count-th time that it is reached). Free when the variable is not set.
+`AIS_LOADER_FAILPOINT=name` or `name:count` (at the count-th time that it is reached). They cost nothing if the variable
+is not set.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import signal
 POINTS = (
     "put.staged",
     "put.intended",
-    "put.renamed",  # once for every file of a group
+    "put.renamed",  # once for each file of a group
     "put.published",
     "put.committed",
     "promote.staged",  # once for every group
@@ -45,7 +46,7 @@ _armed, _left = "", 0
 
 
 def arm(setting: str) -> None:
-    """Die at "name", or the count-th time at "name:count"; "" disarms. Raises ValueError for an unknown name."""
+    """Crash at "name", or the count-th time at "name:count"; "" disarms. Raises ValueError for an unknown name."""
     global _armed, _left
     name, _, count = setting.partition(":")
     if name and name not in POINTS:
@@ -54,7 +55,7 @@ def arm(setting: str) -> None:
 
 
 def failpoint(name: str) -> None:
-    """Die here if this point is armed."""
+    """Crash here if this point is armed."""
     global _left
     if _armed == name:
         _left -= 1

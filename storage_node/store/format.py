@@ -1,4 +1,4 @@
-"""Codec of catalog keys and values, and of the identity that travels with each file. Pure; FORMAT.md has the prose."""
+"""Codec of catalog keys and values, and of the identity stored with each file. Pure; FORMAT.md describes the format."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ais_loader.errors import StoreFormatError
 
 FORMAT_VERSION = 2
 BLOCK_BYTES = 256 << 10
-"""Objects larger than one block have a checksum for each, so that a range can be verified without the rest."""
+"""Objects larger than one block have a checksum for each block, so that a range can be verified without the rest."""
 BLOCKS_PER_CHUNK = 1024
-"""Block checksums are stored in values of this many: 4 KiB for each 256 MiB of object."""
+"""Number of block checksums in one value: 4 KiB for each 256 MiB of an object."""
 
 OBJECT_PREFIX = b"o"
 INTENT_PREFIX = b"i"
@@ -24,12 +24,12 @@ RETAINED_PREFIX = b"s"
 MARK_PREFIX = b"k"
 DELETION_PREFIX = b"d"
 COUNTER_KEY = b"m:counter"
-"""No generation from this on was ever given."""
+"""Key of a number that exceeds every generation issued so far."""
 MAX_GENERATION = (1 << 62) - 1
 CLOCK_KEY = b"m:clock"
-"""No number of the version clock from this on was ever given or heard of."""
+"""Key of a number that exceeds every number that the version clock has issued or heard of."""
 FORGOTTEN_KEY = b"m:forgotten"
-"""When the newest deletion was that has been dropped from the deletion log."""
+"""Key of the time of the newest deletion that was dropped from the deletion log."""
 
 _FILES_TOGETHER = 256
 
@@ -40,17 +40,17 @@ MAX_XATTR_BYTES = 1536
 _OBJECT_KIND, _TOMBSTONE_KIND = 1, 2
 _VALUE = struct.Struct("<BBHIQIQIQQH")
 WRITE_ID = slice(1, 17)
-"""In the memory of writes; see `write_memory`."""
+"""Part of the write memory that contains the id; see `write_memory`."""
 _IDENTITY = struct.Struct("<B16sIQIQQIQHB")
 _COUNTER, _COUNTER_AT = struct.Struct("<Q"), 8
 
 
 class Version(NamedTuple):
-    """Order of the states of one object, on all nodes that have copies of it: an epoch, a number of the version clock,
-    the number of the node that gave it.
+    """Version of an object, which orders its states on all nodes with replicas of it: an epoch, a number of the version
+    clock, and the number of the node that issued it.
 
-    A store on its own gives its record's epoch and node 0; in a cluster the node that coordinates a write gives a
-    version to all copies.
+    A standalone store uses its record's epoch and node 0. In a cluster the node that coordinates a write issues one
+    version for all replicas.
     """
 
     epoch: int
@@ -62,7 +62,7 @@ class Version(NamedTuple):
 
 
 class CatalogEntry(NamedTuple):
-    """What the catalog knows of one object, or of its deletion. A tuple, because batches decode thousands of them."""
+    """Catalog entry of one object, or of its deletion. A tuple, because batches decode thousands of them."""
 
     epoch: int
     counter: int
@@ -72,12 +72,12 @@ class CatalogEntry(NamedTuple):
     """CRC-32C of the whole object."""
     modified_ns: int
     offset: int
-    """Where the object begins in its file."""
+    """Offset of the object in its file."""
     path: bytes
-    """The file, relative to the drive's `objects` folder; empty for a tombstone."""
+    """Path of the file, relative to the drive's `objects` folder; empty for a tombstone."""
     raw_metadata: bytes
     writes: bytes = b""
-    """The id of the write that it came with, and what became of those before; see `write_memory`."""
+    """Write memory: the id of its write, and the outcomes of earlier ones; see `write_memory`."""
 
     @property
     def version(self) -> Version:
@@ -85,7 +85,7 @@ class CatalogEntry(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """What this drive calls the file by, whoever gave the version. Raises StoreFormatError for a tombstone."""
+        """Number of the file on this drive, independent of the version. Raises StoreFormatError for a tombstone."""
         return generation_of_path(self.path)
 
     @property
@@ -98,7 +98,7 @@ class CatalogEntry(NamedTuple):
 
     @property
     def write_id(self) -> bytes:
-        """Of the write that it came with; empty where that had none."""
+        """Id of the write that created it; empty if that had none."""
         write_id = self.writes[WRITE_ID]
         return write_id if any(write_id) else b""
 
@@ -116,7 +116,7 @@ def bucket_of_key(key: bytes) -> bytes:
 
 
 def tombstone(version: Version, modified_ns: int, writes: bytes = b"") -> CatalogEntry:
-    """The entry of a deleted object: what copies on other nodes are compared with."""
+    """Create the entry of a deleted object, with which replicas on other nodes are compared."""
     return CatalogEntry(version.epoch, version.counter, version.node, 0, 0, modified_ns, 0, b"", b"", writes)
 
 
@@ -129,17 +129,18 @@ def blocks_key(generation: int, chunk: int) -> bytes:
 
 
 def retained_prefix(bucket_uuid: bytes, name: str) -> bytes:
-    """Of all retained versions of one object; no name contains the NUL that ends it, and names keep their order."""
+    """Return the key prefix of all retained versions of one object. The final NUL, which names cannot contain,
+    preserves the order of names."""
     return RETAINED_PREFIX + bucket_uuid + name.encode() + b"\0"
 
 
 def retained_key(bucket_uuid: bytes, name: str, ended: int) -> bytes:
-    """`ended`: the counter at which the version was replaced or deleted."""
+    """Return the key of a retained version. `ended` is the counter at which it was replaced or deleted."""
     return retained_prefix(bucket_uuid, name) + ended.to_bytes(8, "big")
 
 
 def object_key_of(key: bytes) -> bytes:
-    """The key of the object of which this is the entry, or a retained version."""
+    """Return the key of the current object for an entry's key, or a retained version's."""
     return OBJECT_PREFIX + key[1:-9] if key.startswith(RETAINED_PREFIX) else key
 
 
@@ -152,15 +153,16 @@ def ended_of_retained(key: bytes) -> int:
 
 
 def chunk_count(size_bytes: int) -> int:
-    """How many values hold the block checksums of an object of this size; 0 for one of at most one block."""
+    """Return the number of values that hold the block checksums of an object of this size; 0 for one block or less."""
     return -(-size_bytes // (BLOCK_BYTES * BLOCKS_PER_CHUNK)) if size_bytes > BLOCK_BYTES else 0
 
 
 def file_path(bucket_uuid: bytes, name: str, generation: int) -> bytes:
-    """Two levels of 64 folders each, then a hash of the identity and the generation: never reused, never escaping.
+    """Return the path of an object's file: two levels of 64 folders each, then a hash of the identity, and the
+    generation. It is never reused, and cannot leave the `objects` folder.
 
-    Files that are made one after another lie in one folder, _FILES_TOGETHER of them: making a folder takes as long as
-    writing half a megabyte, and to sync one for each of them would take longer than all else.
+    Files with consecutive generations are in one folder, _FILES_TOGETHER of them: creating a folder takes as long as
+    writing half a megabyte, and syncing one for each file would take longer than everything else.
     """
     run = generation // _FILES_TOGETHER
     digest = xxhash.xxh3_128_digest(bucket_uuid + name.encode())
@@ -168,7 +170,7 @@ def file_path(bucket_uuid: bytes, name: str, generation: int) -> bytes:
 
 
 def generation_of_path(path: bytes) -> int:
-    """The generation that a file's name ends in; StoreFormatError when it is not a name of ours."""
+    """Return the generation at the end of a file's name. Raises StoreFormatError for other names."""
     try:
         generation = int(path.rpartition(b".")[2], 16)
     except ValueError:
@@ -185,7 +187,7 @@ def encode_entry(record: CatalogEntry) -> bytes:
 
 
 def decode_entry(value: bytes) -> CatalogEntry:
-    """Raises StoreFormatError on a value that this version did not write."""
+    """Decode a catalog value. Raises StoreFormatError for one that this version did not write."""
     try:
         fields = _VALUE.unpack_from(value)
     except struct.error as error:
@@ -202,7 +204,7 @@ def decode_entry(value: bytes) -> CatalogEntry:
 
 
 def counter_of_value(value: bytes) -> int:
-    """The version's counter in a catalog value, without decoding it; 0 in one that is too short to have one."""
+    """Return the version's counter in a catalog value, without decoding it; 0 if the value is too short."""
     found: int = _COUNTER.unpack_from(value, _COUNTER_AT)[0] if len(value) >= _VALUE.size else 0
     return found
 
@@ -217,7 +219,7 @@ def encode_metadata(metadata: dict[str, str]) -> bytes:
 
 
 def decode_metadata(raw: bytes) -> dict[str, str]:
-    """Raises StoreFormatError on anything that encode_metadata did not write."""
+    """Decode metadata. Raises StoreFormatError for anything that encode_metadata did not write."""
     try:
         metadata: dict[str, str] = json.loads(raw) if raw else {}
     except ValueError as error:
@@ -228,7 +230,7 @@ def decode_metadata(raw: bytes) -> dict[str, str]:
 
 
 class Identity(NamedTuple):
-    """What a file says of itself, so that a lost catalog can be rebuilt from the files."""
+    """Identity stored with a file, so that a lost catalog can be rebuilt from the files."""
 
     bucket_uuid: bytes
     name: str
@@ -238,11 +240,11 @@ class Identity(NamedTuple):
     checksum: int
     modified_ns: int
     metadata: dict[str, str] | None
-    """None when it did not fit: a rebuilt catalog has lost it, and says so."""
+    """None if it did not fit: a rebuilt catalog lacks it, and reports that."""
 
 
 def encode_identity(identity: Identity) -> bytes:
-    """At most MAX_XATTR_BYTES: metadata that does not fit is left out, and its absence noted."""
+    """Encode an identity in at most MAX_XATTR_BYTES. Metadata that does not fit is omitted, which is recorded."""
     raw_metadata = None if identity.metadata is None else encode_metadata(identity.metadata)
     return identity_of(*identity[:7], raw_metadata)
 
@@ -257,7 +259,7 @@ def identity_of(
     modified_ns: int,
     raw_metadata: bytes | None,
 ) -> bytes:
-    """As `encode_identity`, of what every object of a commit has at hand."""
+    """Encode an identity from the fields that a commit has for every object."""
     raw_name = name.encode()
     fits = raw_metadata is not None and _IDENTITY.size + len(raw_name) + len(raw_metadata) <= MAX_XATTR_BYTES
     content = generation, size_bytes, checksum, modified_ns
@@ -266,7 +268,7 @@ def identity_of(
 
 
 def decode_identity(value: bytes) -> Identity:
-    """Raises StoreFormatError on anything that encode_identity did not write."""
+    """Decode an identity. Raises StoreFormatError for anything that encode_identity did not write."""
     try:
         format_version, bucket_uuid, epoch, counter, node, *fields = _IDENTITY.unpack_from(value)
         generation, size, checksum, modified, name_bytes, complete = fields

@@ -1,10 +1,10 @@
 """Merged listing of several drives: every name once, with its newest entry.
 
-A list looks at every drive as it was at one moment, and the moments differ. While objects move, one that goes from a
-drive that has not been looked at yet to one that already has would be missing: every drive is then looked at twice, all
-of them once before the first is looked at again. What was there all the time is in one of the two.
+A listing reads each drive as of one moment, and the moments differ. While objects move, an object that moves from a
+drive that is read later to one that was read earlier would be missed. Every drive is then scanned twice, and all first
+scans begin before the first second one. An object that exists all the time is in one of the two.
 
-An entry on a drive on which nobody looks for it is not listed either; the doctor tells of it.
+An entry on a drive that look-ups of its name do not search is not listed either; the doctor reports it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from storage_node.store.pool.placement import DrivePlacement
 
 Named = tuple[str, CatalogEntry]
 PAGE_BYTES = 1 << 20
-"""Of names and metadata, after which a page of any list ends whatever its number of names: to put a message of it on
-the wire holds a node's event loop for about a millisecond."""
+"""Size of names and metadata after which a page of any listing ends, whatever the number of names: encoding it as a
+message blocks a node's event loop for about a millisecond."""
 
 
 def within(most_bytes: int, names: Iterable[str]) -> int:
-    """How many of these names go on a page of about so many bytes: one at least, if there is one."""
+    """Return how many of these names fit on a page of about `most_bytes` bytes: at least one, if there is one."""
     count = size_bytes = 0
     for count, name in enumerate(names, 1):  # noqa: B007 - the last one counts
         size_bytes += len(name)
@@ -46,10 +46,11 @@ def merged(
     cut: int | None = None,
     skip_missing: bool = False,
 ) -> Iterator[Named]:
-    """Entries in name order, parts of objects to come only where `prefix` or `tombstones` ask for them.
+    """Iterate over entries in name order. Parts of multipart uploads are included only if `prefix` or `tombstones` ask
+    for them.
 
-    With a `cut` as a snapshot sees them, beside which nothing moves.
-    Raises DriveFailed when a drive is missing, unless `skip_missing`, StoreFormatError, Closed.
+    With a `cut`, iterate over what a snapshot sees; nothing moves while there are snapshots. Raises DriveFailed if a
+    drive is missing, unless `skip_missing`, StoreFormatError, Closed.
     """
     while True:
         placement = drives.placement
@@ -85,7 +86,7 @@ def merged(
 
 
 def _open_drives(drives: DriveSet, slots: Iterable[int], *, skip_missing: bool) -> list[tuple[int, Drive]]:
-    """Raises DriveFailed, Closed."""
+    """Return the open drives with their slots. Raises DriveFailed, Closed."""
     drives.require_open()
     found: list[tuple[int, Drive]] = []
     for slot in slots:
@@ -103,9 +104,11 @@ def _open_drives(drives: DriveSet, slots: Iterable[int], *, skip_missing: bool) 
 def _begun(
     drive: Drive, bucket_uuid: bytes, prefix: str, start_after: str, *, everything: bool, cut: int | None
 ) -> Iterator[Named]:
-    """The drive's entries as they are now: the first one has been read."""
+    """Begin a scan of the drive. The first entry has been read, which fixes the scan's snapshot."""
     if cut is not None:
-        return drive.scan_at(bucket_uuid, prefix, start_after, cut)  # of which it does not matter when
+        return drive.scan_at(
+            bucket_uuid, prefix, start_after, cut
+        )  # a snapshot does not change, so the moment does not matter
     scan = (drive.scan_all if everything else drive.scan)(bucket_uuid, prefix, start_after)
     return itertools.chain(list(itertools.islice(scan, 1)), scan)
 

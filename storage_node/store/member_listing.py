@@ -13,13 +13,13 @@ from storage_node.store.store import Store
 
 class MemberPage(NamedTuple):
     version: str
-    """Of the archive."""
+    """Version of the archive."""
     members: list[Member]
     """In the order of the archive."""
     next: int
-    """Where the next page begins; 0 when this is the last one."""
+    """Position at which the next page begins; 0 if this is the last one."""
     hidden: int
-    """Regular files of the archive that are no members, because a later entry has their name."""
+    """Number of regular files in the archive that are not members, because a later entry has the same name."""
 
 
 def list_members(
@@ -32,10 +32,10 @@ def list_members(
     version: str = "",
     page_bytes: int = 1 << 20,
 ) -> MemberPage:
-    """Members whose names begin with `prefix`, `first` of the archive passed over.
+    """List members whose names begin with `prefix`, after skipping the first `first` of the archive.
 
-    `page_bytes`: of names, after which a page ends, too.
-    Makes the index if there is none. Raises ArchiveError, and what `open_object` raises.
+    `page_bytes` is the size of names after which a page ends. Builds the index if there is none. Raises ArchiveError,
+    and what `open_object` raises.
     """
 
     def page(drive: Drive, record: CatalogEntry) -> MemberPage:

@@ -1,4 +1,4 @@
-"""Naming rules of buckets, objects and snapshots. Pure functions; the reason for a refusal is in the message."""
+"""Naming rules of buckets, objects and snapshots. Pure functions; error messages contain the reason."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from ais_loader.hints import nearest
 
 MAX_OBJECT_NAME_BYTES = 1024
 SNAPSHOT_MARK = "@"
-"""bucket@snapshot names a bucket as it was; no name of a bucket contains it."""
+"""Separator in bucket@snapshot, which names a bucket at a point in time. Bucket names cannot contain it."""
 PARTS_PREFIX = "/.parts/"
-"""Of objects that wait to become parts of others: an upload's id, then what it is in that. No other name begins so, and
-only those who ask for this prefix see them in a list; they are placed, copied and repaired like all objects."""
+"""Prefix of objects that are parts of multipart uploads, followed by an upload's id and the part's name. No other name
+begins with it, and listings contain them only if this prefix is requested. They are placed, replicated and repaired
+like all objects."""
 _PART = re.compile(r"/\.parts/[0-9a-f]{32}/(?:upload|[0-9]{5})\Z")
 _LOOKED_THROUGH = 100
-"""Buckets at most whose names are compared with one that does not exist."""
+"""Maximum number of buckets whose names are compared with one that does not exist."""
 _BUCKET = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,63}\Z")
 
 
 def check_bucket_name(name: str) -> None:
-    """Raise InvalidName unless `name` may name a bucket."""
+    """Raise InvalidName unless `name` is a valid bucket name."""
     _check_short_name("bucket", name)
 
 
 def bucket_not_found(name: str, known: Iterable[str]) -> BucketNotFound:
-    """What to say of a name that is that of no bucket; `known`: names of buckets that there are, all or some."""
+    """Return the error for an unknown bucket. `known`: names of existing buckets, all or some."""
     meant = name.removeprefix("ais://").partition("/")[0].lower()
     by_lower = {one.lower(): one for one in itertools.islice(known, _LOOKED_THROUGH)}
     near = nearest(meant, by_lower, cutoff=0.6)
@@ -36,12 +37,12 @@ def bucket_not_found(name: str, known: Iterable[str]) -> BucketNotFound:
 
 
 def check_snapshot_name(name: str) -> None:
-    """Raise InvalidName unless `name` may name a snapshot."""
+    """Raise InvalidName unless `name` is a valid snapshot name."""
     _check_short_name("snapshot", name)
 
 
 def check_job_name(name: str) -> None:
-    """Raise InvalidName unless `name` may name a job."""
+    """Raise InvalidName unless `name` is a valid job name."""
     _check_short_name("job", name)
 
 
@@ -51,7 +52,7 @@ def _check_short_name(of: str, name: str) -> None:
 
 
 def object_name_fault(name: str) -> str | None:
-    """What is wrong with an object's name; None when nothing is."""
+    """Return what is wrong with an object's name; None if it is valid."""
     try:
         size_bytes = len(name.encode())
     except UnicodeEncodeError:
@@ -73,16 +74,17 @@ def object_name_fault(name: str) -> str | None:
 
 
 def check_object_name(name: str) -> None:
-    """Raise InvalidName unless `name` may name an object."""
+    """Raise InvalidName unless `name` is a valid object name."""
     if fault := object_name_fault(name):
         raise InvalidName(f"object name {shown_name(name)!r}: {fault}")
 
 
 def shown_name(name: str) -> str:
-    """Return a name that no object can have as a message shows it, at most 80 characters of it."""
+    """Return an invalid object name as shown in messages, at most 80 characters of it."""
     return name if len(name) <= 80 else name[:77] + "..."
 
 
 def unfinished_name(snapshot: str) -> str:
-    """Under which a store keeps a snapshot that a cluster is only making: no snapshot can have such a name."""
+    """Return the name under which a store keeps a snapshot that a cluster is still creating. No snapshot can have such
+    a name."""
     return f".{snapshot}"

@@ -1,8 +1,8 @@
-"""Permissions of a store: its folders and files are for the user who runs it.
+"""Permissions of a store: its folders and files are accessible only to the user who runs it.
 
-Modes are given where things are created, and never by the umask: an embedded store is a guest in a process that has
-files of its own to make. The folder of a drive is what keeps others out. RocksDB creates the files of the catalog by
-the process's umask, in a folder that is closed.
+Modes are set when files and folders are created, independent of the umask: an embedded store is in a process that
+creates files of its own. The folder of a drive keeps other users out. RocksDB creates the catalog's files by the
+process's umask, in a folder that is closed to others.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ log = logging.getLogger(__name__)
 
 
 def private(path: str | os.PathLike[str], flags: int) -> int:
-    """Opener for `open`, of a file that only its owner may read."""
+    """Opener for `open` that creates files readable only by their owner."""
     return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
 
 
 def others_access(path: Path) -> str:
-    """The access that other users have to a folder or file, in words; "" if they have none. Raises OSError."""
+    """Describe the access that other users have to a folder or file; "" if they have none. Raises OSError."""
     mode = stat.S_IMODE(path.stat().st_mode)
     return f"its mode is {mode:04o}, which gives other users of this machine access" if mode & OTHERS else ""
 
 
 def close_to_others(folder: Path) -> bool:
-    """Whether a folder is open to its owner alone, now at the latest. If it cannot be, that is logged."""
+    """Close a folder to other users if necessary. Returns whether it is closed; a failure is logged."""
     access = ""
     try:
         if not (access := others_access(folder)):

@@ -1,6 +1,6 @@
-"""Record keeper: the store record in memory and on the drives, and the one moment at which a change of it counts.
+"""Record keeper: holds the store record in memory, writes it to the drives, and defines when a change is committed.
 
-A reader beside a writer reads the record again once a second, before it says that something is not there, and when a
+A reader beside a writer reads the record again once a second, before it reports that something is missing, and after a
 writer in its own process has changed it.
 """
 
@@ -23,10 +23,10 @@ from storage_node.store.store_record import StoreRecord
 
 
 class RecordKeeper:
-    """Of one open store. Thread-safe.
+    """Store record of one open store. Thread-safe.
 
-    Locks are taken in this order, each from the first that is needed: the pool's, or that of snapshots being trimmed;
-    `lock`; the placement lock of the drive set, alone; the stripes of the drives.
+    Locks are acquired in this order, starting at any of them: the pool's lock, or the snapshots' trim lock; `lock`; the
+    placement lock of the drive set, exclusively; the stripes of the drives.
     """
 
     def __init__(self, record: StoreRecord, drives: DriveSet, *, roots: Sequence[Path], options: DriveOptions) -> None:
@@ -34,23 +34,24 @@ class RecordKeeper:
         self._roots = list(roots)
         self._options = options
         self.lock = threading.Lock()
-        """Held by whoever changes the record, from looking at what it says to the end of the commit."""
+        """Held during a change of the record, from reading it to the end of the commit."""
         self.current = record  # guarded by lock for changes
-        """The record that counts; replaced as a whole."""
+        """The current record; replaced as a whole."""
         self._read_at_s = time.monotonic()
         self._marks: list[object] = []
-        """Of a reader: those of its drives when the record was read last."""
+        """Readers only: the marks of the drives when the record was last read."""
         self.deleted_buckets: set[bytes] = set()  # guarded by lock
-        """Since the store was opened: a drive that comes refuses uploads into them, as the others do."""
+        """Buckets deleted since the store was opened. A drive that is added rejects uploads into them, as the others
+        do."""
 
     # -- reading what a writer has changed
 
     def refresh(self, *, only_if_stale: bool) -> None:
-        """Of a store that is open for reading: take the record from the drives, where it is newer."""
+        """Read the record from the drives, and use it if it is newer. For a store that is open for reading."""
         now_s, marks = time.monotonic(), [drive.record_mark.latest for drive in self._drives.live()]
         if only_if_stale and marks == self._marks and now_s - self._read_at_s < READER_STALENESS_S:
             return
-        with contextlib.suppress(StoreFormatError):  # no drive can be read now: what is known stays true of the past
+        with contextlib.suppress(StoreFormatError):  # no drive can be read now: the known record stays in use
             newest = newest_record({drive.root: drive.identity for drive in self._drives.live()})
             with self.lock:
                 if newest.order > self.current.order:
@@ -58,23 +59,24 @@ class RecordKeeper:
         self._read_at_s, self._marks = now_s, marks
 
     def refresh_reader(self) -> None:
-        """What was not found may have moved to a drive that the writer has added since; nothing for the writer."""
+        """Refresh the record in a reader: a missing object may be on a drive that the writer has added since. Does
+        nothing in the writer."""
         if not self._drives.writable and not self._drives.closed:
             self.refresh(only_if_stale=False)
 
     # -- changing
 
     def change(self, change: Callable[[StoreRecord], StoreRecord]) -> None:
-        """Commit a changed record. For the doctor; raises StoreReadOnly, Closed, DriveFull, DriveFailed."""
+        """Commit a changed record. For the doctor. Raises StoreReadOnly, Closed, DriveFull, DriveFailed."""
         self._drives.require_writable()
         with self.lock:
             self.commit(change(self.current))
 
     def commit(self, record: StoreRecord, also: Sequence[Drive] = (), *, whoever: bool = False) -> None:
-        """Put the record on every drive; the caller holds `lock`.
+        """Write the record to every drive; the caller holds `lock`.
 
-        It counts once a majority has it, of the drives before and after; with `whoever`, once all that can be written
-        have it. `also`: drives that are new in it. Raises DriveFailed, DriveFull.
+        It is committed once a majority has it, both of the drives before and of those after; with `whoever`, once all
+        writable drives have it. `also`: drives that are new in it. Raises DriveFailed, DriveFull.
         """
         live = [*also, *self._drives.live()]
         sets = () if whoever else (self.current.drives, record.drives)
@@ -109,8 +111,9 @@ class RecordKeeper:
         self._follow(record, also)
 
     def _take_back(self, record: StoreRecord, drives: Sequence[Drive]) -> None:
-        """What was to be changed is as it was, on the drives too: the newest record that is found at the next start
-        counts, and what has been acknowledged until then went by this one. Its number is not given again."""
+        """Undo a failed change in memory and on the drives, under a higher revision. The next start uses the newest
+        record that it finds, and everything acknowledged until then was based on the previous one. A revision is never
+        used twice."""
         self.current = replace(self.current, revision=record.revision + 1)
         having = [drive for drive in drives if _may_have(drive, record)]
         for drive in drives if having else ():
@@ -125,11 +128,12 @@ class RecordKeeper:
                     )
 
     def note_trimming(self, bucket_uuid: str) -> None:
-        """Versions of this bucket may be retained that no snapshot sees, which the next commit says; holds `lock`."""
+        """Note, for the next commit, that this bucket may have retained versions that no snapshot sees. The caller
+        holds `lock`."""
         self.current = self.current.with_trimming(bucket_uuid)
 
     def _follow(self, record: StoreRecord, also: Sequence[Drive] = ()) -> None:
-        """The record that counts from now on; the caller holds `lock`."""
+        """Use this record from now on. The caller holds `lock`."""
         before, self.current = self.current, record
         if (before.drives, before.active, before.former) == (record.drives, record.active, record.former):
             return
@@ -140,10 +144,10 @@ class RecordKeeper:
                 drive.give_up(f"drive {drive.identity.drive_uuid} has left the store")
 
     def end(self) -> list[Drive]:
-        """Nothing is begun any more on the store; returns the drives that are open."""
+        """Reject new operations on the store. Returns the open drives."""
         self._drives.closed = True
         if self._drives.placement_lock.is_inherited:
-            return self._drives.live()  # a lock may be held for ever by a thread that the fork left behind
+            return self._drives.live()  # a thread that does not exist after the fork may hold the lock
         with self.lock:
             return self._drives.live()
 

@@ -1,10 +1,10 @@
-"""Re-framing on PUT: compressed archives stored with many restart points, so that their members are cheap to read.
+"""Re-framing on PUT: stores compressed archives with many restart points, so that reading members is cheap.
 
-A .tar.zst becomes seekable zst, a .tar.lz4 frames of independent blocks; of a .tar.gz the index finds such places by
-itself. It is done once, by the store that a client puts to, before any copy is made: all copies are the same bytes.
-What was sent is kept in a file without a name until all of it has come and has been found to be what was announced. An
-archive that is damaged, has such places already, is too large, or whose members would not all be the same afterwards is
-stored as it came. The size and checksum of what was sent go into the object's metadata.
+A .tar.zst becomes seekable zstd, a .tar.lz4 frames of independent blocks; for a .tar.gz the index has restart points
+anyway. This is done once, by the store that a client sends a PUT to, before it is replicated, so that all replicas have
+the same bytes. The received bytes are spooled to an unnamed file until all of them have arrived and match the announced
+size and checksum. An archive that is damaged, has restart points already, is too large, or would not have exactly the
+same members is stored unchanged. The object's metadata contains the size and checksum of what was sent.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from storage_node.store.store import Store
 from storage_node.store.upload import checked_metadata
 
 WORTH_BYTES = 1 << 20
-"""An archive is left alone if no more than this has to be unpacked in front of any member."""
+"""An archive is stored unchanged if no more than this has to be decompressed before any member."""
 MAX_CONTENT_BYTES = 1 << 30
-"""Of an archive that is re-framed: its client waits meanwhile."""
+"""Maximum content of an archive that is re-framed, because its client waits meanwhile."""
 _LZ4_BLOCK_BYTES = 256 << 10
 log = logging.getLogger(__name__)
 
 
 class Spooled:
-    """The bytes of one object in a file without a name, which goes with this process. Belongs to one thread at a time.
+    """Bytes of one object in an unnamed file, which disappears with this process. Belongs to one thread at a time.
 
     Raises DriveFull, DriveFailed.
     """
@@ -84,7 +84,7 @@ def can_reframe(name: str) -> bool:
 
 
 def spool_for(store: Store, label: str) -> Spooled:
-    """On the drive with the most room. Raises DriveFull, DriveFailed."""
+    """Create a spool file on the drive with the most free space. Raises DriveFull, DriveFailed."""
     states = [state for state in store.pool.states() if state.problem is None]
     if not states:
         raise DriveFailed("no drive of the store can be used")
@@ -92,7 +92,7 @@ def spool_for(store: Store, label: str) -> Spooled:
 
 
 def reframed(store: Store, name: str, spool: Spooled) -> Spooled | None:
-    """What is to be stored instead, which the caller closes; None: what came."""
+    """Return a re-framed archive, which the caller closes; None to store the archive unchanged."""
     made: Spooled | None = None
     try:
         before = index_shard(spool.source, name)
@@ -107,7 +107,12 @@ def reframed(store: Store, name: str, spool: Spooled) -> Spooled | None:
         if not _same_members(before, after):
             raise LoaderError("its members would not be the same")
         return made
-    except (LoaderError, OSError, RuntimeError, MemoryError) as error:  # whatever it is, what came can be stored
+    except (
+        LoaderError,
+        OSError,
+        RuntimeError,
+        MemoryError,
+    ) as error:  # after any error the archive can be stored unchanged
         log.info("%s is stored as it came: %s", spool.label, error)
         if made is not None:
             made.close()
@@ -140,7 +145,7 @@ def _independent_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def original_metadata(metadata: dict[str, str], spool: Spooled) -> dict[str, str]:
-    """With what was sent. Raises InvalidRequest when that is too much."""
+    """Add the size and checksum of what was sent to the metadata. Raises InvalidRequest if it becomes too large."""
     return checked_metadata(
         {**metadata, ORIGINAL_SIZE: str(spool.size_bytes), ORIGINAL_CHECKSUM: f"{spool.checksum:08x}"}
     )
@@ -148,7 +153,7 @@ def original_metadata(metadata: dict[str, str], spool: Spooled) -> dict[str, str
 
 @dataclass(frozen=True, slots=True)
 class ToStore:
-    """What a PUT stores."""
+    """Content and properties of what a PUT stores."""
 
     chunks: Iterable[bytes | bytearray | memoryview]
     metadata: dict[str, str]
@@ -157,7 +162,7 @@ class ToStore:
 
 
 def replacement(store: Store, name: str, metadata: dict[str, str], spool: Spooled) -> tuple[Spooled, dict[str, str]]:
-    """Of what has come: the bytes that are to be stored, which the caller closes, and their metadata."""
+    """Return the bytes to store for a spooled archive, which the caller closes, and their metadata."""
     try:
         described = original_metadata(metadata, spool)
     except InvalidRequest:
@@ -176,7 +181,7 @@ def content_of(
     size_bytes: int | None,
     checksum: int | None,
 ) -> Iterator[ToStore]:
-    """For a store that has its buckets to itself: what is to be stored of what comes.
+    """Yield what to store for a received object. For a store that owns its buckets.
 
     Raises ContentMismatch, DriveFull, DriveFailed.
     """
@@ -198,7 +203,7 @@ def content_of(
 def reframed_bytes(
     store: Store, label: str, name: str, pieces: Sequence[bytes], metadata: dict[str, str]
 ) -> tuple[bytes, dict[str, str]] | None:
-    """Of a small object: its bytes and metadata; None: as it came. Raises DriveFull, DriveFailed."""
+    """Return bytes and metadata to store for a small object; None: unchanged. Raises DriveFull, DriveFailed."""
     with contextlib.ExitStack() as held:
         spool = spool_for(store, label)
         held.callback(spool.close)

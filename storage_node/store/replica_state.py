@@ -1,4 +1,4 @@
-"""Replica state: versions, tombstones and the version clock, by which copies on several nodes are compared."""
+"""Replica state: versions, tombstones and the version clock, by which replicas on several nodes are compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from storage_node.store.wall_clock import advice, shown
 
 
 class StoredVersion(NamedTuple):
-    """One name in a listing of versions."""
+    """Version of one name in a listing of versions."""
 
     name: str
     version: Version
@@ -31,13 +31,13 @@ class StoredVersion(NamedTuple):
 
 
 class ListedPage(NamedTuple):
-    """Objects in name order."""
+    """Page of objects in name order."""
 
     objects: list[tuple[str, CatalogEntry]]
     in_doubt: list[str]
-    """Names within the page that others have to be asked for."""
+    """Names within the page that other nodes have to be asked for."""
     next: str | None
-    """The name after which the next page begins; None when there is none."""
+    """Name after which the next page begins; None if this is the last one."""
 
 
 def _all_stale(bucket: str) -> ReplicaStale:
@@ -55,7 +55,7 @@ def not_found_message(bucket: str, name: str) -> str:
 
 
 class ReplicaState:
-    """What one store knows of its copies of objects, as a node of a cluster; a store on its own is owner of all."""
+    """State of the replicas on one node of a cluster. A standalone store owns all objects."""
 
     def __init__(self, drives: DriveSet, buckets: Buckets, changes: PlacedChanges, clock: VersionClock) -> None:
         self._clock = clock
@@ -63,24 +63,29 @@ class ReplicaState:
         self._buckets = buckets
         self._changes = changes
         self.stale = StaleReplicas()
-        """Copies that are not to be read from."""
+        """Replicas that must not be read."""
         self.is_owner: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
-        """Whether what this store knows of an object, by bucket uuid and name, is what counts. Set by the cluster."""
+        """Whether this store's information about an object, given by bucket uuid and name, is authoritative. Set by the
+        cluster."""
         self.map_version: Callable[[], int] = lambda: 0
-        """Of the newest map here, by which objects may have been handed over to others. Set by the cluster."""
+        """Returns the version of the newest map here, by which objects may have been handed over to other nodes. Set by
+        the cluster."""
         self.let_go_s: float | None = None
-        """When, on the monotonic clock, a copy was last taken away here because others have it. Set by the cluster."""
+        """Time on the monotonic clock at which a replica was last removed here because other nodes have it. Set by the
+        cluster."""
         self.is_holder: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
-        """Whether readers of a snapshot ask this store for an object. Of others it may have what is out of date."""
+        """Whether readers of a snapshot ask this store for an object. Its replicas of other objects may be out of date.
+        """
 
     def newest_entry(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
-        """What there is of a name on any drive, tombstones too. Raises DriveFailed, StoreFormatError, Closed."""
+        """Return the newest entry of a name on any drive, including tombstones. Raises DriveFailed, StoreFormatError,
+        Closed."""
         return self._drives.newest(bucket_uuid, name).record
 
     def scan(
         self, bucket: str, prefix: str, start_after: str, *, tombstones: bool, skip_missing: bool = False
     ) -> Iterator[tuple[str, CatalogEntry]]:
-        """All drives' entries in name order; of a snapshot those of which this store is a holder.
+        """Iterate over all drives' entries in name order; in a snapshot, over those that this store is a holder of.
 
         Raises BucketNotFound, InvalidRequest, and as `merged`.
         """
@@ -102,9 +107,9 @@ class ReplicaState:
         return found if of.cut is None else (pair for pair in found if self.is_holder(of.uuid_bytes, pair[0]))
 
     def is_stale(self, bucket_uuid: bytes, name: str, found: CatalogEntry | None) -> bool:
-        """Whether a reader may not believe what was found of this name. Raises DriveFailed, StoreFormatError.
+        """Whether a reader must not trust the entry found for this name. Raises DriveFailed, StoreFormatError.
 
-        Not to be asked of snapshots: whatever was written since they were made, they see what they saw.
+        Not for snapshots: later writes do not change what they see.
         """
         if self.stale.whole(bucket_uuid):
             return True
@@ -117,7 +122,7 @@ class ReplicaState:
         if found is None:
             found = self.newest_entry(bucket_uuid, name)
         if wanted is None:
-            return found is None  # a tombstone is an answer
+            return found is None  # a tombstone is a valid answer
         if found is None or found.version < wanted:
             return True
         self.stale.trust_name(bucket_uuid, name, found.version)
@@ -126,9 +131,10 @@ class ReplicaState:
     def page(
         self, bucket: str, prefix: str, start_after: str, *, most: int, most_bytes: int, skip_missing: bool = False
     ) -> ListedPage:
-        """As `Store.objects`, without those in doubt: another node lists them. Raises ReplicaStale where all are.
+        """List like `Store.objects`, without names in doubt, which another node lists. Raises ReplicaStale if all are
+        in doubt.
 
-        `most`: names; `most_bytes`: of names and metadata, after which a page ends, too.
+        `most` is the number of names, `most_bytes` the size of names and metadata after which a page ends.
         """
         of = self._buckets.get(bucket)
         bucket_uuid, size_bytes, last = of.uuid_bytes, 0, start_after
@@ -164,16 +170,16 @@ class ReplicaState:
     def versions(
         self, bucket: str, start_after: str = "", limit: int | None = None, prefix: str = ""
     ) -> Iterator[StoredVersion]:
-        """Objects and tombstones in name order. Raises what `Store.objects` raises."""
+        """Iterate over objects and tombstones in name order. Raises what `Store.objects` raises."""
         for name, record in itertools.islice(self.scan(bucket, prefix, start_after, tombstones=True), limit):
             yield StoredVersion(name, record.version, record.is_tombstone, record.size_bytes, record.checksum)
 
     def tombstones(self, bucket: str) -> Iterator[StoredVersion]:
-        """Raises what `Store.objects` raises."""
+        """Iterate over tombstones. Raises what `Store.objects` raises."""
         return (found for found in self.versions(bucket) if found.is_tombstone)
 
     def forget_tombstone(self, bucket: str, name: str, version: Version) -> bool:
-        """Remove a tombstone that every copy has seen; False when there is none, or a newer one. Raises as `delete`."""
+        """Remove a tombstone that every replica has; False if there is none, or a newer one. Raises as `delete`."""
         self._drives.require_writable()
         bucket_uuid = self._buckets.get(bucket).uuid_bytes
         before = self.newest_entry(bucket_uuid, name)
@@ -182,17 +188,18 @@ class ReplicaState:
         return self._changes.drop(bucket_uuid, name, version, tombstone=True) is None
 
     def missing(self, bucket: str, bucket_uuid: bytes, name: str) -> ObjectNotFound:
-        """What to say of a name that is not in doubt, and of which there is no object: that it was deleted, if so."""
+        """Return the error for an object that is certainly missing. It tells if the object was deleted."""
         message = not_found_message(bucket, name)
         if object_name_fault(name) is None and SNAPSHOT_MARK not in bucket:
-            with contextlib.suppress(LoaderError):  # of its drive; there is no object all the same
+            with contextlib.suppress(LoaderError):  # an error of the drive does not change that there is no object
                 found = self.newest_entry(bucket_uuid, name)
                 if found is not None and found.is_tombstone and self.is_owner(bucket_uuid, name):
                     return ObjectDeleted(f"{message}: deleted with version {found.version}")
         return ObjectNotFound(message)
 
     def newest(self, bucket: str, names: Sequence[str]) -> list[CatalogEntry | None]:
-        """Of each name, tombstones too. Raises InvalidName, BucketNotFound, DriveFailed, StoreFormatError."""
+        """Return the entry of each name, including tombstones. Raises InvalidName, BucketNotFound, DriveFailed,
+        StoreFormatError."""
         for name in names:
             check_object_name(name)
         bucket_uuid = self._buckets.get(bucket).uuid_bytes
@@ -200,23 +207,23 @@ class ReplicaState:
 
     @property
     def clock(self) -> int:
-        """No version with a higher counter was given here, or heard of."""
+        """The highest counter that was issued here, or heard of."""
         return self._clock.highest
 
     def hear(self, counter: int) -> None:
-        """Of what another node has given or heard of: what is given here from now on is above it.
+        """Advance the version clock past a counter of another node: versions issued here from now on are above it.
 
-        Unless it is further ahead than clocks may differ: what is there under such a version is above it all the same,
-        see `next_version`, but it draws no clock after it. Raises DriveFailed, DriveFull, Closed.
+        A counter further ahead than clocks may differ does not advance the clock. A version above an existing one with
+        such a counter is still issued, see `next_version`. Raises DriveFailed, DriveFull, Closed.
         """
         self._drives.require_writable()
         if self._clock.believes(counter):
             self._clock.hear(counter)
 
     def require_believable(self, version: Version, wall_ms: int) -> None:
-        """Raises ClockOffset for a version that only a clock gives now that is further ahead than clocks may differ.
+        """Raise ClockOffset for a new version from a clock that is further ahead than clocks may differ.
 
-        For writes: copies of what is there already have the versions that they have. `wall_ms`: of the coordinator.
+        For writes only: replicas of existing objects keep their versions. `wall_ms` is the coordinator's wall clock.
         """
         if not self._clock.believes(version.counter, wall_ms):
             raise ClockOffset(
@@ -225,15 +232,16 @@ class ReplicaState:
             )
 
     def announced(self, bucket_uuid: bytes, name: str) -> list[Version]:
-        """What other nodes have, or were about to have, as far as this one has heard and not got it."""
+        """Return versions that other nodes have, or were about to commit, and that this node was notified of but does
+        not have."""
         wanted = self.stale.wanted(bucket_uuid, name)
         return [] if wanted is None else [wanted]
 
     def next_version(self, node: int, seen: Iterable[Version], clock: int = 0) -> Version:
-        """A version for a write that this store's node coordinates; never given twice, over any crash of it.
+        """Issue a version for a write that this store's node coordinates. It is never issued twice, even after a crash.
 
-        Above all `seen`, and with a counter above `clock`, which other nodes have said, if that can be believed. Raises
-        DriveFailed, DriveFull, Closed.
+        It is above all of `seen`, and has a counter above `clock`, which other nodes have reported, if that is
+        believable. Raises DriveFailed, DriveFull, Closed.
         """
         self._drives.require_writable()
         if not self._drives.live():

@@ -1,9 +1,10 @@
-"""Replicas of retained versions: what snapshots see on one node, compared with what they see on others, and made equal.
+"""Replicas of retained versions: compares what snapshots see on one node with what they see on others, and makes them
+equal.
 
-All copies of a bucket have the same cuts. What a cut sees of a name is the newest version that any node has of it with
-a counter up to the cut, be it an object or a tombstone: so nodes that differ agree by taking over what is newer. A
-version that a node lacks may have ended already, on that node too: then it comes to the versions that are retained, and
-never becomes the object again.
+All replicas of a bucket have the same cuts. Of each name a cut sees the newest version with a counter up to the cut
+that any node has, be it an object or a tombstone. Nodes that differ therefore converge by taking over newer versions. A
+version that a node lacks may have ended already, on that node too. It is then added to the retained versions, and never
+becomes the current object again.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from storage_node.store.store import Store
 
 
 class Seen(NamedTuple):
-    """What a cut sees of a name."""
+    """Version of a name that a cut sees."""
 
     record: CatalogEntry
-    """Of an object or a tombstone."""
+    """Entry of an object or a tombstone."""
     ended: int
-    """When it was replaced or deleted here; 0 as long as it is what counts."""
+    """Counter at which it was replaced or deleted here; 0 while it is the current one."""
 
 
 class NewerFirst(LoaderError):
-    """What has to be retained would be hidden by something older that has not ended: that has to be replaced first."""
+    """Raised if an older version that has not ended would hide one to retain. It has to be replaced first."""
 
     kind = "newer-first"
 
 
 def seen(store: Store, bucket_uuid: bytes, names: Sequence[str], cut: int) -> list[Seen | None]:
-    """Of each name, in order. Raises DriveFailed, StoreFormatError, Closed."""
+    """Return what the cut sees of each name, in order. Raises DriveFailed, StoreFormatError, Closed."""
     found: list[Seen | None] = []
     for name in names:
         drive = store.drive_set.at(store.drive_set.owner(bucket_uuid, name))
@@ -59,7 +60,8 @@ def seen(store: Store, bucket_uuid: bytes, names: Sequence[str], cut: int) -> li
 def seen_after(
     store: Store, bucket_uuid: bytes, start_after: str, cut: int, limit: int
 ) -> list[tuple[str, CatalogEntry]]:
-    """The next names of which the cut sees something, tombstones too. Raises as `seen`, and for a missing drive."""
+    """Return the next names of which the cut sees something, including tombstones. Raises as `seen`, and for a missing
+    drive."""
     drives = [store.drive_set.at(slot) for slot in store.drive_set.placement.slots]
     scans: list[Iterator[tuple[str, CatalogEntry]]] = [
         scan_seen(drive.catalog, bucket_uuid, "", start_after, cut) for drive in drives
@@ -69,18 +71,19 @@ def seen_after(
 
 
 class RetainedHere(NamedTuple):
-    """A version that is retained on a drive."""
+    """Version that is retained on a drive."""
 
     drive: Drive
     key: bytes
     name: str
     record: CatalogEntry
     seen_by: range
-    """The cuts that see it, if they are those of snapshots."""
+    """Range of the cuts that see it, if they are those of snapshots."""
 
 
 def retained_after(drive: Drive, bucket_uuid: bytes, after: bytes, limit: int) -> list[RetainedHere]:
-    """The next ones after this key, in the order of names. Raises DriveFailed, StoreFormatError, Closed."""
+    """Return the next retained versions after this key, in the order of names. Raises DriveFailed, StoreFormatError,
+    Closed."""
     found: list[RetainedHere] = []
     for key, value in itertools.islice(drive.catalog.scan(fmt.RETAINED_PREFIX + bucket_uuid, after or None), limit):
         record = fmt.decode_entry(value)
@@ -90,7 +93,7 @@ def retained_after(drive: Drive, bucket_uuid: bytes, after: bytes, limit: int) -
 
 
 def release(gone: Sequence[RetainedHere]) -> None:
-    """Let go of versions that other nodes retain. Raises LoaderError."""
+    """Release versions that other nodes retain. Raises LoaderError."""
     for one in gone:
         changes = one.drive.changes
         dead: list[CatalogEntry] = []
@@ -111,13 +114,13 @@ def release(gone: Sequence[RetainedHere]) -> None:
 
 @dataclass(slots=True)
 class KeptVersion:
-    """A version on its way to those that are retained. Belongs to one thread; `commit` or `abort` ends it."""
+    """Version that is being added to the retained ones. Belongs to one thread; `commit` or `abort` ends it."""
 
     drive: Drive
     bucket_uuid: bytes
     name: str
     record: CatalogEntry
-    """As another node has it: without a path."""
+    """Entry as on another node: without a path."""
     ended: int
     metadata: dict[str, str]
     file: StagedFile | None = None
@@ -136,7 +139,7 @@ class KeptVersion:
         return 0 if self.file is None else self.file.checksum
 
     def write(self, data: bytes) -> None:
-        """Raises DriveFull, DriveFailed."""
+        """Append bytes. Raises DriveFull, DriveFailed."""
         assert self.file is not None
         try:
             self.file.write(data)
@@ -169,7 +172,7 @@ def _keep(kept: KeptVersion) -> None:
         newer = [other.record for other in others if other.record.version > record.version]
         if current is not None and current.version >= record.version:
             newer.append(current)
-        # It ended with the next version that there is here, if that is known to have come earlier.
+        # It ended with the next version that this node has, if that came earlier.
         ended = min([kept.ended, *(one.counter for one in newer)])
         if not retention.is_seen(kept.bucket_uuid, record.counter, ended):
             return

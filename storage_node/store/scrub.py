@@ -1,7 +1,7 @@
-"""Scrub of one drive: reads every object in turn and compares it with its stored checksums, a little at a time.
+"""Scrub of one drive: reads every object in turn, in small steps, and compares it with its stored checksums.
 
-What is found is noted with the store's damaged copies; of what only snapshots see it is counted and said. How far it
-has come is kept beside the catalog, so that a drive whose node is started anew every day is gone through all the same.
+Damaged objects are noted with the store's damaged replicas; damaged versions that only snapshots see are counted and
+logged. The progress is stored beside the catalog, so that a drive is completed even if its node is restarted every day.
 Belongs to one thread at a time.
 """
 
@@ -29,30 +29,30 @@ FILE_NAME = "scrub.json"
 _FORMAT = 1
 _SAVE_INTERVAL_S = 5.0
 _ENTRIES_AT_ONCE = 1000
-"""Of a step, however small they are."""
+"""Maximum number of entries per step, however small they are."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class ScrubProgress:
-    """Of one drive. Times are by the wall clock, which a restart survives."""
+    """Progress on one drive. Times are by the wall clock, which survives a restart."""
 
     began_s: float
-    """When the pass that is under way, or was the last one, began."""
+    """Start of the current pass, or of the last one."""
     finished_s: float = 0.0
-    """When the last whole pass ended; 0: none has yet."""
+    """End of the last complete pass; 0: none is complete yet."""
     is_under_way: bool = False
     after: str = ""
-    """The key of the catalog behind which the pass goes on, in hexadecimal."""
+    """Hexadecimal catalog key after which the pass continues."""
     objects: int = 0
-    """Of the pass that is under way, or was the last one."""
+    """Counts of the current pass, or of the last one."""
     bytes: int = 0
     damaged: int = 0
 
 
 class DriveScrub:
     def __init__(self, drive: Drive, damaged: DamagedCopies) -> None:
-        """Goes on where an earlier one of the same drive ended."""
+        """Continues where an earlier scrub of the same drive ended."""
         self._drive = drive
         self._damaged = damaged
         self._path = drive.root / FILE_NAME
@@ -64,14 +64,15 @@ class DriveScrub:
         try:
             return ScrubProgress(**decode_checked("scrub", _FORMAT, self._path.read_bytes(), self._path))
         except (OSError, StoreFormatError, ValueError, KeyError, TypeError, AttributeError):
-            return ScrubProgress(time.time())  # of no weight: the next pass begins a whole period from now
+            return ScrubProgress(time.time())  # harmless: the next pass begins a whole period from now
 
     def is_due(self, interval_s: float) -> bool:
-        """Whether a pass is under way, or the last one began so long ago; 0: never."""
+        """Whether a pass is in progress, or the last one began at least `interval_s` ago; 0: never."""
         return self.progress.is_under_way or (interval_s > 0 and time.time() - self.progress.began_s >= interval_s)
 
     def step(self, most_bytes: int) -> int:
-        """Read on, about so many bytes of objects; how many they were. A pass that comes to its end is over.
+        """Read about `most_bytes` bytes of objects. Returns how many were read. A pass ends when it reaches the end of
+        the drive.
 
         Raises DriveFailed, Closed.
         """
@@ -92,11 +93,11 @@ class DriveScrub:
         return read_bytes
 
     def _next(self) -> bool:
-        """Begin with the next object; False when there is none."""
+        """Begin the next object; False if there is none."""
         after = bytes.fromhex(self.progress.after) or None
-        retained = self._drive.catalog.scan(fmt.RETAINED_PREFIX, after)  # whose keys come behind those of objects
+        retained = self._drive.catalog.scan(fmt.RETAINED_PREFIX, after)  # their keys sort after those of objects
         for key, value in itertools.chain(self._drive.entries(after), retained):
-            with contextlib.suppress(StoreFormatError):  # an entry that cannot be read is the doctor's
+            with contextlib.suppress(StoreFormatError):  # unreadable entries are left to the doctor
                 record = fmt.decode_entry(value)
                 if not record.is_tombstone:
                     self._reading = key, record, compare_copy(self._drive, record)
@@ -121,7 +122,7 @@ class DriveScrub:
         return read_bytes
 
     def _found(self, key: bytes, record: CatalogEntry) -> None:
-        """Unless it has been replaced, or moved to another drive, meanwhile."""
+        """Record damage, unless the object has been replaced or moved to another drive meanwhile."""
         bucket_uuid = fmt.bucket_of_key(key)
         if key.startswith(fmt.RETAINED_PREFIX):
             if self._drive.catalog.get(key) is not None:
@@ -143,7 +144,7 @@ class DriveScrub:
             self._damaged.note(bucket_uuid, name, record.version)
 
     def save(self) -> None:
-        """A drive that cannot keep it is gone through again from where it was kept last."""
+        """Store the progress. If the drive cannot store it, a restart continues from the last stored progress."""
         self._saved_s = time.monotonic()
         part = self._path.with_suffix(".new")
         with contextlib.suppress(OSError):
@@ -153,9 +154,9 @@ class DriveScrub:
 
 
 def compare_copy(drive: Drive, record: CatalogEntry) -> Iterator[int]:
-    """Compare an object with its stored checksums, block by block; yields how many bytes have been read of each.
+    """Compare an object with its stored checksums, block by block; yields the number of bytes read for each.
 
-    Raises CorruptObject where they differ, OSError, DriveFailed, Closed.
+    Raises CorruptObject if they differ, OSError, DriveFailed, Closed.
     """
     stored = [record.checksum]
     if record.size_bytes > BLOCK_BYTES:
@@ -177,7 +178,7 @@ def compare_copy(drive: Drive, record: CatalogEntry) -> Iterator[int]:
 
 
 def is_whole(drive: Drive, record: CatalogEntry) -> bool:
-    """Raises DriveFailed, Closed."""
+    """Whether an object matches its checksums. Raises DriveFailed, Closed."""
     try:
         for _ in compare_copy(drive, record):
             pass

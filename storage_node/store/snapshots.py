@@ -1,12 +1,12 @@
-"""Snapshots of buckets: made with one number, read by a name of their own, freed when the last one goes.
+"""Snapshots of buckets: created with one number, read under names of their own, freed when they are deleted.
 
-Making one stops all commits of the store for a moment. What was acknowledged before has a number up to the cut, what
-is committed later gets one above it: so each object is in it whole, in one version, or not at all, and it never changes
-again. Its record is written like that of a bucket; from the moment on at which it counts, and a little before, versions
-that it sees are retained on their drives (`drive.retained_versions`).
+Creating one stops all commits of the store for a moment. Everything acknowledged before has a number up to the cut, and
+later commits get numbers above it: each object is in the snapshot whole, in one version, or not at all, and the
+snapshot never changes. It is written to the store record like a bucket. From its commit on, and shortly before,
+versions that it sees are retained on their drives (`drive.retained_versions`).
 
-Deleting one removes it from the record first, and notes there that its bucket has to be looked through. A crash on the
-way leaves more than is needed, and the next start goes on.
+Deleting one removes it from the record first, and notes there that its bucket has to be trimmed. A crash in between
+leaves more than necessary, and the next start continues.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Snapshot(NamedTuple):
     created_ns: int
     objects: int
     size_bytes: int
-    """Of all these objects."""
+    """Total size of these objects."""
 
 
 class Snapshots:
-    """Of all buckets of one store. Thread-safe."""
+    """Snapshots of all buckets of one store. Thread-safe."""
 
     def __init__(self, record: RecordKeeper, drives: DriveSet, buckets: Buckets, clock: VersionClock) -> None:
         self._record = record
@@ -48,17 +48,18 @@ class Snapshots:
         self._buckets = buckets
         self._clock = clock
         self._trim_lock = threading.Lock()
-        """One thread lets go of what deleted snapshots have left; taken outside the record's lock."""
+        """Held while versions of deleted snapshots are released; acquired outside the record's lock."""
 
     def create(self, bucket: str, name: str) -> Snapshot:
-        """Keep a bucket as it is now, under the name bucket@name.
+        """Keep the current contents of a bucket, under the name bucket@name.
 
-        Every write and deletion acknowledged before the call is in it, none that begins after its return; of those in
-        between each one is in or not. On return it is on the disk, with what it sees, whatever the durability.
+        It contains every write and deletion acknowledged before the call, and none that begins after its return; each
+        of those in between is in it or not. On return it is durable, with everything that it sees, whatever the
+        durability.
 
         Raises InvalidName, BucketNotFound, SnapshotExists, SnapshotReadOnly, StoreReadOnly, Closed, DriveFull,
-        DriveFailed when a drive is missing, Unsupported while objects move from drive to drive, and StoreFormatError
-        where it would lack something.
+        DriveFailed if a drive is missing, Unsupported while objects move from drive to drive, and StoreFormatError if
+        it would lack something.
         """
         self._drives.require_writable()
         check_snapshot_name(name)
@@ -75,8 +76,8 @@ class Snapshots:
                 quiet.enter_context(drive.quiet())
             cut = self._clock.highest
             record = self._record.current.with_snapshot(found.uuid, name, SnapshotRecord(cut, time.time_ns()))
-            # Before it counts: were it the other way round, a record that failed here and is found at the next start
-            # all the same would stand for a snapshot that has not been kept.
+            # The cuts are set before the commit. Otherwise a record whose commit fails here, but which is found at the
+            # next start, would represent a snapshot whose versions were not retained.
             for drive in drives:
                 drive.set_cuts(record.cuts)
             check = CutCheck([drive.catalog for drive in drives], found.uuid_bytes, cut)
@@ -99,7 +100,8 @@ class Snapshots:
         return self._counted(bucket, name, record.snapshots[found.uuid][name])
 
     def of(self, bucket: str) -> list[Snapshot]:
-        """Oldest first. Raises BucketNotFound, and what `Store.objects` raises where one has not been counted yet."""
+        """List snapshots, oldest first. Raises BucketNotFound, and what `Store.objects` raises if one has not been
+        counted yet."""
         if not self._drives.writable:
             self._record.refresh(only_if_stale=False)
         named = self._record.current.snapshots.get(self._buckets.get(bucket).uuid, {})
@@ -108,7 +110,7 @@ class Snapshots:
         return [self._counted(base, name, one) for name, one in found]
 
     def delete(self, bucket: str, name: str) -> None:
-        """Let go of it, and of what it alone sees.
+        """Delete a snapshot, and release what only it sees.
 
         Raises BucketNotFound, SnapshotNotFound, SnapshotReadOnly, StoreReadOnly, Closed, DriveFull, DriveFailed.
         """
@@ -123,14 +125,13 @@ class Snapshots:
                     with drive.quiet():
                         drive.set_cuts(self._record.current.cuts)
             failpoint("snapshot.released")
-            with contextlib.suppress(LoaderError):  # it is deleted; what is left of it goes at the next start
+            with contextlib.suppress(LoaderError):  # it is deleted; the next start removes what is left
                 self.trim(found.uuid)
 
     def follow(self, wanted: Mapping[str, Mapping[str, SnapshotRecord]]) -> None:
-        """Keep what these snapshots of a cluster see, by uuid of the bucket, and no others of these buckets.
+        """Retain what these snapshots of a cluster see, by uuid of the bucket, and drop all others of these buckets.
 
-        What they do not see any more goes with `finish_trimming`. Raises StoreReadOnly, Closed, DriveFull,
-        DriveFailed.
+        `finish_trimming` releases what they no longer see. Raises StoreReadOnly, Closed, DriveFull, DriveFailed.
         """
         self._drives.require_writable()
         with self._record.lock, contextlib.ExitStack() as quiet:
@@ -139,37 +140,37 @@ class Snapshots:
                 return
             for drive in self._drives.live():
                 quiet.enter_context(drive.quiet())
-            # Before it counts, as in `create`.
+            # Before the commit, as in `create`.
             both = {uuid: [*cuts, *self._record.current.cuts.get(uuid, ())] for uuid, cuts in record.cuts.items()}
             for drive in self._drives.live():
                 drive.set_cuts({**self._record.current.cuts, **both})
-            self._record.commit(record, whoever=True)  # a drive that does not hear of it now hears when it comes back
+            self._record.commit(record, whoever=True)  # a missing drive gets it when it comes back
             for drive in self._drives.live():
                 drive.set_cuts(record.cuts)
 
     def finish_trimming(self) -> None:
-        """Let go of what snapshots that were deleted have left. Raises LoaderError."""
+        """Release what deleted snapshots have left. Raises LoaderError."""
         self._drives.require_writable()
         with self._trim_lock:
             for bucket_uuid in self._record.current.trimming:
                 self.trim(bucket_uuid)
 
     def trim(self, bucket_uuid: str) -> int:
-        """Let go of what no snapshot of a bucket sees any more; how many versions that were."""
+        """Release what no snapshot of a bucket sees any more. Returns how many versions that were."""
         seen_by = self._record.current.snapshots.get(bucket_uuid)
         trimmed = sum(drive.trim(bytes.fromhex(bucket_uuid)) for drive in self._drives.live())
         if self._drives.all_live():
             with self._record.lock:
                 if (
                     self._record.current.snapshots.get(bucket_uuid) == seen_by
-                ):  # else another one may have gone meanwhile
+                ):  # else another one may have been deleted meanwhile
                     self._record.commit(self._record.current.trimmed(bucket_uuid))
         return trimmed
 
     # -- counting
 
     def _counted(self, bucket: str, name: str, known: SnapshotRecord) -> Snapshot:
-        """It never changes, so that it is counted once."""
+        """Return a snapshot with its counts. It never changes, so it is counted once."""
         if known.objects < 0:
             found = self._buckets.find(bucket)
             if found is None:
@@ -181,7 +182,7 @@ class Snapshots:
                 size_bytes += record.size_bytes
             known = replace(known, objects=objects, size_bytes=size_bytes)
             if self._drives.writable:
-                with contextlib.suppress(LoaderError):  # then it is counted again
+                with contextlib.suppress(LoaderError):  # then it is counted again later
                     self._record_count(found.uuid, name, known)
             failpoint("snapshot.counted")
         return Snapshot(name, known.created_ns, known.objects, known.size_bytes)

@@ -1,4 +1,4 @@
-"""Staging of one object: takes in its bytes, and refuses it when they are not what was announced."""
+"""Staging of one object: receives its bytes, and rejects them if they do not match the announced size or checksum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storage_node.store.upload import Upload
 
 
 class Counted(Protocol):
-    """Bytes that have come."""
+    """Received bytes with their size and checksum."""
 
     @property
     def label(self) -> str: ...
@@ -38,14 +38,14 @@ def stage_object(
 
     `condition`: see `Upload.require`. `grouped`: see `Store.begin_put`.
 
-    Raises ContentMismatch when the bytes do not have the size or the CRC-32C given, VersionConflict, and what
-    `begin_put` and `Upload.write` raise; nothing is left behind then.
+    Raises ContentMismatch if the bytes do not have the given size or CRC-32C, VersionConflict, and what `begin_put` and
+    `Upload.write` raise; nothing is left behind then.
     """
     upload = store.begin_put(bucket, name, metadata, grouped=grouped)
     try:
         if condition is not None:
             upload.require(condition)
-            upload.settled()  # too late is better known before the bytes have come
+            upload.settled()  # fail before receiving the bytes, if possible
         for chunk in chunks:
             upload.write(chunk)
         if size_bytes is not None or checksum is not None:
@@ -57,7 +57,7 @@ def stage_object(
 
 
 def check_content(upload: Counted, size_bytes: int | None, checksum: int | None) -> None:
-    """Raise ContentMismatch unless the bytes written so far are what was announced (None: nothing was)."""
+    """Raise ContentMismatch unless the bytes match the announced size and checksum (None: not announced)."""
     if size_bytes is not None and upload.size_bytes != size_bytes:
         raise ContentMismatch(f"{upload.label}: announced {size_bytes:,} bytes, got {upload.size_bytes:,}")
     if checksum is not None and upload.checksum != checksum:

@@ -1,12 +1,13 @@
-"""Stale replicas: copies that may be old, because this node was away or was told of a write that it took no part in.
+"""Stale replicas: replicas that may be outdated, because this node was away or was notified of a write that it took no
+part in.
 
-Reads of them are refused, so that whoever asks goes on to another copy; writes are not, since a newer version ends the
-doubt. A name is in doubt until the store has at least the version that is said to exist, a whole bucket until somebody
-has compared it with its other copies. After a drive was given up, what the store has is as good as ever, but that it
-lacks a name means nothing until the bucket has been compared. Nothing of all this is kept on the drives: a node that
-starts doubts whole buckets.
+Reads of them are refused, so that clients go on to another replica. Writes are accepted, since a newer version ends the
+doubt. A name is in doubt until the store has at least the version that is said to exist, a whole bucket until repair
+has compared it with its other replicas. After a drive was given up, the objects that the store has are valid, but a
+missing name means nothing until the bucket has been compared. None of this is stored on the drives: a node that starts
+doubts whole buckets.
 
-What has several copies is read only for as long as somebody vouches for this node: it holds a lease, or it runs.
+Replicated buckets are read only while this node is known to receive notifications: while it holds a lease, or runs.
 
 Thread-safe.
 """
@@ -23,12 +24,12 @@ from storage_node.store.format import CatalogEntry, Version
 
 
 class ReplicaStale(NodeUnavailable):
-    """Another node may have a newer version; ask there, or again in a moment."""
+    """Another node may have a newer version; read there, or retry in a moment."""
 
 
 class StaleName(NamedTuple):
     version: Version
-    """That some node has, or is about to have."""
+    """Version that some node has, or is about to have."""
     since_s: float
     """On the monotonic clock."""
 
@@ -44,12 +45,12 @@ class StaleReplicas:
         self._in_touch_since_s = float("-inf")
         self._any = False
         self.is_unsure: Callable[[bytes, str, CatalogEntry], bool] | None = None
-        """Of a bucket's uuid, a name and what is here of it: whether this node may not have been told what became of it
-        since. Set by the cluster."""
+        """Whether this node may not have been notified of later changes to an entry; takes the bucket's uuid, the name
+        and the entry. Set by the cluster."""
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to ask for."""
+        """Whether any replica may be stale, so that readers have to check."""
         return self._any or self.is_unsure is not None or _clock_s() > self._until_s
 
     # -- asked by readers
@@ -58,11 +59,11 @@ class StaleReplicas:
         return bucket_uuid in self._buckets or (_clock_s() > self._until_s and bucket_uuid in self._guarded)
 
     def gaps(self, bucket_uuid: bytes) -> bool:
-        """Whether names that the store lacks may be on other nodes all the same."""
+        """Whether names that the store lacks may exist on other nodes."""
         return bucket_uuid in self._gaps
 
     def wanted(self, bucket_uuid: bytes, name: str) -> Version | None:
-        """The version that has to be there for the name to be read; None when any may be."""
+        """Return the version that the store must have for the name to be read; None if any is fine."""
         names = self._names.get(bucket_uuid)
         doubt = names.get(name) if names else None
         return None if doubt is None else doubt.version
@@ -70,9 +71,8 @@ class StaleReplicas:
     # -- asked by writers
 
     def missed(self, bucket_uuid: bytes, name: str, version: Version, for_s: float) -> bool:
-        """Whether this node may have missed a write of a name within the last `for_s` seconds that is below `version`:
-        it was told of one, or nobody vouched for it for a while.
-        """
+        """Whether this node may have missed a write of a name, below `version`, within the last `for_s` seconds: it was
+        notified of one, or it had no lease for a while."""
         with self._lock:
             told = self._names.get(bucket_uuid, {}).get(name)
             if told is not None and told.version < version and told.since_s > time.monotonic() - for_s:
@@ -89,7 +89,7 @@ class StaleReplicas:
             self._note()
 
     def trust_bucket(self, bucket_uuid: bytes) -> None:
-        """But for the names in doubt."""
+        """Trust a bucket, except for the names in doubt."""
         with self._lock:
             self._buckets -= {bucket_uuid}
             self._note()
@@ -115,7 +115,7 @@ class StaleReplicas:
             self._note()
 
     def trust_name(self, bucket_uuid: bytes, name: str, version: Version) -> None:
-        """The store has this version, or it never came to be; a doubt about a higher one stays."""
+        """Trust a name: the store has this version, or it never came to exist. A doubt about a higher version stays."""
         with self._lock:
             names = self._names.get(bucket_uuid)
             if names is not None and (found := names.get(name)) is not None and found.version <= version:
@@ -125,10 +125,11 @@ class StaleReplicas:
             self._note()
 
     def awake(self, for_s: float, guarded: Iterable[bytes]) -> bool:
-        """Say that this process runs, and will say so again within `for_s`; whether it has kept the last promise.
+        """Record that this process runs, and will do so again within `for_s`. Returns whether it has kept the last
+        promise.
 
-        A process that was stopped for longer missed what others did in the meantime: until it says that it is awake,
-        `guarded` buckets are in doubt.
+        A process that was stopped for longer has missed changes of other nodes: until its next call, `guarded` buckets
+        are in doubt.
         """
         now = _clock_s()
         with self._lock:
@@ -142,8 +143,8 @@ class StaleReplicas:
         return kept
 
     def hold_until(self, until_s: float, guarded: Iterable[bytes]) -> None:
-        """Until then, by the clock that goes on while the machine is suspended, `guarded` buckets may be read. Unlike
-        in `awake`, what was missed before is told by name before there is a later end."""
+        """Allow reads of `guarded` buckets until this time, by the clock that continues while the machine is suspended.
+        Unlike with `awake`, missed writes have been announced by name before there is a later end."""
         now = _clock_s()
         with self._lock:
             if self._until_s < now <= until_s:
@@ -152,12 +153,12 @@ class StaleReplicas:
             self._until_s = until_s
 
     def guard(self, guarded: Iterable[bytes]) -> None:
-        """These are the buckets in question from now on; for how long they may be read stays."""
+        """Replace the set of guarded buckets. The time until which they may be read stays."""
         with self._lock:
             self._guarded = frozenset(guarded)
 
     def forget_bucket(self, bucket_uuid: bytes) -> None:
-        """It has been deleted."""
+        """Forget a bucket that has been deleted."""
         with self._lock:
             self._buckets -= {bucket_uuid}
             self._gaps -= {bucket_uuid}
@@ -179,7 +180,7 @@ class StaleReplicas:
             return sum(map(len, self._names.values()))
 
     def bucket_uuids(self) -> set[bytes]:
-        """Of all buckets of which anything is in doubt."""
+        """Return the uuids of all buckets with anything in doubt."""
         with self._lock:
             return {*self._buckets, *self._gaps, *self._names}
 
@@ -188,7 +189,7 @@ class StaleReplicas:
 
 
 def _clock_s() -> float:
-    """One that goes on while the machine is suspended."""
+    """Return the clock that continues while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

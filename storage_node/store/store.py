@@ -1,8 +1,7 @@
-"""Store: several drives as one, with buckets, placement of objects on drives, and everything that is not a batch.
+"""Store: several drives as one, with buckets, placement of objects on drives, and everything except batches.
 
-A drive that is missing or broken takes its own objects with it and no others: they are answered with DriveFailed until
-it is back. A listing needs all drives, unless it is told to skip those that are missing. Thread-safe. Belongs to the
-process that opened it.
+A drive that is missing or broken affects only its own objects: they raise DriveFailed until it is back. A listing needs
+all drives, unless it is to skip missing ones. Thread-safe. Belongs to the process that opened it.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ from storage_node.store.upload import Upload, checked_metadata
 
 
 class Store:
-    """Open with `Store.open`; close it, or use it as a context manager.
+    """Open it with `Store.open`; close it, or use it as a context manager.
 
-    What callers do with objects and buckets is here; what is done to a part of the store, with the part.
+    Operations on objects and buckets are methods of the store; those on a part of the store are methods of that part.
     """
 
     def __init__(self, opened: OpenDrives, options: DriveOptions, roots: Sequence[Path]) -> None:
@@ -53,22 +52,22 @@ class Store:
             lambda: self.record.refresh_reader(),
             writable=options.writable,
         )
-        """Which drives are there, and where the entries of a name are."""
+        """Open drives, and the locations of a name's entries."""
         self.record = RecordKeeper(opened.record, self.drive_set, roots=roots, options=options)
-        """The store record, in memory and on the drives."""
+        """Store record, in memory and on the drives."""
         self._buckets = Buckets(self.record, self.drive_set)
         self.clock = options.clock
-        """Of versions."""
+        """Version clock."""
         self.snapshots = Snapshots(self.record, self.drive_set, self._buckets, self.clock)
         self.pool = DrivePool(self.drive_set, self.record, options, roots, finish_deletions=self._finish_deletions)
-        """Drives that come and go, and what moves from one to another because of that."""
+        """Drives that are added and removed, and the moves that this causes."""
         self._changes = PlacedChanges(self.drive_set)
         self.replicas = ReplicaState(self.drive_set, self._buckets, self._changes, self.clock)
-        """What copies of an object on several nodes are compared by."""
+        """State by which replicas on several nodes are compared."""
         self.damaged = DamagedCopies()
         """Objects that readers and the scrub have found damaged."""
         self.left_out = opened.left_out
-        """Folders given that are not of the store any more (retired, forgotten), or not yet, and why."""
+        """Given folders that are no longer part of the store (retired, forgotten), or not yet, with the reasons."""
 
     # -- opening and closing
 
@@ -82,9 +81,9 @@ class Store:
         shard_limits: ShardLimits | None = None,
         clock: VersionClock | None = None,
     ) -> Store:
-        """Open the store on these drives; mode "a" creates it where there is none, mode "r" never locks or writes.
+        """Open the store on these drives. Mode "a" creates it if there is none; mode "r" never locks or writes.
 
-        `shard_limits`: of each drive. `clock`: None for one that follows this machine's.
+        `shard_limits`: for each drive. `clock`: None for one that follows this machine's.
 
         Raises StoreNotFound, StoreLocked, StoreReadOnly, StoreFormatError, DriveFull, DriveFailed, InvalidRequest.
         """
@@ -104,7 +103,7 @@ class Store:
         return store
 
     def _settle(self) -> None:
-        """Bring every drive to the newest record, and finish deleting what was being deleted."""
+        """Write the newest record to every drive, and finish interrupted deletions."""
         current = self.record.current
         for drive in self.drive_set.live():
             try:
@@ -119,15 +118,15 @@ class Store:
         self._finish_deletions()
 
     def _finish_deletions(self) -> None:
-        """Finish deleting the buckets, and the snapshots, that were being deleted."""
+        """Finish interrupted deletions of buckets and snapshots."""
         current = self.record.current
         for finish, left in ((self._buckets.purge, current.purging), (self.snapshots.trim, current.trimming)):
             for bucket_uuid in left:
-                with contextlib.suppress(LoaderError):  # the next start goes on
+                with contextlib.suppress(LoaderError):  # the next start continues
                     finish(bucket_uuid)
 
     def close(self) -> None:
-        """Wait for running commits, and let go of the drives. What comes later raises Closed."""
+        """Wait for running commits, and release the drives. Later calls raise Closed."""
         with contextlib.ExitStack() as closing:
             for drive in self.record.end():
                 closing.callback(drive.close)
@@ -141,9 +140,9 @@ class Store:
     # -- what the store is
 
     def refresh(self) -> None:
-        """Of a reader: see all that writers in other processes have committed by now. Nothing to do for a writer.
+        """Make a reader see all current commits of writers in other processes. Does nothing in a writer.
 
-        A drive that cannot be read says so when it is read from. Raises Closed.
+        A drive that cannot be read raises its error when it is used. Raises Closed.
         """
         self.drive_set.require_open()
         self.record.refresh_reader()
@@ -161,17 +160,17 @@ class Store:
 
     @property
     def drives(self) -> Sequence[Drive | None]:
-        """In the order of the record; None for a drive that is missing or disabled."""
+        """In the order of the store record; None for a drive that is missing or disabled."""
         return self.drive_set.in_record()
 
     # -- buckets
 
     def bucket(self, name: str) -> BucketRecord:
-        """By its name, or that of one of its snapshots: bucket@snapshot. Raises BucketNotFound."""
+        """Return a bucket by its name, or one of its snapshots by bucket@snapshot. Raises BucketNotFound."""
         return self._buckets.get(name)
 
     def find_bucket(self, name: str) -> BucketRecord | None:
-        """As `bucket`; None where there is none."""
+        """Return a bucket as `bucket` does; None if there is none."""
         return self._buckets.find(name)
 
     def require_still(self, name: str, known: BucketRecord) -> None:
@@ -179,7 +178,7 @@ class Store:
         self._buckets.require_still(name, known)
 
     def bucket_to_change(self, name: str) -> BucketRecord:
-        """Raises BucketNotFound, and SnapshotReadOnly for the name of a snapshot."""
+        """Return a bucket to change. Raises BucketNotFound, and SnapshotReadOnly for the name of a snapshot."""
         return self._buckets.to_change(name)
 
     def buckets(self) -> dict[str, BucketRecord]:
@@ -195,23 +194,25 @@ class Store:
         min_copies: int = 1,
         reframe: bool = False,
     ) -> BucketRecord:
-        """`bucket_uuid`: this node's part of a cluster's bucket, which has its uuid and its copies from the cluster.
+        """Create a bucket. `bucket_uuid`: it is this node's part of a cluster's bucket, with uuid and copies from the
+        cluster.
 
-        Raises InvalidName, BucketExists, InvalidRequest, StoreReadOnly, Closed, DriveFull, DriveFailed."""
+        Raises InvalidName, BucketExists, InvalidRequest, StoreReadOnly, Closed, DriveFull, DriveFailed.
+        """
         return self._buckets.create(
             name, copies=copies, exist_ok=exist_ok, bucket_uuid=bucket_uuid, min_copies=min_copies, reframe=reframe
         )
 
     def set_bucket(self, name: str, copies: int | None, min_copies: int | None, reframe: bool | None) -> BucketRecord:
-        """Change what is not None. Raises BucketNotFound, InvalidRequest, StoreReadOnly, Closed, DriveFull,
+        """Change settings that are not None. Raises BucketNotFound, InvalidRequest, StoreReadOnly, Closed, DriveFull,
         DriveFailed."""
         return self._buckets.set(name, copies, min_copies, reframe)
 
     def delete_bucket(self, name: str, *, force: bool = False, of_cluster: bool = False) -> int:
-        """Delete an empty bucket, or with `force` its objects too; returns how many objects went.
+        """Delete an empty bucket, or with `force` also its objects. Returns how many objects were deleted.
 
-        `of_cluster`: its map says that the bucket is gone, however many drives can hear of it now.
-        Uploads into it that are not committed by then fail with BucketNotFound. Raises BucketNotFound, BucketNotEmpty,
+        `of_cluster`: the cluster map has no such bucket any more, so it is deleted however many drives can be written.
+        Uploads into it that are not committed yet fail with BucketNotFound. Raises BucketNotFound, BucketNotEmpty,
         BucketHasSnapshots whatever `force` says, StoreReadOnly, Closed, DriveFull, DriveFailed.
         """
         return self._buckets.delete(name, force=force, of_cluster=of_cluster)
@@ -230,9 +231,9 @@ class Store:
     ) -> Upload:
         """Begin to write an object; nothing is visible before `Upload.commit`.
 
-        `version`: that of a copy, given by another node; it is committed if it is newer than what the store has.
-        `stage`: makes the file on the drive that owns the name. `grouped`: it is committed with others, and if it is
-        small it shares a file with them; its bytes are held in memory until then.
+        `version`: that of a replica, issued by another node; it is committed if it is newer than what the store has.
+        `stage`: creates the file on the drive that owns the name. `grouped`: it is committed together with others, and
+        if it is small it shares a file with them; its bytes are held in memory until then.
 
         Raises InvalidName, BucketNotFound, StoreReadOnly, DriveFailed, DriveFull, InvalidRequest.
         """
@@ -243,13 +244,13 @@ class Store:
         placement = self.drive_set.placement
         drive = self.drive_set.at(placement.owner(bucket_uuid, name))
         indexing = indexing_of(name)
-        # An archive has a file of its own: that is how its members are read.
+        # An archive needs a file of its own, so that its members can be read.
         file = drive.stage(held=True) if grouped and indexing is None else stage(drive)
         pending = PendingObject(bucket_uuid, name, file, metadata, version)
         return Upload(f"{bucket}/{name}", StagedObject(drive, placement, pending, indexing), self._changes)
 
     def commit_many(self, uploads: Sequence[Upload | LoaderError]) -> list[CatalogEntry | LoaderError]:
-        """Commit many uploads with few catalog writes; each succeeds or fails on its own drive. Order is kept."""
+        """Commit many uploads with few catalog writes. Results are in order; each depends on its own drive only."""
         results: list[CatalogEntry | LoaderError] = [
             LoaderError("not committed") if isinstance(upload, Upload) else upload for upload in uploads
         ]
@@ -265,7 +266,7 @@ class Store:
         return results
 
     def locate(self, bucket: str, name: str) -> tuple[Drive, CatalogEntry]:
-        """The drive that owns an object, and what its catalog knows of it. Raises what `head` raises."""
+        """Return the drive that owns an object, and its catalog entry. Raises what `head` raises."""
         of = self.bucket(bucket)
         bucket_uuid = of.uuid_bytes
         try:
@@ -285,7 +286,8 @@ class Store:
         return drive, found
 
     def head(self, bucket: str, name: str) -> CatalogEntry:
-        """Raises BucketNotFound, ObjectNotFound, DriveFailed, StoreFormatError, Closed."""
+        """Return an object's catalog entry. Raises BucketNotFound, ObjectNotFound, DriveFailed, StoreFormatError,
+        Closed."""
         return self.locate(bucket, name)[1]
 
     def delete(
@@ -297,12 +299,12 @@ class Store:
         condition: Condition | None = None,
         writes: bytes = b"",
     ) -> CatalogEntry | None:
-        """Remove an object. With `keep_tombstone` its deletion has a version, above the object's or the one given.
+        """Remove an object. With `keep_tombstone` its deletion has a version: the given one, or one above the object's.
 
-        With a `version` this deletes what is not newer than that, and is no error where there is nothing. Returns what
-        the store has of the name now: None, a tombstone, or a newer object. Raises ObjectNotFound when there is no
-        such object and neither a version nor a condition was given, VersionConflict when the condition does not hold,
-        OutcomeUnknown, StoreReadOnly, DriveFull, and what `head` raises. `writes`: see `Changes.write_tombstone`.
+        With a `version` it deletes only what is not newer, and a missing object is not an error. Returns the remaining
+        entry of the name: None, a tombstone, or a newer object. Raises ObjectNotFound if there is no such object and
+        neither a version nor a condition was given, VersionConflict if the condition does not hold, OutcomeUnknown,
+        StoreReadOnly, DriveFull, and what `head` raises. `writes`: see `Changes.write_tombstone`.
         """
         self.drive_set.require_writable()
         bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
@@ -327,7 +329,8 @@ class Store:
     def delete_many(
         self, bucket: str, names: Sequence[str], condition: Condition | None = None
     ) -> list[LoaderError | None]:
-        """Remove objects without a trace; of each, in order, None or why not. A repeated name is there only once.
+        """Remove objects without leaving tombstones. Returns None or the error for each, in order. A repeated name
+        exists only the first time.
 
         `condition`: the id of the write.
 
@@ -348,7 +351,8 @@ class Store:
     def write_tombstones(
         self, bucket: str, tombstones: Sequence[tuple[str, Version, bytes]]
     ) -> list[CatalogEntry | LoaderError]:
-        """Leave tombstones of these versions where nothing newer is; what counts of each now, in order.
+        """Write tombstones with these versions unless something newer exists. Returns each name's current entry, in
+        order.
 
         Raises what `bucket_to_change` raises, StoreReadOnly, Closed.
         """
@@ -371,10 +375,10 @@ class Store:
         *,
         skip_missing: bool = False,
     ) -> Iterator[tuple[str, CatalogEntry]]:
-        """Objects in name order (by the bytes of their UTF-8 form), `page_size` of them at most.
+        """Iterate over at most `page_size` objects, in name order (by the bytes of their UTF-8 form).
 
-        Raises BucketNotFound, also at the end, when it is deleted meanwhile; InvalidRequest; and DriveFailed when a
-        drive is missing, unless `skip_missing`: a list that silently lacks names would be worse.
+        Raises BucketNotFound, also at the end, if it is deleted meanwhile; InvalidRequest; and DriveFailed if a drive
+        is missing, unless `skip_missing`: a listing that silently lacks names would be worse.
         """
         known = self.bucket(bucket)
         scan = self.replicas.scan(bucket, prefix, start_after, tombstones=False, skip_missing=skip_missing)

@@ -1,7 +1,7 @@
-"""Store record (superblock): which drives form the store, and its buckets. Small, whole, on every drive.
+"""Store record (superblock): the drives that form the store, and its buckets. Small, and stored whole on every drive.
 
-A change counts once a majority of the drives holds it; opening takes the highest (epoch, revision) found. One JSON
-file per drive, replaced atomically and synced, with a checksum of its own.
+A change is committed once a majority of the drives has it; opening uses the highest (epoch, revision) found. It is one
+JSON file per drive, replaced atomically and synced, with a checksum of its own.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ RECORD_VERSION = 10
 
 @dataclass(frozen=True, slots=True)
 class BucketRecord:
-    """A bucket's lasting settings. Deleted and made again, it has another uuid."""
+    """Durable settings of a bucket. A bucket that is deleted and created again gets another uuid."""
 
     uuid: str
     copies: int = 1
     reframe: bool = False
-    """Archives in one frame are stored with many, see `reframing`. A cluster has it in its map."""
+    """Whether archives in one frame are stored with many, see `reframe_on_put`. In a cluster this is in the map."""
 
     @property
     def uuid_bytes(self) -> bytes:
@@ -40,13 +40,13 @@ class BucketRecord:
 
     @property
     def cut(self) -> int | None:
-        """What a snapshot of the bucket sees, see `drive.retained_versions`; None for the bucket as it is now."""
+        """Cut of a snapshot of the bucket, see `drive.retained_versions`; None for the bucket itself."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenBucket(BucketRecord):
-    """A bucket at one of its snapshots. Never written to a record."""
+    """Bucket at one of its snapshots. Never written to a record."""
 
     at: int = 0
 
@@ -58,18 +58,18 @@ class FrozenBucket(BucketRecord):
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
     cut: int
-    """It sees what was given this number or a lower one, and has not ended before."""
+    """Its cut: it sees versions with this number or a lower one that ended after it."""
     created_ns: int
     objects: int = -1
     """-1: not counted yet."""
     size_bytes: int = -1
     of_cluster: bool = False
-    """Made by all nodes of a cluster, whose map says that it is there."""
+    """Whether all nodes of a cluster created it, so that it is in the cluster's map."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRecord:
-    """Immutable; every change is a new record with a higher revision."""
+    """Immutable record of a store. Every change is a new record with a higher revision."""
 
     store_uuid: str
     drives: tuple[str, ...]
@@ -78,24 +78,24 @@ class StoreRecord:
     revision: int = 1
     buckets: Mapping[str, BucketRecord] = field(default_factory=dict)
     purging: tuple[str, ...] = ()
-    """Uuids of deleted buckets whose objects may not all be gone yet."""
+    """Uuids of deleted buckets that may still have objects."""
     retiring: tuple[str, ...] = ()
-    """Those of `drives` that own no names any more: what they still hold moves to the others."""
+    """Drives that no longer own names: their contents move to the others."""
     former: tuple[tuple[str, ...], ...] = ()
-    """The sets of drives that owned the names before, oldest first; empty when everything is where it belongs."""
+    """Sets of drives that owned the names before, oldest first; empty when everything is where it belongs."""
     gone: Mapping[str, str] = field(default_factory=dict)
-    """Uuids of drives that left the store, and how: "retired" or "forgotten"."""
+    """Uuids of drives that have left the store, with the reason: "retired" or "forgotten"."""
     snapshots: Mapping[str, Mapping[str, SnapshotRecord]] = field(default_factory=dict)
-    """By uuid of the bucket, then by name; no bucket without any."""
+    """By uuid of the bucket, then by name. Buckets without snapshots are not included."""
     trimming: tuple[str, ...] = ()
-    """Uuids of buckets of which versions may be retained that no snapshot sees any more."""
+    """Uuids of buckets that may have retained versions that no snapshot sees any more."""
     etl: str = ""
-    """Transforms and jobs of a store that is part of no cluster: an EtlRecord (ais_etl.proto) in base64, which those
-    who run them read and write."""
+    """Transforms and jobs of a standalone store: an EtlRecord (ais_etl.proto) in base64, read and written by the code
+    that runs them."""
 
     @property
     def active(self) -> tuple[str, ...]:
-        """The drives that own the names."""
+        """Drives that own names."""
         return tuple(drive for drive in self.drives if drive not in self.retiring)
 
     def with_drive(self, drive_uuid: str) -> StoreRecord:
@@ -112,18 +112,18 @@ class StoreRecord:
         return replace(changed, former=_eras((*self.former, self.active), changed.active))
 
     def without_drive(self, drive_uuid: str) -> StoreRecord:
-        """The drive is given up: what it held is not in the store any more."""
+        """Remove a drive that is given up, with its contents."""
         left = self._left((drive_uuid,), "forgotten")
         former = (tuple(drive for drive in era if drive != drive_uuid) for era in self.former)
         return replace(left, former=_eras(tuple(era for era in former if era), left.active))
 
     def with_stray(self, drive_uuid: str) -> StoreRecord:
-        """A drive has entries of names that it never owned: they are looked for there until they have moved."""
+        """Add a drive with entries of names that it never owned: they are found there until they have moved."""
         changed = replace(self, revision=self.revision + 1)
         return replace(changed, former=_eras(((drive_uuid,), *self.former), self.active))
 
     def settled(self) -> StoreRecord:
-        """Everything is where it belongs: nothing is anywhere else, nor on a drive that retires."""
+        """Complete a move: everything is where it belongs, and retiring drives are empty and leave."""
         return replace(self._left(self.retiring, "retired"), former=())
 
     def _left(self, drives: tuple[str, ...], how: str) -> StoreRecord:
@@ -171,14 +171,14 @@ class StoreRecord:
         return any(bucket.uuid == bucket_uuid.hex() for bucket in self.buckets.values())
 
     def with_recovered_bucket(self, bucket_uuid: bytes) -> StoreRecord:
-        """A bucket whose objects are there but whose name is lost."""
+        """Add a bucket whose objects exist but whose name is lost."""
         bucket = BucketRecord(bucket_uuid.hex())
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, recovered_name(bucket_uuid): bucket})
 
     # -- snapshots
 
     def bucket(self, name: str) -> BucketRecord | None:
-        """By its name, or by that of one of its snapshots: bucket@snapshot."""
+        """Return a bucket by its name, or one of its snapshots by bucket@snapshot."""
         found = self.buckets.get(name)
         if found is None and SNAPSHOT_MARK in name:
             of, _, snapshot = name.partition(SNAPSHOT_MARK)
@@ -190,7 +190,7 @@ class StoreRecord:
 
     @property
     def cuts(self) -> dict[bytes, list[int]]:
-        """Of all snapshots, by uuid of the bucket."""
+        """Cuts of all snapshots, by uuid of the bucket."""
         return {bytes.fromhex(uuid): [one.cut for one in named.values()] for uuid, named in self.snapshots.items()}
 
     def with_snapshot(self, bucket_uuid: str, name: str, snapshot: SnapshotRecord) -> StoreRecord:
@@ -198,7 +198,7 @@ class StoreRecord:
         return replace(self, revision=self.revision + 1, snapshots={**self.snapshots, bucket_uuid: named})
 
     def with_snapshots_of(self, found: Mapping[str, Mapping[str, SnapshotRecord]]) -> StoreRecord:
-        """With exactly these of the buckets with these uuids."""
+        """Replace the snapshots of the buckets with these uuids."""
         snapshots = {of: named for of, named in {**self.snapshots, **found}.items() if named}
         changed = replace(self, revision=self.revision + 1, snapshots=snapshots)
         for of in found:
@@ -224,7 +224,7 @@ class StoreRecord:
         return replace(self, epoch=epoch, revision=self.revision + 1)
 
     def next_epoch(self) -> StoreRecord:
-        """After a catalog was lost: versions given from now on rank above all that were ever given."""
+        """Increase the epoch after a catalog was lost: versions issued from now on rank above all earlier ones."""
         return replace(self, epoch=self.epoch + 1, revision=self.revision + 1)
 
 
@@ -233,7 +233,7 @@ def recovered_name(bucket_uuid: bytes) -> str:
 
 
 def _eras(former: tuple[tuple[str, ...], ...], active: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Without those that the next one repeats."""
+    """Omit sets that are equal to the next one."""
     following = (*former, active)[1:]
     return tuple(era for era, after in zip(former, following, strict=True) if set(era) != set(after))
 
@@ -243,7 +243,7 @@ def encode(record: StoreRecord) -> bytes:
 
 
 def decode(data: bytes, source: Path) -> StoreRecord:
-    """Raises StoreFormatError on anything that `encode` did not write."""
+    """Decode a record. Raises StoreFormatError for anything that `encode` did not write."""
     try:
         fields = decode_checked("record", RECORD_VERSION, data, source)
         if (segments := fields.pop("segments")) != SEGMENT_FORMAT:
@@ -267,14 +267,14 @@ def decode(data: bytes, source: Path) -> StoreRecord:
 
 
 def write(folder: Path, record: StoreRecord) -> None:
-    """Replace the record of one drive; whole and lasting on return. Raises OSError."""
+    """Replace the record of one drive, atomically and durably. Raises OSError."""
     write_atomically(folder / FILE_NAME, encode(record), before_rename=lambda: failpoint("record.staged"))
     commit_mark(folder).committed()
     failpoint("record.one_drive")
 
 
 def read(folder: Path) -> StoreRecord | None:
-    """The record on one drive, or None where there is none yet."""
+    """Return the record on one drive, or None if there is none yet."""
     path = folder / FILE_NAME
     try:
         return decode(path.read_bytes(), path)
@@ -304,7 +304,7 @@ def write_atomically(path: Path, data: bytes, before_rename: Callable[[], None] 
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut. Raises OSError."""
+    """Make the names in a folder durable. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

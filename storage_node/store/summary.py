@@ -1,4 +1,4 @@
-"""Object counts and bytes below a prefix, in all and by the folders in the names."""
+"""Object counts and sizes below a prefix, in total and by the folders in the names."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from ais_loader.errors import InvalidRequest
 
 MAX_FOLDERS = 100_000
 MAX_FOLDER_BYTES = 8 << 20
-"""Of one summary, and of the names of its folders: what it takes stays small, whatever the names are."""
+"""Limit on the names of a summary's folders, so that its memory stays small."""
 
 
 class Tally:
-    """Counts objects by the first `depth` levels of their names below the prefix's last "/". Belongs to one thread.
+    """Counter of objects by the first `depth` levels of their names below the prefix's last "/". Belongs to one thread.
 
-    An object counts for the deepest folder told apart that it is in: with a depth of 1 below "en/", en/a/b.wav for
-    "en/a/" and en/c.wav for "en/". So the folders' sums are the whole.
+    An object is counted in the deepest distinguished folder that contains it: with a depth of 1 below "en/", en/a/b.wav
+    is counted in "en/a/" and en/c.wav in "en/". The folders thus add up to the total.
     """
 
     def __init__(self, prefix: str, depth: int) -> None:
         self.objects = 0
         self.size_bytes = 0
         self.folders: dict[str, list[int]] = {}
-        """Objects and bytes of each; none with a depth of 0."""
+        """Objects and bytes of each folder; empty with a depth of 0."""
         self._folder_bytes = 0
         self._base = prefix.rfind("/") + 1
         self._depth = depth
 
     def add(self, objects: Iterable[tuple[str, int]]) -> None:
-        """Names that begin with the prefix, each once, with their sizes. Raises InvalidRequest for too many folders."""
+        """Add names that begin with the prefix, each once, with their sizes. Raises InvalidRequest for too many
+        folders."""
         for name, size_bytes in objects:
             self.objects += 1
             self.size_bytes += size_bytes

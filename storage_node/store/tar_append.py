@@ -15,7 +15,8 @@ from storage_node.store.store import Store
 
 
 def tar_end(store: Store, request: pb.TarEndRequest) -> pb.TarEndResponse:
-    """Raises ArchiveError, and what `open_object` raises."""
+    """Return the append position of a tar, and which members it has. Raises ArchiveError, and what `open_object`
+    raises."""
     wanted = {member.encode() for member in request.member}
 
     def ended(drive: Drive, record: CatalogEntry) -> pb.TarEndResponse:

@@ -1,4 +1,4 @@
-"""Upload: one object on its way into a store, from its first byte to the moment at which it becomes visible."""
+"""Upload: one object that is being written to a store, from its first byte until it becomes visible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_METADATA_BYTES = 4096
 
 
 class Upload:
-    """Belongs to one thread; `commit` or `abort` ends it, leaving the block aborts it."""
+    """Object that is being written. Belongs to one thread; `commit` or `abort` ends it, leaving the block aborts it."""
 
     def __init__(self, label: str, staged: StagedObject, changes: PlacedChanges) -> None:
         self.label = label
@@ -26,11 +26,11 @@ class Upload:
         self._staged = staged
         self._pending: PendingObject | None = staged.pending
         self.taken: Taken = "copied"
-        """How `fill` came by the bytes."""
+        """Method by which `fill` got the bytes."""
 
     @property
     def drive(self) -> Drive:
-        """On which the object is staged."""
+        """Drive on which the object is staged."""
         return self._staged.drive
 
     @property
@@ -41,7 +41,7 @@ class Upload:
 
     @property
     def has_ended(self) -> bool:
-        """It has been committed, or aborted: nothing of it is left to be aborted."""
+        """Whether it has been committed or aborted, so that nothing is left to abort."""
         return self._pending is None
 
     @property
@@ -59,7 +59,7 @@ class Upload:
         return self._open.file.checksum
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append. Raises DriveFull or DriveFailed, and the upload is aborted."""
+        """Append bytes. Raises DriveFull or DriveFailed, and aborts the upload."""
         pending = self._open
         try:
             pending.file.write(data)
@@ -70,10 +70,10 @@ class Upload:
             raise
 
     def fill(self, source_fd: int, go_on: Callable[[], None] = lambda: None) -> None:
-        """Take all bytes of an open file, as cheaply as the file systems can: shared, or copied.
+        """Take all bytes of an open file by the cheapest method that the file systems support: sharing, or copying.
 
-        Of an object whose file was linked, those are here already. `go_on` is called now and then; it may raise, and
-        the upload is aborted. Raises SourceUnreadable, and what `write` raises.
+        If the object's file was linked, the bytes are there already. `go_on` is called regularly; if it raises, the
+        upload is aborted. Raises SourceUnreadable, and what `write` raises.
         """
         indexing = self._staged.indexing
 
@@ -91,22 +91,22 @@ class Upload:
 
     @property
     def linked(self) -> bool:
-        """Whether its file is one that was there before."""
+        """Whether its file is a hard link to an existing one."""
         return self._open.file.linked
 
     def _abort_for(self, error: BaseException) -> None:
-        """Raises what an OSError means."""
+        """Abort, and raise the store's error for an OSError."""
         self.abort()
         if isinstance(error, OSError):
             raise drive_error(error, self.drive.root, "writing an object") from error
 
     def newest(self) -> CatalogEntry | None:
-        """What the store has of this name now, a tombstone too. Raises DriveFailed, StoreFormatError, Closed."""
+        """Return the current entry of this name, also a tombstone. Raises DriveFailed, StoreFormatError, Closed."""
         pending = self._open
         return self._changes.newest(pending.bucket_uuid, pending.name)
 
     def assign(self, version: Version, modified_ns: int = 0, writes: bytes = b"", *, is_copy: bool = False) -> None:
-        """Give a copy the version, time and memory that all copies have; it is committed if nothing newer is there.
+        """Set the version, time and write memory that all replicas have. It is committed if nothing newer exists.
 
         `is_copy`: see `PendingObject`.
         """
@@ -115,9 +115,9 @@ class Upload:
         pending.writes = writes or pending.writes
 
     def require(self, condition: Condition | None) -> None:
-        """Commit it only if this is true of what is there then: `commit` raises VersionConflict otherwise.
+        """Set a condition on the current object at the commit: if it does not hold, `commit` raises VersionConflict.
 
-        Where another try of the same write has been committed, that is what `commit` returns.
+        If another try of the same write has been committed, `commit` returns the result of that.
         """
         self._open.condition = condition
         if condition is not None and condition.write_id and not self._open.writes:
@@ -128,9 +128,9 @@ class Upload:
         return self._open.condition
 
     def settled(self) -> CatalogEntry | None:
-        """What another try of this write has committed: this one need not go on. None where it may.
+        """Return what another try of this write has committed, so that this one need not go on; None if it may.
 
-        Raises VersionConflict where the condition does not hold by now, OutcomeUnknown where nobody knows any more, and
+        Raises VersionConflict if the condition no longer holds, OutcomeUnknown if that try's outcome is unknown, and
         what `newest` raises.
         """
         pending = self._open
@@ -144,10 +144,11 @@ class Upload:
         return settled
 
     def commit(self) -> CatalogEntry:
-        """Make the object visible, whole, replacing one of the same name; what counts now.
+        """Make the object visible, whole, replacing one of the same name. Returns the current entry.
 
-        That is the object, unless it brought a version that was not newer than what the store has: then nothing has
-        changed, and it is what the store has, be it a tombstone. Raises what `Drive.commit` raises, VersionConflict.
+        That is the object's, unless it brought a version that is not newer than what the store has: then nothing has
+        changed, and the store's entry is returned, which may be a tombstone. Raises what `Drive.commit` raises,
+        VersionConflict.
         """
         result = self._changes.commit([self.take()])[0]
         if isinstance(result, LoaderError):
@@ -155,7 +156,7 @@ class Upload:
         return result
 
     def take(self) -> StagedObject:
-        """Hand the staged object over to whoever commits it. Raises InvalidRequest."""
+        """Hand the staged object over to the caller, which commits it. Raises InvalidRequest."""
         _ = self._open  # raises
         self._pending = None
         return self._staged
@@ -173,7 +174,7 @@ class Upload:
 
 
 def checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
-    """Raises InvalidRequest unless `metadata` maps strings to strings and is small."""
+    """Raise InvalidRequest unless `metadata` maps strings to strings and is small; otherwise return it."""
     metadata = metadata or {}
     size_bytes = 0
     for key, value in metadata.items():

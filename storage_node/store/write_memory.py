@@ -1,9 +1,9 @@
-"""Memory of writes: the id of the write that an entry came with, and the outcomes of those that it superseded. Pure.
+"""Memory of writes: the id of an entry's own write, and the outcomes of writes that it superseded. Pure.
 
-A client that has lost the answer to a write sends it again, under the same id. The memory travels with the entry, in
-the same commit and to other nodes, so whoever has a version knows which writes came before it. It is bounded: what was
-dropped is bounded by a time (`forgotten_ns`), and an id that is not found proves that its write was not done only if it
-began after that.
+A client that has not received the answer to a write sends it again, under the same id. The memory travels with the
+entry, in the same commit and to other nodes, so every replica of a version knows which writes came before it. It is
+bounded. `forgotten_ns` is the time of the newest write that was dropped. A missing id proves that its write did not
+take effect only if that write began after this time.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from storage_node.store.format import CatalogEntry
 ID_BYTES = 16
 NO_ID = bytes(ID_BYTES)
 REMEMBERED = 32
-"""Superseded writes of one name."""
+"""Maximum number of superseded writes of one name."""
 REMEMBERED_NS = 900 * 10**9
-"""So much older than an entry is what it does not remember any more; much longer than clients go on trying."""
+"""Age relative to an entry at which it drops a write; much longer than clients retry."""
 UNCERTAINTY_NS = 61 * 10**9
-"""A write began before another one was committed for certain only if it was so much earlier: the repeat that says how
-long ago it began may be a minute on its way, and the clocks of nodes differ."""
+"""Margin for "began after": a repeat, which tells how long ago its write began, may be delayed by a minute, and the
+clocks of nodes differ."""
 
 SUPERSEDED = b"superseded"
-"""In place of the path of an object that is no more."""
+"""Replaces the path of an object that no longer exists."""
 
 _UNKNOWN = 255
-"""In place of how many nodes took no part."""
+"""Replaces the number of nodes that took no part."""
 _HEAD = struct.Struct("<B16s")
 _NODE = struct.Struct("<I")
 _FORGOTTEN = struct.Struct("<Q")
@@ -38,7 +38,7 @@ _MODIFIED, _MODIFIED_FROM_END = struct.Struct("<Q"), 9
 
 
 class PastWrite(NamedTuple):
-    """The outcome of a write that a newer one has replaced."""
+    """Outcome of a write that a newer one has replaced."""
 
     write_id: bytes
     epoch: int
@@ -50,16 +50,16 @@ class PastWrite(NamedTuple):
     is_deletion: int
 
     def entry(self, raw_metadata: bytes = b"") -> CatalogEntry:
-        """As it was; its file is gone, and so is its metadata, which whoever tries again knows."""
+        """Return its former entry. File and metadata are gone; a client that retries knows the metadata."""
         path = b"" if self.is_deletion else SUPERSEDED
         return CatalogEntry(*self[1:7], 0, path, raw_metadata)
 
 
 def memory_of(write_id: bytes, missing: Collection[int] | None = None) -> bytes:
-    """Of an entry that superseded nothing.
+    """Return the memory of an entry that superseded nothing.
 
     Args:
-        missing: the numbers of the owners that took no part in the write; None: nobody knows.
+        missing: numbers of the owners that took no part in the write; None if unknown.
     """
     if missing is None or len(missing) >= _UNKNOWN:
         return _HEAD.pack(_UNKNOWN, write_id) if write_id else b""
@@ -71,7 +71,7 @@ def _head_bytes(memory: bytes) -> int:
 
 
 def checked(memory: bytes) -> bytes:
-    """As it comes from another node. Raises InvalidRequest."""
+    """Check a memory from another node. Raises InvalidRequest."""
     head = _head_bytes(memory)
     count, rest = divmod(len(memory) - head - _FORGOTTEN.size, _PAST.size)
     if len(memory) not in (0, head) and (rest or not 0 <= count <= REMEMBERED):
@@ -80,51 +80,52 @@ def checked(memory: bytes) -> bytes:
 
 
 def id_of(memory: bytes) -> bytes:
-    """Of the entry's own write; empty where it had none."""
+    """Return the id of the entry's own write; empty if it had none."""
     write_id = memory[1 : _HEAD.size]
     return write_id if any(write_id) else b""
 
 
 def took_part(memory: bytes, node: int) -> bool:
-    """Whether the write asked the node of this number what it had, or it was no owner then."""
+    """Whether the node with this number took part in the write, or was not an owner then."""
     if not memory or memory[0] == _UNKNOWN:
         return False
     return all(missing != node for (missing,) in _NODE.iter_unpack(memory[_HEAD.size : _head_bytes(memory)]))
 
 
 def forgotten_ns(memory: bytes) -> int:
-    """When the newest write was committed that has been dropped; 0: none has."""
+    """Return the time of the newest write that was dropped; 0 if none was."""
     head = _head_bytes(memory)
     return int(_FORGOTTEN.unpack_from(memory, head)[0]) if len(memory) > head else 0
 
 
 def superseded(memory: bytes) -> list[PastWrite]:
-    """Newest first."""
+    """Return superseded writes, newest first."""
     start = _head_bytes(memory) + _FORGOTTEN.size
     return [PastWrite._make(fields) for fields in _PAST.iter_unpack(memory[start:])] if len(memory) > start else []
 
 
 def find(memory: bytes, write_id: bytes) -> PastWrite | None:
-    """The outcome of a write that was superseded."""
+    """Return the outcome of a write that was superseded."""
     if not write_id or len(memory) <= _HEAD.size or memory.find(write_id, _HEAD.size) < 0:
         return None
     return next((past for past in superseded(memory) if past.write_id == write_id), None)
 
 
 def after(before: Sequence[CatalogEntry], brought: bytes, modified_ns: int, *, forgotten_before_ns: int = 0) -> bytes:
-    """The memory of an entry that replaces those `before`, on one node or several, and brings some of its own.
+    """Return the memory of an entry that replaces those in `before`, on one node or several, and brings some of its
+    own.
 
     Args:
-        forgotten_before_ns: up to when writes of the name may have been forgotten otherwise.
+        forgotten_before_ns: time up to which writes of the name may have been forgotten otherwise.
     """
     if not forgotten_before_ns and all(not entry.writes for entry in before):
         return brought
     head = brought[: _head_bytes(brought)] or _HEAD.pack(_UNKNOWN, NO_ID)
     if len(before) > 1 and all(_agree(entry, before[0]) for entry in before[1:]):
-        before = [max(before, key=_modified_ns)]  # copies that agree, as they do
+        before = [max(before, key=_modified_ns)]  # replicas that agree, the usual case
     if len(before) == 1 and before[0].writes.find(head[1 : _HEAD.size]) < 0:
         prepended = _prepended(head, before[0], modified_ns, forgotten_before_ns)
-        # What a coordinator brings was made of the same entry, unless copies differ.
+        # A coordinator builds it from the same entry, unless replicas differ.
         if len(brought) <= len(head) or brought == prepended:
             return prepended
         if _differs_by_a_later_time(brought, prepended, len(head)):
@@ -146,7 +147,7 @@ def after(before: Sequence[CatalogEntry], brought: bytes, modified_ns: int, *, f
 
 
 def _agree(one: CatalogEntry, other: CatalogEntry) -> bool:
-    """Whether two copies are of one write. Each owner dates a tombstone by its own clock."""
+    """Whether two replicas are of one write. Each owner dates a tombstone by its own clock."""
     return one == other or (one.is_tombstone and one._replace(modified_ns=other.modified_ns) == other)
 
 
@@ -155,13 +156,14 @@ def _modified_ns(entry: CatalogEntry) -> int:
 
 
 def _order(past: PastWrite) -> tuple[int, int, int, int]:
-    """Of outcomes of one write, the one to be kept is last; by its time, so that all owners keep the same."""
+    """Sort key of outcomes of one write: the one to keep is last. It includes the time, so that all owners keep the
+    same."""
     return past.epoch, past.counter, past.node, past.modified_ns
 
 
 def _differs_by_a_later_time(brought: bytes, own: bytes, head_bytes: int) -> bool:
-    """Whether what a coordinator brings is what this node makes of its own copy, but for the time of the last write: a
-    deletion, which another owner has dated later."""
+    """Whether a coordinator's memory equals the one built from this node's entry, except for a later time of the last
+    write: a deletion that another owner dated later."""
     at = head_bytes + _FORGOTTEN.size + _PAST.size - _MODIFIED_FROM_END
     end = at + _MODIFIED.size
     if len(brought) != len(own) or len(own) <= end or brought[:at] != own[:at] or brought[end:] != own[end:]:
@@ -170,7 +172,8 @@ def _differs_by_a_later_time(brought: bytes, own: bytes, head_bytes: int) -> boo
 
 
 def _prepended(head: bytes, before: CatalogEntry, modified_ns: int, forgotten: int) -> bytes:
-    """As `after` of one entry, which is the usual case, and without a look at all that it remembers."""
+    """Return the memory after one entry, as `after` does. This is the usual case, and needs no decoding of all that it
+    remembers."""
     writes = before.writes
     start = _head_bytes(writes)
     past = writes[start + _FORGOTTEN.size :]
