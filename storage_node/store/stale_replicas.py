@@ -81,7 +81,7 @@ class StaleReplicas:
             changed_s = self._in_touch_since_s if now <= self._until_s else self._until_s
             return bucket_uuid in self._guarded and changed_s > now - for_s
 
-    # -- told by repair
+    # -- called by repair
 
     def mark_buckets(self, bucket_uuids: Iterable[bytes]) -> None:
         with self._lock:

@@ -86,7 +86,7 @@ class StoreRecord:
     gone: Mapping[str, str] = field(default_factory=dict)
     """Uuids of drives that have left the store, with the reason: "retired" or "forgotten"."""
     snapshots: Mapping[str, Mapping[str, SnapshotRecord]] = field(default_factory=dict)
-    """By uuid of the bucket, then by name. Buckets without snapshots are not included."""
+    """Snapshots by uuid of the bucket, then by name. Buckets without any are not included."""
     trimming: tuple[str, ...] = ()
     """Uuids of buckets that may have retained versions that no snapshot sees any more."""
     etl: str = ""

@@ -127,7 +127,7 @@ class Retention:
             failpoint("retain.marked")
             self._catalog.write(batch, sync=False)
 
-    # -- letting go
+    # -- releasing
 
     def keys(self, bucket_uuid: bytes) -> Iterator[list[bytes]]:
         """Iterate over the keys of all retained versions in a bucket, in groups."""

@@ -143,7 +143,7 @@ class _Rebuild:
             *batch_reader(),
         )
 
-    # -- who is who
+    # -- identities
 
     def _identities(self, record: StoreRecord | None) -> dict[Path, DriveIdentity]:
         known: dict[Path, DriveIdentity] = {}
