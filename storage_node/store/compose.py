@@ -61,8 +61,8 @@ def compose_object(
     """
     check_parts(request)
     header = request.object
-    if (record := done_earlier(store, header)) is not None:
-        return record
+    if (entry := done_earlier(store, header)) is not None:
+        return entry
     metadata = dict(header.metadata)
     if request.part and request.part[0].HasField("range"):
         with contextlib.closing(_opened(store, request.part[0].range)) as first:
@@ -91,11 +91,11 @@ def done_earlier(store: Store, header: objects.PutHeader) -> CatalogEntry | None
     if condition is None or not condition.write_id:
         return None
     bucket_uuid = store.bucket(header.bucket).uuid_bytes
-    record = done_before(condition, store.replicas.newest_entry(bucket_uuid, header.name))
+    entry = done_before(condition, store.replicas.newest_entry(bucket_uuid, header.name))
     return (
-        record
-        if record is None or record.raw_metadata
-        else record._replace(raw_metadata=encode_metadata(dict(header.metadata)))
+        entry
+        if entry is None or entry.raw_metadata
+        else entry._replace(raw_metadata=encode_metadata(dict(header.metadata)))
     )
 
 

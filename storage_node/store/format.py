@@ -180,10 +180,10 @@ def generation_of_path(path: bytes) -> int:
     return generation
 
 
-def encode_entry(record: CatalogEntry) -> bytes:
-    kind = _OBJECT_KIND if record.path else _TOMBSTONE_KIND
-    head = _VALUE.pack(FORMAT_VERSION, kind, len(record.writes), *record[:7], len(record.path))
-    return head + record.path + record.writes + record.raw_metadata
+def encode_entry(entry: CatalogEntry) -> bytes:
+    kind = _OBJECT_KIND if entry.path else _TOMBSTONE_KIND
+    head = _VALUE.pack(FORMAT_VERSION, kind, len(entry.writes), *entry[:7], len(entry.path))
+    return head + entry.path + entry.writes + entry.raw_metadata
 
 
 def decode_entry(value: bytes) -> CatalogEntry:

@@ -38,16 +38,16 @@ def list_members(
     and what `open_object` raises.
     """
 
-    def page(drive: Drive, record: CatalogEntry) -> MemberPage:
-        index = drive.shards.open(record, name).archive.index
+    def page(drive: Drive, entry: CatalogEntry) -> MemberPage:
+        index = drive.shards.open(entry, name).archive.index
         found: list[Member] = []
         size_bytes = 0
         for at, member in index.listed(start=first):
             if member.name.startswith(prefix):
                 if len(found) == page_size or size_bytes >= page_bytes:
-                    return MemberPage(str(record.version), found, at, index.hidden)
+                    return MemberPage(str(entry.version), found, at, index.hidden)
                 found.append(member)
                 size_bytes += len(member.name)
-        return MemberPage(str(record.version), found, 0, index.hidden)
+        return MemberPage(str(entry.version), found, 0, index.hidden)
 
     return open_current(store, bucket, name, version, page)

@@ -142,16 +142,16 @@ class ReplicaState:
         left_out: set[str] = set()
         more = False
         doubts = self.stale.any and of.cut is None
-        for name, record in self.scan(bucket, prefix, start_after, tombstones=False, skip_missing=skip_missing):
+        for name, entry in self.scan(bucket, prefix, start_after, tombstones=False, skip_missing=skip_missing):
             if len(objects) + len(left_out) >= most or size_bytes >= most_bytes:
                 more = True
                 break
             last = name
-            size_bytes += len(name) + len(record.raw_metadata)
-            if doubts and self.is_stale(bucket_uuid, name, record):
+            size_bytes += len(name) + len(entry.raw_metadata)
+            if doubts and self.is_stale(bucket_uuid, name, entry):
                 left_out.add(name)
             else:
-                objects.append((name, record))
+                objects.append((name, entry))
         self._buckets.require_still(bucket, of)
         if doubts:
             if self.stale.whole(bucket_uuid) or self.stale.gaps(bucket_uuid):
@@ -171,8 +171,8 @@ class ReplicaState:
         self, bucket: str, start_after: str = "", limit: int | None = None, prefix: str = ""
     ) -> Iterator[StoredVersion]:
         """Iterate over objects and tombstones in name order. Raises what `Store.objects` raises."""
-        for name, record in itertools.islice(self.scan(bucket, prefix, start_after, tombstones=True), limit):
-            yield StoredVersion(name, record.version, record.is_tombstone, record.size_bytes, record.checksum)
+        for name, entry in itertools.islice(self.scan(bucket, prefix, start_after, tombstones=True), limit):
+            yield StoredVersion(name, entry.version, entry.is_tombstone, entry.size_bytes, entry.checksum)
 
     def tombstones(self, bucket: str) -> Iterator[StoredVersion]:
         """Iterate over tombstones. Raises what `Store.objects` raises."""

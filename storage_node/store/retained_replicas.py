@@ -86,9 +86,9 @@ def retained_after(drive: Drive, bucket_uuid: bytes, after: bytes, limit: int) -
     Closed."""
     found: list[RetainedHere] = []
     for key, value in itertools.islice(drive.catalog.scan(fmt.RETAINED_PREFIX + bucket_uuid, after or None), limit):
-        record = fmt.decode_entry(value)
-        seen_by = range(record.counter, fmt.ended_of_retained(key))
-        found.append(RetainedHere(drive, key, fmt.name_of_retained(key), record, seen_by))
+        entry = fmt.decode_entry(value)
+        seen_by = range(entry.counter, fmt.ended_of_retained(key))
+        found.append(RetainedHere(drive, key, fmt.name_of_retained(key), entry, seen_by))
     return found
 
 
@@ -161,7 +161,7 @@ class KeptVersion:
 
 
 def _keep(kept: KeptVersion) -> None:
-    drive, record, changes = kept.drive, kept.record, kept.drive.changes
+    drive, entry, changes = kept.drive, kept.record, kept.drive.changes
     retention = changes.retention
     dead: list[CatalogEntry] = []
     marked: list[Retained] = []
@@ -169,26 +169,26 @@ def _keep(kept: KeptVersion) -> None:
         current = drive.newest(kept.bucket_uuid, [kept.name])[0]
         prefix = fmt.retained_prefix(kept.bucket_uuid, kept.name)
         others = [Retained(key, fmt.decode_entry(value)) for key, value in drive.catalog.scan(prefix)]
-        newer = [other.record for other in others if other.record.version > record.version]
-        if current is not None and current.version >= record.version:
+        newer = [other.record for other in others if other.record.version > entry.version]
+        if current is not None and current.version >= entry.version:
             newer.append(current)
         # It ended with the next version that this node has, if that came earlier.
         ended = min([kept.ended, *(one.counter for one in newer)])
-        if not retention.is_seen(kept.bucket_uuid, record.counter, ended):
+        if not retention.is_seen(kept.bucket_uuid, entry.counter, ended):
             return
-        if current is not None and current.version < record.version:
+        if current is not None and current.version < entry.version:
             raise NewerFirst(f"{kept.name!r}: version {current.version} is still what this node has")
         batch = WriteBatch(raw_mode=True)
         for other in others:
-            if other.record.version == record.version:
+            if other.record.version == entry.version:
                 if other.ended >= ended:
                     return
                 _end_at(batch, other, ended, marked)
                 drive.catalog.write(batch, sync=False)
                 break
-            if other.record.version < record.version and other.ended > record.counter:
-                if retention.is_seen(kept.bucket_uuid, other.record.counter, record.counter):
-                    _end_at(batch, other, record.counter, marked)
+            if other.record.version < entry.version and other.ended > entry.counter:
+                if retention.is_seen(kept.bucket_uuid, other.record.counter, entry.counter):
+                    _end_at(batch, other, entry.counter, marked)
                 else:
                     batch.delete(other.key)
                     if not other.record.is_tombstone:
@@ -199,21 +199,21 @@ def _keep(kept: KeptVersion) -> None:
         else:
             key = fmt.retained_key(kept.bucket_uuid, kept.name, ended)
             if kept.file is None:
-                batch.put(key, fmt.encode_entry(record))
+                batch.put(key, fmt.encode_entry(entry))
                 drive.catalog.write(batch, sync=False)
             else:
                 pending = PendingObject(
-                    kept.bucket_uuid, kept.name, kept.file, kept.metadata, record.version, record.modified_ns
+                    kept.bucket_uuid, kept.name, kept.file, kept.metadata, entry.version, entry.modified_ns
                 )
                 marked.append(Retained(key, changes.retain(batch, key, ended, pending)))
     changes.defer_unlink(Ended(dead, marked))
 
 
 def _end_at(batch: WriteBatch, other: Retained, ended: int, marked: list[Retained]) -> None:
-    record = other.record
+    entry = other.record
     key = other.key[:-8] + ended.to_bytes(8, "big")
     batch.delete(other.key)
-    batch.put(key, fmt.encode_entry(record))
-    if not record.is_tombstone:
-        batch.put(fmt.generation_key(fmt.MARK_PREFIX, record.generation), ended.to_bytes(8, "big") + record.path)
-        marked.append(Retained(key, record))
+    batch.put(key, fmt.encode_entry(entry))
+    if not entry.is_tombstone:
+        batch.put(fmt.generation_key(fmt.MARK_PREFIX, entry.generation), ended.to_bytes(8, "big") + entry.path)
+        marked.append(Retained(key, entry))

@@ -98,15 +98,15 @@ class DriveScrub:
         retained = self._drive.catalog.scan(fmt.RETAINED_PREFIX, after)  # their keys sort after those of objects
         for key, value in itertools.chain(self._drive.entries(after), retained):
             with contextlib.suppress(StoreFormatError):  # unreadable entries are left to the doctor
-                record = fmt.decode_entry(value)
-                if not record.is_tombstone:
-                    self._reading = key, record, compare_copy(self._drive, record)
+                entry = fmt.decode_entry(value)
+                if not entry.is_tombstone:
+                    self._reading = key, entry, compare_copy(self._drive, entry)
                     return True
         return False
 
     def _read_on(self, most_bytes: int) -> int:
         assert self._reading is not None
-        key, record, blocks = self._reading
+        key, entry, blocks = self._reading
         read_bytes = 0
         try:
             for size in blocks:
@@ -115,13 +115,13 @@ class DriveScrub:
                     self.progress.bytes += read_bytes
                     return read_bytes
         except (CorruptObject, OSError):
-            self._found(key, record)
+            self._found(key, entry)
         self._reading, self.progress.after = None, key.hex()
         self.progress.objects += 1
         self.progress.bytes += read_bytes
         return read_bytes
 
-    def _found(self, key: bytes, record: CatalogEntry) -> None:
+    def _found(self, key: bytes, entry: CatalogEntry) -> None:
         """Record damage, unless the object has been replaced or moved to another drive meanwhile."""
         bucket_uuid = fmt.bucket_of_key(key)
         if key.startswith(fmt.RETAINED_PREFIX):
@@ -132,16 +132,16 @@ class DriveScrub:
                     "%s: version %s of %r, which only snapshots see, is damaged; `ais-loader doctor --checksums` names "
                     "all that is",
                     self._drive.root,
-                    record.version,
+                    entry.version,
                     fmt.name_of_retained(key),
                 )
             return
         name = fmt.name_of_key(key)
         now = self._drive.newest(bucket_uuid, [name])[0]
-        if now is not None and now.path == record.path:
+        if now is not None and now.path == entry.path:
             self._drive.faults.note_checksum()
             self.progress.damaged += 1
-            self._damaged.note(bucket_uuid, name, record.version)
+            self._damaged.note(bucket_uuid, name, entry.version)
 
     def save(self) -> None:
         """Store the progress. If the drive cannot store it, a restart continues from the last stored progress."""
@@ -153,34 +153,34 @@ class DriveScrub:
             os.replace(part, self._path)
 
 
-def compare_copy(drive: Drive, record: CatalogEntry) -> Iterator[int]:
+def compare_copy(drive: Drive, entry: CatalogEntry) -> Iterator[int]:
     """Compare an object with its stored checksums, block by block; yields the number of bytes read for each.
 
     Raises CorruptObject if they differ, OSError, DriveFailed, Closed.
     """
-    stored = [record.checksum]
-    if record.size_bytes > BLOCK_BYTES:
-        stored = read_blocks(drive.catalog, record, 0, -(-record.size_bytes // BLOCK_BYTES)).tolist()
+    stored = [entry.checksum]
+    if entry.size_bytes > BLOCK_BYTES:
+        stored = read_blocks(drive.catalog, entry, 0, -(-entry.size_bytes // BLOCK_BYTES)).tolist()
     whole = 0
-    fd = drive.files.open(record.path)
+    fd = drive.files.open(entry.path)
     try:
         for at, checksum in enumerate(stored):
-            wanted = min(BLOCK_BYTES, record.size_bytes - at * BLOCK_BYTES)
-            block = _pread(fd, wanted, record.offset + at * BLOCK_BYTES)
+            wanted = min(BLOCK_BYTES, entry.size_bytes - at * BLOCK_BYTES)
+            block = _pread(fd, wanted, entry.offset + at * BLOCK_BYTES)
             if len(block) != wanted or crc32c(block) != checksum:
                 raise CorruptObject(f"{drive.root}: the bytes do not match the stored checksum")
             whole = crc32c(block, whole)
             yield wanted
-        if whole != record.checksum or (not record.offset and os.fstat(fd).st_size != record.size_bytes):
+        if whole != entry.checksum or (not entry.offset and os.fstat(fd).st_size != entry.size_bytes):
             raise CorruptObject(f"{drive.root}: the bytes do not match the stored checksum")
     finally:
         os.close(fd)
 
 
-def is_whole(drive: Drive, record: CatalogEntry) -> bool:
+def is_whole(drive: Drive, entry: CatalogEntry) -> bool:
     """Whether an object matches its checksums. Raises DriveFailed, Closed."""
     try:
-        for _ in compare_copy(drive, record):
+        for _ in compare_copy(drive, entry):
             pass
     except (CorruptObject, OSError):
         return False

@@ -177,9 +177,9 @@ class Snapshots:
                 raise self._buckets.missing(bucket)
             frozen = FrozenBucket(found.uuid, found.copies, at=known.cut)
             objects = size_bytes = 0
-            for _, record in self._frozen_objects(frozen):
+            for _, entry in self._frozen_objects(frozen):
                 objects += 1
-                size_bytes += record.size_bytes
+                size_bytes += entry.size_bytes
             known = replace(known, objects=objects, size_bytes=size_bytes)
             if self._drives.writable:
                 with contextlib.suppress(LoaderError):  # then it is counted again later

@@ -19,18 +19,18 @@ def tar_end(store: Store, request: pb.TarEndRequest) -> pb.TarEndResponse:
     raises."""
     wanted = {member.encode() for member in request.member}
 
-    def ended(drive: Drive, record: CatalogEntry) -> pb.TarEndResponse:
-        fd = drive.files.open(record.path)
+    def ended(drive: Drive, entry: CatalogEntry) -> pb.TarEndResponse:
+        fd = drive.files.open(entry.path)
         try:
-            end = find_end(FdSource(fd, record.size_bytes, record.offset), request.name, wanted)
+            end = find_end(FdSource(fd, entry.size_bytes, entry.offset), request.name, wanted)
         except LoaderError as error:
-            note_suspicion(store, request.bucket, request.name, record.version, error)
+            note_suspicion(store, request.bucket, request.name, entry.version, error)
             raise
         finally:
             os.close(fd)
         return pb.TarEndResponse(
-            version=str(record.version),
-            size_bytes=record.size_bytes,
+            version=str(entry.version),
+            size_bytes=entry.size_bytes,
             end_bytes=end.at,
             member=[member.decode() for member in end.found],
         )

@@ -135,31 +135,31 @@ class Shards:
 
     # -- reading
 
-    def open(self, record: CatalogEntry, name: str) -> OpenShard:
+    def open(self, entry: CatalogEntry, name: str) -> OpenShard:
         """Open the shard that this catalog entry of the object `name` refers to. May take as long as reading all of it.
 
         Raises FileNotFoundError if its file is gone, OSError, LoaderError; ArchiveError if it has no members.
         """
-        if record.offset:  # in a segment, so not an archive: archives have files of their own
+        if entry.offset:  # in a segment, so not an archive: archives have files of their own
             recognise(name, b"")
-        found = self._known(record.path)
+        found = self._known(entry.path)
         if found is not None:
             return found
-        with self._alone(record.path):
-            found = self._known(record.path)
+        with self._alone(entry.path):
+            found = self._known(entry.path)
             if found is not None:
                 return found
             try:
                 with naming(name):
-                    shard = self._opened(record, name)
+                    shard = self._opened(entry, name)
             except (ArchiveError, CorruptObject) as error:
                 with self._lock:
-                    self._refused[record.path] = error
+                    self._refused[entry.path] = error
                     while len(self._refused) > REFUSED_SHARDS:
                         self._refused.popitem(last=False)
                 raise
             with self._lock:
-                self._open[record.path] = shard
+                self._open[entry.path] = shard
                 while len(self._open) > self.limits.open_shards:
                     self._open.popitem(last=False)
             return shard
@@ -194,27 +194,27 @@ class Shards:
                 else:
                     self._busy[path] = lock, waiting - 1
 
-    def _opened(self, record: CatalogEntry, name: str) -> OpenShard:
+    def _opened(self, entry: CatalogEntry, name: str) -> OpenShard:
         with contextlib.ExitStack() as held:
-            fd = self._files.open(record.path)
+            fd = self._files.open(entry.path)
             held.callback(os.close, fd)
-            source = FdSource(fd, record.size_bytes)
-            archive, is_object = self._indexed(source, record, name), True
-            open_checked = partial(self._checked, fd, record, archive.index)
+            source = FdSource(fd, entry.size_bytes)
+            archive, is_object = self._indexed(source, entry, name), True
+            open_checked = partial(self._checked, fd, entry, archive.index)
             if archive.needs_copy:
                 content_bytes = archive.index.content_bytes
                 copy = held.enter_context(
-                    self._unpacked().get(record.path, content_bytes, archive.content, timeout_s=COPY_TIMEOUT_S)
+                    self._unpacked().get(entry.path, content_bytes, archive.content, timeout_s=COPY_TIMEOUT_S)
                 )
                 archive, fd, is_object = archive.on_copy(copy), copy.fd, False
             return OpenShard(archive, fd, held.pop_all(), open_checked, is_object=is_object)
 
-    def _checked(self, fd: int, record: CatalogEntry, index: MemberIndex) -> Archive:
+    def _checked(self, fd: int, entry: CatalogEntry, index: MemberIndex) -> Archive:
         try:
-            checksums = self._block_checksums(record)
+            checksums = self._block_checksums(entry)
         except CorruptObject as error:
             raise FileNotFoundError(errno.ENOENT, str(error)) from error
-        return Archive(CheckedSource(fd, record.size_bytes, checksums, self._damaged), index)
+        return Archive(CheckedSource(fd, entry.size_bytes, checksums, self._damaged), index)
 
     def _unpacked(self) -> UnpackCache:
         with self._lock:
@@ -224,9 +224,9 @@ class Shards:
 
     # -- indexes
 
-    def _indexed(self, source: FdSource, record: CatalogEntry, name: str) -> Archive:
+    def _indexed(self, source: FdSource, entry: CatalogEntry, name: str) -> Archive:
         self._sweep()
-        path, state = self._path(record.path), _state(record)
+        path, state = self._path(entry.path), _state(entry)
         try:
             return Archive(source, MemberIndex.open(path, state))
         except FileNotFoundError:
@@ -235,7 +235,7 @@ class Shards:
             log.warning("%s; it is rebuilt", error)
         except OSError as error:  # the shard itself may be readable
             log.warning("%s: the index cannot be read and is rebuilt: %s", path, error)
-        _verify(source, record, name)
+        _verify(source, entry, name)
         return Archive(source, self._save(index_shard(source, name), path, state))
 
     def _save(self, index: MemberIndex, path: Path, state: ShardState) -> MemberIndex:
@@ -251,16 +251,16 @@ class Shards:
             log.warning("%s: the index cannot be kept and is made again next time: %s", path, error)
             return index
 
-    def keep(self, record: CatalogEntry, indexing: Indexing) -> None:
+    def keep(self, entry: CatalogEntry, indexing: Indexing) -> None:
         """Save the index that was built during the put. Without one, it is built when a member is requested."""
         try:
-            fd = self._files.open(record.path)
+            fd = self._files.open(entry.path)
         except OSError:
             return  # replaced already
         try:
-            index = indexing.finish(FdSource(fd, record.size_bytes))
+            index = indexing.finish(FdSource(fd, entry.size_bytes))
             if index is not None:
-                self._save(index, self._path(record.path), _state(record))
+                self._save(index, self._path(entry.path), _state(entry))
         finally:
             os.close(fd)
 
@@ -333,14 +333,14 @@ def indexing_of(name: str) -> Indexing | None:
     return Indexing(name) if kind_of_name(name) is not None else None
 
 
-def _verify(source: FdSource, record: CatalogEntry, name: str) -> None:
+def _verify(source: FdSource, entry: CatalogEntry, name: str) -> None:
     """Verify the whole shard before it is indexed: an index of damaged bytes would confirm the damage."""
     checksum = 0
     for chunk in chunks_of(source):
         checksum = crc32c(chunk, checksum)
-    if checksum != record.checksum:
+    if checksum != entry.checksum:
         raise CorruptObject(f"{name!r}: the archive's bytes do not match their checksum, and it has no index any more")
 
 
-def _state(record: CatalogEntry) -> ShardState:
-    return ShardState(record.version, record.size_bytes, record.checksum)
+def _state(entry: CatalogEntry) -> ShardState:
+    return ShardState(entry.version, entry.size_bytes, entry.checksum)

@@ -21,12 +21,12 @@ def put_blocks(batch: WriteBatch, generation: int, checksums: Sequence[int]) -> 
         batch.put(fmt.blocks_key(generation, chunk), struct.pack(f"<{len(part)}I", *part))
 
 
-def read_blocks(catalog: Catalog, record: CatalogEntry, first: int, stop: int) -> npt.NDArray[np.uint32]:
+def read_blocks(catalog: Catalog, entry: CatalogEntry, first: int, stop: int) -> npt.NDArray[np.uint32]:
     """Return the stored checksums of blocks first .. stop-1 of an object larger than one block; shape (stop - first,).
 
     Raises CorruptObject if they are missing, as they are soon after the object was replaced.
     """
-    generation = record.generation
+    generation = entry.generation
     chunks = range(first // fmt.BLOCKS_PER_CHUNK, -(-stop // fmt.BLOCKS_PER_CHUNK))
     values = catalog.get_many([fmt.blocks_key(generation, chunk) for chunk in chunks])
     found = np.frombuffer(b"".join(value or b"" for value in values), "<u4")
@@ -34,7 +34,7 @@ def read_blocks(catalog: Catalog, record: CatalogEntry, first: int, stop: int) -
     checksums = found[first - skipped : stop - skipped].astype(np.uint32)
     if None in values or len(checksums) != stop - first:
         raise CorruptObject(
-            f"block checksums of {record.path.decode(errors='replace')} are missing from {catalog.path}; "
+            f"block checksums of {entry.path.decode(errors='replace')} are missing from {catalog.path}; "
             "see `ais-loader doctor`"
         )
     return checksums

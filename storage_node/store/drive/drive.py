@@ -184,7 +184,7 @@ class Drive:
         if not self.writable and self._is_behind():
             self.catch_up()
         records = self._cache.get_many(keys)
-        unknown = [at for at, record in enumerate(records) if record is None]
+        unknown = [at for at, entry in enumerate(records) if entry is None]
         if unknown:
             unknown = self._look_up(keys, records, unknown)
             if unknown and not self.writable:
@@ -197,10 +197,10 @@ class Drive:
         generation = self._cache.generation
         values = self.catalog.get_many([keys[at] for at in unknown])
         decoded = {at: fmt.decode_entry(value) for at, value in zip(unknown, values, strict=True) if value is not None}
-        found = {at: record for at, record in decoded.items() if record.path}  # a tombstone has none
-        for at, record in found.items():
-            records[at] = record
-        self._cache.add(((keys[at], record) for at, record in found.items()), generation)
+        found = {at: entry for at, entry in decoded.items() if entry.path}  # a tombstone has none
+        for at, entry in found.items():
+            records[at] = entry
+        self._cache.add(((keys[at], entry) for at, entry in found.items()), generation)
         return [at for at in unknown if at not in found]
 
     def lookup_at(self, bucket_uuid: bytes, names: Sequence[str], cut: int) -> list[CatalogEntry | None]:
@@ -210,10 +210,8 @@ class Drive:
             self.catch_up()  # what is cached may be older than the snapshot
         current = self.lookup(bucket_uuid, names)
         return [
-            record
-            if record is not None and record.counter <= cut
-            else find_retained(self.catalog, bucket_uuid, name, cut)
-            for name, record in zip(names, current, strict=True)
+            entry if entry is not None and entry.counter <= cut else find_retained(self.catalog, bucket_uuid, name, cut)
+            for name, entry in zip(names, current, strict=True)
         ]
 
     def cached(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
@@ -263,27 +261,27 @@ class Drive:
         """Iterate over key and value of all objects and tombstones after this key, in key order."""
         return self.catalog.scan(fmt.OBJECT_PREFIX, after)
 
-    def block_checksums(self, record: CatalogEntry, first: int, stop: int) -> list[int]:
+    def block_checksums(self, entry: CatalogEntry, first: int, stop: int) -> list[int]:
         """Return the stored checksums of blocks first .. stop-1 of an object larger than one block. Raises
         CorruptObject."""
-        checksums: list[int] = read_blocks(self.catalog, record, first, stop).tolist()
+        checksums: list[int] = read_blocks(self.catalog, entry, first, stop).tolist()
         return checksums
 
-    def all_block_checksums(self, record: CatalogEntry) -> list[int]:
+    def all_block_checksums(self, entry: CatalogEntry) -> list[int]:
         """Return the checksums of all blocks of an object, its own if it has one block. Raises CorruptObject."""
-        if record.size_bytes <= fmt.BLOCK_BYTES:
-            return [record.checksum]
-        return self.block_checksums(record, 0, -(-record.size_bytes // fmt.BLOCK_BYTES))
+        if entry.size_bytes <= fmt.BLOCK_BYTES:
+            return [entry.checksum]
+        return self.block_checksums(entry, 0, -(-entry.size_bytes // fmt.BLOCK_BYTES))
 
-    def range_checksum(self, record: CatalogEntry, start: int, size_bytes: int) -> int | None:
+    def range_checksum(self, entry: CatalogEntry, start: int, size_bytes: int) -> int | None:
         """Return the checksum of a range, from stored block checksums; None if they do not cover it exactly."""
         stop = start + size_bytes
-        if record.offset or record.size_bytes <= fmt.BLOCK_BYTES or start % fmt.BLOCK_BYTES:
+        if entry.offset or entry.size_bytes <= fmt.BLOCK_BYTES or start % fmt.BLOCK_BYTES:
             return None
-        if not size_bytes or (stop % fmt.BLOCK_BYTES and stop != record.size_bytes):
+        if not size_bytes or (stop % fmt.BLOCK_BYTES and stop != entry.size_bytes):
             return None
         try:
-            blocks = self.block_checksums(record, start // fmt.BLOCK_BYTES, -(-stop // fmt.BLOCK_BYTES))
+            blocks = self.block_checksums(entry, start // fmt.BLOCK_BYTES, -(-stop // fmt.BLOCK_BYTES))
         except LoaderError:  # the object has been replaced
             return None
         return combine_blocks(blocks, fmt.BLOCK_BYTES, size_bytes - (len(blocks) - 1) * fmt.BLOCK_BYTES)
@@ -371,11 +369,11 @@ class Drive:
         self._require_writable()
         return self._changes.drop(bucket_uuid, name, version, tombstone=tombstone)
 
-    def replace_entry(self, key: bytes, record: CatalogEntry | None, blocks: Sequence[int] = ()) -> None:
+    def replace_entry(self, key: bytes, entry: CatalogEntry | None, blocks: Sequence[int] = ()) -> None:
         """Set one catalog entry as it is, or remove it (None); the file of the previous one becomes garbage. For the
         doctor."""
         self._require_writable()
-        self._changes.replace_entry(key, record, blocks)
+        self._changes.replace_entry(key, entry, blocks)
 
     @property
     def changes(self) -> Changes:

@@ -36,13 +36,13 @@ class EntryCache:
             if generation == self.generation:
                 if len(self._records) >= self._max_entries:
                     self._records = {}
-                for key, record in found:
+                for key, entry in found:
                     if key in self._changing:
                         continue
                     # Of two look-ups beside a commit, the one that read the catalog first may arrive here last.
                     before = self._records.get(key)
-                    if before is None or before.version <= record.version:
-                        self._records[key] = record
+                    if before is None or before.version <= entry.version:
+                        self._records[key] = entry
 
     def changing(self, keys: Collection[bytes]) -> _Changing:
         """Return a context for the catalog write that changes these keys. Only one thread changes a key at a time."""

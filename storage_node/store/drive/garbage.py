@@ -114,11 +114,11 @@ class Garbage:
             return  # the usual case
         due_s = time.monotonic() + self._grace_s
         # A dead file that kept its identity could bring a deleted object back when the catalog is rebuilt.
-        self._files.disown(record.path for record in dead)
+        self._files.disown(entry.path for entry in dead)
         with self._lock:
-            for record in dead:
-                self._waiting.append(_Dead(due_s, record.generation, record.path, record.size_bytes))
-                self._waiting_bytes += record.size_bytes
+            for entry in dead:
+                self._waiting.append(_Dead(due_s, entry.generation, entry.path, entry.size_bytes))
+                self._waiting_bytes += entry.size_bytes
         with contextlib.suppress(LoaderError):  # the commit stands; the next start removes the rest
             self.reap()
 
@@ -174,10 +174,10 @@ class Garbage:
         begin_log = WriteBatch(raw_mode=True)  # an empty flush would keep the log
         begin_log.delete(fmt.generation_key(fmt.GARBAGE_PREFIX, abandoned[0].generation))
         batch = WriteBatch(raw_mode=True)
-        for record in abandoned:
-            named = fmt.generation_of_path(file_of(record.path))
+        for entry in abandoned:
+            named = fmt.generation_of_path(file_of(entry.path))
             batch.delete(fmt.generation_key(fmt.INTENT_PREFIX, named))
-            batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
+            batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, entry.generation), entry.path)
         try:
             self._catalog.write(begin_log, sync=False)
             self._catalog.flush()
@@ -187,9 +187,9 @@ class Garbage:
                 self._abandoned.extend(abandoned)
             return
         with self._lock:
-            for record in abandoned:
-                self._waiting.appendleft(_Dead(0.0, record.generation, record.path, record.size_bytes))
-                self._waiting_bytes += record.size_bytes
+            for entry in abandoned:
+                self._waiting.appendleft(_Dead(0.0, entry.generation, entry.path, entry.size_bytes))
+                self._waiting_bytes += entry.size_bytes
 
     def _forget(self, keys: Iterable[bytes]) -> None:
         # Deleted key by key: one range tombstone per generation makes every later read of the catalog slower (measured:

@@ -52,9 +52,9 @@ class NamedFiles:
             yield from (path for path, is_known in zip(some, known, strict=True) if not is_known)
 
 
-def named_by(record: CatalogEntry) -> tuple[bytes, ...]:
+def named_by(entry: CatalogEntry) -> tuple[bytes, ...]:
     """Return the object's path and, for a slot of a segment, the segment's, which is removed with its last object."""
-    return (record.path, file_of(record.path)) if record.offset else (record.path,)
+    return (entry.path, file_of(entry.path)) if entry.offset else (entry.path,)
 
 
 def named_paths(catalog: Catalog) -> Iterator[bytes]:
@@ -64,9 +64,9 @@ def named_paths(catalog: Catalog) -> Iterator[bytes]:
     """
     for prefix in (fmt.OBJECT_PREFIX, fmt.RETAINED_PREFIX):
         for _, value in catalog.scan(prefix):
-            record = fmt.decode_entry(value)
-            if not record.is_tombstone:
-                yield from named_by(record)
+            entry = fmt.decode_entry(value)
+            if not entry.is_tombstone:
+                yield from named_by(entry)
     for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
         for _, path in catalog.scan(prefix):
             yield path

@@ -67,9 +67,9 @@ class CommitFiles:
             draft.write()
             for at, pending in enumerate(objects):
                 if (offset := draft.offset(pending.file)) is not None:
-                    record = records[at]
+                    entry = records[at]
                     # Like `_replace`, which would take as long as all other work for one object.
-                    records[at] = _made(CatalogEntry, (*record[:6], offset, *record[7:]))
+                    records[at] = _made(CatalogEntry, (*entry[:6], offset, *entry[7:]))
         if self._sync:
             alone = [pending.file for pending in objects if not self._in_segment(pending)]
             self._files.sync_staged(alone if draft is None else [*alone, draft.file])
@@ -94,10 +94,10 @@ class CommitFiles:
     def identify_anew(self, pending: PendingObject, version: Version) -> CatalogEntry:
         """Give an object another version after `prepare`: another write overtook it. Raises as `prepare` does."""
         self._clock.hear(version.counter)
-        record = self._identify(pending, version, self._generations.take())
+        entry = self._identify(pending, version, self._generations.take())
         if self._sync and not self._in_segment(pending):  # `publish` syncs the segment
             pending.file.sync()
-        return record
+        return entry
 
     def _in_segment(self, pending: PendingObject) -> bool:
         return self._draft is not None and pending.file in self._draft
@@ -107,19 +107,19 @@ class CommitFiles:
         each."""
         draft = self._draft
         if draft is None:
-            return [record.path for _, record in chosen]
-        alone = [record.path for pending, record in chosen if pending.file not in draft]
+            return [entry.path for _, entry in chosen]
+        alone = [entry.path for pending, entry in chosen if pending.file not in draft]
         return alone if len(alone) == len(chosen) else [draft.path, *alone]
 
     def publish(self, chosen: Sequence[tuple[PendingObject, CatalogEntry]]) -> None:
         """Rename the files of these objects to their final names; other objects are dropped. Raises OSError."""
         if self._sync:
-            self._files.make_lasting_folders(record.path for _, record in chosen)
+            self._files.make_lasting_folders(entry.path for _, entry in chosen)
         if self._draft is not None:
             self._publish_segment(self._draft, [pending.file for pending, _ in chosen if pending.file in self._draft])
-        for pending, record in chosen:
+        for pending, entry in chosen:
             if not self._in_segment(pending):
-                self._files.publish(pending.file, record.path)
+                self._files.publish(pending.file, entry.path)
             failpoint("put.renamed")
 
     def _publish_segment(self, draft: SegmentDraft, kept: Sequence[StagedFile]) -> None:

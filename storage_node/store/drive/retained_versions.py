@@ -80,28 +80,28 @@ class Retention:
     def end(self, batch: WriteBatch, ending: Iterable[tuple[bytes, CatalogEntry, int]]) -> Ended:
         """Add to a commit what becomes of the entries that it ends, given as key, entry and end of each."""
         outcome = Ended([], [])
-        for key, record, ended in ending:
-            is_kept = bool(self._cuts) and self._is_kept(key, record, ended)
-            if record.is_tombstone:  # in a cluster: another replica may have missed the deletion
+        for key, entry, ended in ending:
+            is_kept = bool(self._cuts) and self._is_kept(key, entry, ended)
+            if entry.is_tombstone:  # in a cluster: another replica may have missed the deletion
                 if is_kept:
                     name = fmt.name_of_key(key)
-                    batch.put(fmt.retained_key(fmt.bucket_of_key(key), name, ended), fmt.encode_entry(record))
+                    batch.put(fmt.retained_key(fmt.bucket_of_key(key), name, ended), fmt.encode_entry(entry))
                 continue
-            generation = record.generation
+            generation = entry.generation
             if is_kept:
-                kept = Retained(fmt.retained_key(fmt.bucket_of_key(key), fmt.name_of_key(key), ended), record)
-                batch.put(kept.key, fmt.encode_entry(record))
-                batch.put(fmt.generation_key(fmt.MARK_PREFIX, generation), ended.to_bytes(8, "big") + record.path)
+                kept = Retained(fmt.retained_key(fmt.bucket_of_key(key), fmt.name_of_key(key), ended), entry)
+                batch.put(kept.key, fmt.encode_entry(entry))
+                batch.put(fmt.generation_key(fmt.MARK_PREFIX, generation), ended.to_bytes(8, "big") + entry.path)
                 outcome.kept.append(kept)
             else:
-                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, generation), record.path)
-                outcome.dead.append(record)
+                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, generation), entry.path)
+                outcome.dead.append(entry)
         return outcome
 
-    def _is_kept(self, key: bytes, record: CatalogEntry, ended: int) -> bool:
+    def _is_kept(self, key: bytes, entry: CatalogEntry, ended: int) -> bool:
         # Parts of multipart uploads are in no listing, and no client reads them from a snapshot.
         is_part = key.startswith(PARTS_PREFIX.encode(), 17)
-        return not is_part and self.is_seen(fmt.bucket_of_key(key), record.counter, ended)
+        return not is_part and self.is_seen(fmt.bucket_of_key(key), entry.counter, ended)
 
     def mark(self, kept: Sequence[Retained]) -> None:
         """Mark the files after the commit. The next start retries what fails."""
@@ -143,15 +143,15 @@ class Retention:
         for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
             if value is None:
                 continue
-            record = fmt.decode_entry(value)
-            if not self.is_seen(fmt.bucket_of_key(key), record.counter, fmt.ended_of_retained(key)):
+            entry = fmt.decode_entry(value)
+            if not self.is_seen(fmt.bucket_of_key(key), entry.counter, fmt.ended_of_retained(key)):
                 batch.delete(key)
                 gone += 1
-                if record.is_tombstone:
+                if entry.is_tombstone:
                     continue
-                batch.delete(fmt.generation_key(fmt.MARK_PREFIX, record.generation))
-                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, record.generation), record.path)
-                dead.append(record)
+                batch.delete(fmt.generation_key(fmt.MARK_PREFIX, entry.generation))
+                batch.put(fmt.generation_key(fmt.GARBAGE_PREFIX, entry.generation), entry.path)
+                dead.append(entry)
         if gone:
             self._catalog.write(batch, sync=sync)
             failpoint("snapshot.trimmed")
@@ -159,13 +159,13 @@ class Retention:
 
 
 def enter_from_file(
-    catalog: Catalog, cuts: Mapping[bytes, Iterable[int]], identity: Identity, record: CatalogEntry, ended: int
+    catalog: Catalog, cuts: Mapping[bytes, Iterable[int]], identity: Identity, entry: CatalogEntry, ended: int
 ) -> bool:
     """Add a retained version to a catalog that is being rebuilt; False if no snapshot sees it."""
-    if not any(record.counter <= cut < ended for cut in cuts.get(identity.bucket_uuid, ())):
+    if not any(entry.counter <= cut < ended for cut in cuts.get(identity.bucket_uuid, ())):
         return False
     batch = WriteBatch(raw_mode=True)
-    batch.put(fmt.retained_key(identity.bucket_uuid, identity.name, ended), fmt.encode_entry(record))
+    batch.put(fmt.retained_key(identity.bucket_uuid, identity.name, ended), fmt.encode_entry(entry))
     catalog.write(batch, sync=False)
     return True
 
@@ -184,8 +184,8 @@ def find_seen(catalog: Catalog, bucket_uuid: bytes, name: str, cut: int) -> Reta
     prefix = fmt.retained_prefix(bucket_uuid, name)
     # Versions of one name do not overlap: only the first that ended after the cut can have existed at the cut.
     for key, value in catalog.scan(prefix, prefix + cut.to_bytes(8, "big")):
-        record = fmt.decode_entry(value)
-        return Retained(key, record) if record.counter <= cut else None
+        entry = fmt.decode_entry(value)
+        return Retained(key, entry) if entry.counter <= cut else None
     return None
 
 
@@ -204,9 +204,9 @@ def scan_seen(
     current = _begun(_current(catalog, bucket_uuid, prefix, start_after, cut))
     ended = _ended(catalog, bucket_uuid, prefix, start_after, cut)
     last: str | None = None
-    for name, record in heapq.merge(current, ended, key=lambda pair: pair[0].encode()):
+    for name, entry in heapq.merge(current, ended, key=lambda pair: pair[0].encode()):
         if name != last:
-            yield name, record
+            yield name, entry
         last = name
 
 
@@ -224,9 +224,9 @@ def _current(
     first = list(itertools.islice(scan, 1))
     yield None
     for key, value in itertools.chain(first, scan):
-        record = fmt.decode_entry(value)
-        if record.counter <= cut:
-            yield fmt.name_of_key(key), record
+        entry = fmt.decode_entry(value)
+        if entry.counter <= cut:
+            yield fmt.name_of_key(key), entry
 
 
 def _ended(
@@ -236,6 +236,6 @@ def _ended(
     after = fmt.retained_prefix(bucket_uuid, start_after) + b"\xff" * 8 if start_after else None
     for key, value in catalog.scan(fmt.RETAINED_PREFIX + bucket_uuid + prefix.encode(), after):
         if fmt.ended_of_retained(key) > cut:
-            record = fmt.decode_entry(value)
-            if record.counter <= cut:
-                yield fmt.name_of_retained(key), record
+            entry = fmt.decode_entry(value)
+            if entry.counter <= cut:
+                yield fmt.name_of_retained(key), entry

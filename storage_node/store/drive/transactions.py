@@ -187,14 +187,14 @@ class Changes:
                     newer = newer or Version(self._epoch, floor)
                 if newer is not None:
                     records[at] = files.identify_anew(pending, self._above(newer, pending.name))
-                record = records[at]
+                entry = records[at]
                 writes = pending.writes
                 if before is not None or not nothing_deleted:
-                    writes = self._memory(key, before, writes, record.modified_ns)
+                    writes = self._memory(key, before, writes, entry.modified_ns)
                 if writes:
-                    record = CatalogEntry._make((*record[:-1], writes))
-                newest[key] = results[at] = records[at] = record
-                chosen.append(_Chosen(key, pending, record))
+                    entry = CatalogEntry._make((*entry[:-1], writes))
+                newest[key] = results[at] = records[at] = entry
+                chosen.append(_Chosen(key, pending, entry))
             ended = self._publish(chosen, files, current) if chosen else Ended([], [])
         self.defer_unlink(ended)
         return results
@@ -269,7 +269,7 @@ class Changes:
 
     def _publish(self, chosen: Sequence[_Chosen], files: CommitFiles, current: dict[bytes, CatalogEntry]) -> Ended:
         """Write intents, rename the files, commit. Returns what was replaced."""
-        objects = [(pending, record) for _, pending, record in chosen]
+        objects = [(pending, entry) for _, pending, entry in chosen]
         intents = WriteBatch(raw_mode=True)
         intent_keys: list[bytes] = []
         for path in files.paths(objects):
@@ -283,19 +283,19 @@ class Changes:
             files.publish(objects)
             for intent_key in intent_keys:
                 commit.delete(intent_key)
-            for key, pending, record in chosen:
+            for key, pending, entry in chosen:
                 if key in current:
-                    ending.append((key, current[key], record.counter))
-                current[key] = record
-                commit.put(key, fmt.encode_entry(record))
+                    ending.append((key, current[key], entry.counter))
+                current[key] = entry
+                commit.put(key, fmt.encode_entry(entry))
                 blocks = pending.file.block_checksums() if pending.damaged is None else pending.damaged_blocks
                 if blocks:
-                    put_blocks(commit, record.generation, blocks)
+                    put_blocks(commit, entry.generation, blocks)
             ended = self.retention.end(commit, ending) if ending else Ended([], [])
             keys = [key for key, _, _ in chosen]
             self.deletions.replaced(commit, keys)
             if self._sync:
-                self._files.sync_names(record.path for _, _, record in chosen)
+                self._files.sync_names(entry.path for _, _, entry in chosen)
             failpoint("put.published")
             with self._cache.changing(keys):
                 self._catalog.write(commit, sync=self._sync)
@@ -314,7 +314,7 @@ class Changes:
             entered = {fmt.decode_entry(value).path for value in values if value is not None}
         except LoaderError:
             return []  # unknown: their intents name them, for the next start
-        return [record for _, _, record in chosen if record.path not in entered]
+        return [entry for _, _, entry in chosen if entry.path not in entered]
 
     # -- taking away
 
@@ -336,21 +336,21 @@ class Changes:
             gone: dict[bytes, CatalogEntry] = {}
             deletions: dict[bytes, CatalogEntry] = {}
             for at, (name, key, value) in enumerate(zip(names, keys, self._catalog.get_many(keys), strict=True)):
-                record = fmt.decode_entry(value) if value is not None else None
+                entry = fmt.decode_entry(value) if value is not None else None
                 if condition is not None:
-                    remembering = record or self.deletions.get(key)
+                    remembering = entry or self.deletions.get(key)
                     if done_before(condition, remembering) is not None:
                         results[at] = True
                         continue
-                    if (problem := self._undecided(condition, name, record, remembering)) is not None:
+                    if (problem := self._undecided(condition, name, entry, remembering)) is not None:
                         results[at] = problem
                         continue
-                    require(condition, name, record)
-                if record is not None and (tombstones or not record.is_tombstone):
-                    gone[key] = record
-                    results[at] = not record.is_tombstone
-                    if (memory or record.writes) and (writes := after([record], memory, now_ns)):
-                        deletions[key] = fmt.tombstone(record.version, now_ns, writes)
+                    require(condition, name, entry)
+                if entry is not None and (tombstones or not entry.is_tombstone):
+                    gone[key] = entry
+                    results[at] = not entry.is_tombstone
+                    if (memory or entry.writes) and (writes := after([entry], memory, now_ns)):
+                        deletions[key] = fmt.tombstone(entry.version, now_ns, writes)
             ended = self._replace(dict.fromkeys(gone), gone, deletions)
             failpoint("delete.committed")
         self.defer_unlink(ended)
@@ -459,22 +459,22 @@ class Changes:
         batch = WriteBatch(raw_mode=True)
         if deletions:
             self.deletions.put(batch, deletions)
-        for key, record in entries.items():
-            if record is None:
+        for key, entry in entries.items():
+            if entry is None:
                 batch.delete(key)
             else:
-                batch.put(key, fmt.encode_entry(record))
+                batch.put(key, fmt.encode_entry(entry))
         now = self._clock.take() if any(self.retention.floor(fmt.bucket_of_key(key)) for key in before) else 0
         # A version that a tombstone ends, ends at the tombstone's number, on every node and at any time.
         ends = {key: tombstone.counter for key, tombstone in entries.items() if tombstone is not None}
-        ended = self.retention.end(batch, ((key, record, ends.get(key, now)) for key, record in before.items()))
+        ended = self.retention.end(batch, ((key, entry, ends.get(key, now)) for key, entry in before.items()))
         if entries:
             with self._cache.changing(entries):
                 self._catalog.write(batch, sync=self._sync)
             self.deletions.committed(deletions or {})
         return ended
 
-    def replace_entry(self, key: bytes, record: CatalogEntry | None, blocks: Sequence[int] = ()) -> None:
+    def replace_entry(self, key: bytes, entry: CatalogEntry | None, blocks: Sequence[int] = ()) -> None:
         """Set one catalog entry as it is, or remove it (None); the file of the previous one becomes garbage. For the
         doctor.
 
@@ -490,13 +490,13 @@ class Changes:
             dead = [other for other in dead if not other.is_tombstone]
             batch = WriteBatch(raw_mode=True)
             now = 0
-            if record is None:
+            if entry is None:
                 batch.delete(key)
             else:
-                now = record.counter if key.startswith(fmt.OBJECT_PREFIX) else 0
-                dead = [other for other in dead if other.path != record.path]
-                batch.put(key, fmt.encode_entry(record))
-                put_blocks(batch, record.generation, blocks)
+                now = entry.counter if key.startswith(fmt.OBJECT_PREFIX) else 0
+                dead = [other for other in dead if other.path != entry.path]
+                batch.put(key, fmt.encode_entry(entry))
+                put_blocks(batch, entry.generation, blocks)
             ended = self.retention.end(batch, ((key, other, now) for other in dead))
             with self._cache.changing([key]):
                 self._catalog.write(batch, sync=True)
@@ -518,11 +518,11 @@ class Changes:
         files = CommitFiles(
             self._files, self.generations, self._clock, [pending], None, epoch=self._epoch, sync=self._sync
         )
-        [record] = files.prepare()
-        batch.put(fmt.generation_key(fmt.MARK_PREFIX, record.generation), ended.to_bytes(8, "big") + record.path)
+        [entry] = files.prepare()
+        batch.put(fmt.generation_key(fmt.MARK_PREFIX, entry.generation), ended.to_bytes(8, "big") + entry.path)
         self._catalog.write(batch, sync=self._sync)
-        self._publish([_Chosen(key, pending, record)], files, {})
-        return record
+        self._publish([_Chosen(key, pending, entry)], files, {})
+        return entry
 
     def trim(self, bucket_uuid: bytes) -> int:
         """Release versions that no snapshot sees any more. Returns how many. Raises as `commit` does."""
@@ -536,8 +536,8 @@ class Changes:
         return trimmed
 
 
-def _is_mended(before: CatalogEntry, record: CatalogEntry, pending: PendingObject) -> bool:
+def _is_mended(before: CatalogEntry, entry: CatalogEntry, pending: PendingObject) -> bool:
     """Whether the drive has exactly this version, and the write is to replace its damaged bytes."""
     if pending.condition is None or not pending.condition.mends or before.is_tombstone:
         return False
-    return (before.version, before.size_bytes, before.checksum) == (record.version, record.size_bytes, record.checksum)
+    return (before.version, before.size_bytes, before.checksum) == (entry.version, entry.size_bytes, entry.checksum)

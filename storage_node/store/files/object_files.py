@@ -149,10 +149,10 @@ class RawFiles:
             self.faults.note(error, "opening an object")
             raise
 
-    def read(self, record: CatalogEntry) -> Iterator[bytes]:
+    def read(self, entry: CatalogEntry) -> Iterator[bytes]:
         """Iterate over an object's bytes in pieces. Stops early if the file is shorter. Raises OSError."""
-        fd = self.open(record.path)
-        at, end = record.offset, record.offset + record.size_bytes
+        fd = self.open(entry.path)
+        at, end = entry.offset, entry.offset + entry.size_bytes
         try:
             while at < end and (part := os.pread(fd, min(end - at, 4 * BLOCK_BYTES), at)):
                 at += len(part)

@@ -13,49 +13,49 @@ def adopt_file(drive: Drive, identity: Identity, path: bytes) -> bool:
 
     Raises OSError, LoaderError.
     """
-    record = record_of(drive.files, identity, path)
-    size, whole, blocks = read_checksums(drive.files, record)
-    if (size, whole) != (record.size_bytes, record.checksum):
+    entry = record_of(drive.files, identity, path)
+    size, whole, blocks = read_checksums(drive.files, entry)
+    if (size, whole) != (entry.size_bytes, entry.checksum):
         return False
-    drive.replace_entry(object_key(identity), record, blocks)
+    drive.replace_entry(object_key(identity), entry, blocks)
     return True
 
 
-def restore_blocks(drive: Drive, key: bytes, record: CatalogEntry) -> bool:
+def restore_blocks(drive: Drive, key: bytes, entry: CatalogEntry) -> bool:
     """Recompute the block checksums of an object; False if the whole does not match its checksum."""
-    size, whole, blocks = read_checksums(drive.files, record)
-    if (size, whole) != (record.size_bytes, record.checksum):
+    size, whole, blocks = read_checksums(drive.files, entry)
+    if (size, whole) != (entry.size_bytes, entry.checksum):
         return False
-    drive.replace_entry(key, record, blocks)
+    drive.replace_entry(key, entry, blocks)
     return True
 
 
-def restore_identity(drive: Drive, key: bytes, record: CatalogEntry) -> bool:
+def restore_identity(drive: Drive, key: bytes, entry: CatalogEntry) -> bool:
     """Write an object's identity to its file; False if the file system cannot store it.
 
     An object in a segment with a damaged index is moved to a file of its own if its bytes match their checksum. Raises
     OSError, LoaderError.
     """
     ended = fmt.ended_of_retained(key) if key.startswith(fmt.RETAINED_PREFIX) else None
-    says = drive.files.own(record.path, fmt.encode_identity(_identity_of(key, record)))
-    if not says and record.offset:
-        moved = _own_file(drive, key, record)
-        says, record = moved is not None, moved or record
+    says = drive.files.own(entry.path, fmt.encode_identity(_identity_of(key, entry)))
+    if not says and entry.offset:
+        moved = _own_file(drive, key, entry)
+        says, entry = moved is not None, moved or entry
     if says:
-        drive.files.set_ended(record.path, ended)
+        drive.files.set_ended(entry.path, ended)
     return says
 
 
-def _own_file(drive: Drive, key: bytes, record: CatalogEntry) -> CatalogEntry | None:
+def _own_file(drive: Drive, key: bytes, entry: CatalogEntry) -> CatalogEntry | None:
     """Copy an object out of its segment. Returns its new entry, or None if its bytes do not match their checksum."""
     generation = drive.generations.take()
     name = fmt.name_of_key(fmt.object_key_of(key))
-    own = record._replace(offset=0, path=fmt.file_path(fmt.bucket_of_key(key), name, generation))
+    own = entry._replace(offset=0, path=fmt.file_path(fmt.bucket_of_key(key), name, generation))
     staged = drive.stage()
     try:
-        for part in drive.files.read(record):
+        for part in drive.files.read(entry):
             staged.write(part)
-        if (staged.size_bytes, staged.checksum) != (record.size_bytes, record.checksum):
+        if (staged.size_bytes, staged.checksum) != (entry.size_bytes, entry.checksum):
             return None
         drive.files.set_identity(staged.fd, fmt.encode_identity(_identity_of(key, own)))
         staged.sync()
@@ -68,14 +68,14 @@ def _own_file(drive: Drive, key: bytes, record: CatalogEntry) -> CatalogEntry | 
     return own
 
 
-def _identity_of(key: bytes, record: CatalogEntry) -> Identity:
+def _identity_of(key: bytes, entry: CatalogEntry) -> Identity:
     return Identity(
         fmt.bucket_of_key(key),
         fmt.name_of_key(fmt.object_key_of(key)),
-        record.version,
-        record.generation,
-        record.size_bytes,
-        record.checksum,
-        record.modified_ns,
-        record.metadata,
+        entry.version,
+        entry.generation,
+        entry.size_bytes,
+        entry.checksum,
+        entry.modified_ns,
+        entry.metadata,
     )

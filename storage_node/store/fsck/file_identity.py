@@ -61,64 +61,64 @@ def record_of(files: RawFiles, identity: Identity, path: bytes) -> CatalogEntry:
     )
 
 
-def read_checksums(files: RawFiles, record: CatalogEntry) -> tuple[int, int, list[int]]:
+def read_checksums(files: RawFiles, entry: CatalogEntry) -> tuple[int, int, list[int]]:
     """Return the size of an object's file, the CRC-32C of its bytes, and those of its blocks (empty for at most one
     block).
 
     A file of another size than the object's is not read: its checksums are 0 and []. Raises OSError.
     """
     whole, blocks = 0, []
-    fd = files.open(record.path)
+    fd = files.open(entry.path)
     try:
-        size = _bytes_in(fd, record)
-        if size != record.size_bytes:
+        size = _bytes_in(fd, entry)
+        if size != entry.size_bytes:
             return size, 0, []
-        for offset in range(0, record.size_bytes, BLOCK_BYTES):
-            wanted = min(BLOCK_BYTES, record.size_bytes - offset)
-            block = _pread(fd, wanted, record.offset + offset)
+        for offset in range(0, entry.size_bytes, BLOCK_BYTES):
+            wanted = min(BLOCK_BYTES, entry.size_bytes - offset)
+            block = _pread(fd, wanted, entry.offset + offset)
             if len(block) < wanted:
                 return offset + len(block), 0, []  # truncated meanwhile
             blocks.append(crc32c(block))
             whole = crc32c(block, whole)
     finally:
         os.close(fd)
-    return size, whole, blocks if record.size_bytes > BLOCK_BYTES else []
+    return size, whole, blocks if entry.size_bytes > BLOCK_BYTES else []
 
 
-def compare(files: RawFiles, record: CatalogEntry, *, verify: bool) -> tuple[tuple[str, str] | None, list[int]]:
+def compare(files: RawFiles, entry: CatalogEntry, *, verify: bool) -> tuple[tuple[str, str] | None, list[int]]:
     """Verify an object's bytes. Returns the kind and message of a finding, or None, and the checksums of its blocks.
 
     Without `verify` small objects are not read: only their size is compared.
     """
     try:
-        if verify or record.size_bytes > BLOCK_BYTES:
-            size, whole, blocks = read_checksums(files, record)
+        if verify or entry.size_bytes > BLOCK_BYTES:
+            size, whole, blocks = read_checksums(files, entry)
         else:
-            size, whole, blocks = stored_bytes(files, record), record.checksum, []
+            size, whole, blocks = stored_bytes(files, entry), entry.checksum, []
     except OSError as error:
         return ("unreadable", f"{error.strerror} (errno {error.errno})"), []
-    if size != record.size_bytes:
-        return ("wrong-size", f"the file has {size:,} bytes, the object {record.size_bytes:,}"), []
-    if whole != record.checksum:
+    if size != entry.size_bytes:
+        return ("wrong-size", f"the file has {size:,} bytes, the object {entry.size_bytes:,}"), []
+    if whole != entry.checksum:
         return ("corrupt", "the bytes do not match the checksum"), []
     return None, blocks
 
 
-def stored_bytes(files: RawFiles, record: CatalogEntry) -> int:
+def stored_bytes(files: RawFiles, entry: CatalogEntry) -> int:
     """Return the number of an object's bytes that exist. Raises OSError, FileNotFoundError if they are gone."""
-    if record.offset and not files.exists(record.path):
+    if entry.offset and not files.exists(entry.path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    fd = files.open(record.path)
+    fd = files.open(entry.path)
     try:
-        return _bytes_in(fd, record)
+        return _bytes_in(fd, entry)
     finally:
         os.close(fd)
 
 
-def _bytes_in(fd: int, record: CatalogEntry) -> int:
+def _bytes_in(fd: int, entry: CatalogEntry) -> int:
     file_bytes = os.fstat(fd).st_size
     # In a segment, other objects follow.
-    return max(0, min(file_bytes - record.offset, record.size_bytes)) if record.offset else file_bytes
+    return max(0, min(file_bytes - entry.offset, entry.size_bytes)) if entry.offset else file_bytes
 
 
 def _pread(fd: int, size: int, offset: int) -> bytes:

@@ -228,10 +228,10 @@ class _Rebuild:
             with contextlib.closing(Catalog(root / "catalog", writable=False)) as catalog:
                 for key, value in catalog.scan(b""):
                     if key.startswith(fmt.OBJECT_PREFIX):
-                        record = fmt.decode_entry(value)
-                        seen.note(record.version, fmt.bucket_of_key(key))
-                        seen.objects += not record.is_tombstone
-                        seen.object_bytes += record.size_bytes
+                        entry = fmt.decode_entry(value)
+                        seen.note(entry.version, fmt.bucket_of_key(key))
+                        seen.objects += not entry.is_tombstone
+                        seen.object_bytes += entry.size_bytes
                         self._advance(root, "reading the catalog", seen.objects)
         except LoaderError as error:
             self._find("drive-unusable", root, str(error), repaired="the catalog is made anew")
@@ -415,10 +415,10 @@ def _carry_over(root: Path, catalog: Catalog, seen: _Seen) -> list[Version]:
         seen.note_counter(int.from_bytes(old.get(fmt.CLOCK_KEY) or b"", "big"))
         for key, value in old.scan(fmt.OBJECT_PREFIX):
             with contextlib.suppress(StoreFormatError):  # unreadable entries are rebuilt from files
-                record = fmt.decode_entry(value)
-                if record.is_tombstone:
+                entry = fmt.decode_entry(value)
+                if entry.is_tombstone:
                     batch.put(key, value)
-                    carried.append(record.version)
+                    carried.append(entry.version)
     if carried:
         catalog.write(batch, sync=False)
     return carried

@@ -137,11 +137,11 @@ class Examination:
     def _note_paths(self) -> Iterator[bytes]:
         for _, value in self._drive.catalog.scan(fmt.OBJECT_PREFIX):
             with contextlib.suppress(StoreFormatError):  # `entries` reports it
-                record = fmt.decode_entry(value)
-                self.survey.object_bytes += record.size_bytes
-                self.survey.newest = max(self.survey.newest, record.version)
-                if not record.is_tombstone:
-                    yield from named_by(record)
+                entry = fmt.decode_entry(value)
+                self.survey.object_bytes += entry.size_bytes
+                self.survey.newest = max(self.survey.newest, entry.version)
+                if not entry.is_tombstone:
+                    yield from named_by(entry)
         for _, value in self._drive.catalog.scan(fmt.RETAINED_PREFIX):
             with contextlib.suppress(StoreFormatError):
                 yield from named_by(fmt.decode_entry(value))
@@ -152,82 +152,82 @@ class Examination:
 
     def _examine(self, key: bytes, value: bytes) -> Suspect | None:
         try:
-            record = fmt.decode_entry(value)
-            fmt.decode_metadata(record.raw_metadata)
+            entry = fmt.decode_entry(value)
+            fmt.decode_metadata(entry.raw_metadata)
             name = fmt.name_of_key(fmt.object_key_of(key))
         except (StoreFormatError, UnicodeDecodeError) as error:
             return self._suspect("bad-entry", str(error), key=key)
         if key.startswith(fmt.RETAINED_PREFIX):
             # It stays where it was when it ended; a tombstone has no file.
-            return None if record.is_tombstone else self._examine_file(key, record)
+            return None if entry.is_tombstone else self._examine_file(key, entry)
         bucket_uuid = fmt.bucket_of_key(key)
         if self._record is not None:
             if bucket_uuid not in self._names:
                 self.survey.unknown_buckets[bucket_uuid] += 1
             # In a cluster, versions contain the number of a node, and the epoch of the cluster map.
-            if record.epoch > self._record.epoch and not record.node:
-                message = f"version {record.version} is of a later epoch than the store's record, {self._record.epoch}"
-                return self._suspect("later-epoch", message, key=key, record=record)
+            if entry.epoch > self._record.epoch and not entry.node:
+                message = f"version {entry.version} is of a later epoch than the store's record, {self._record.epoch}"
+                return self._suspect("later-epoch", message, key=key, record=entry)
             if self._placement is not None and len(self._record.drives) > 1:
                 owners = [self._record.drives[at] for at in self._placement.entry_slots(bucket_uuid, name).slots]
                 here = self._drive.identity.drive_uuid
                 if here not in owners:
                     message = f"it belongs on drive {owners[0]}, where readers look for it"
-                    return self._suspect("misplaced", message, key=key, record=record)
+                    return self._suspect("misplaced", message, key=key, record=entry)
                 self.survey.moving += here != owners[0]
-        return None if record.is_tombstone else self._examine_file(key, record)
+        return None if entry.is_tombstone else self._examine_file(key, entry)
 
-    def _examine_file(self, key: bytes, record: CatalogEntry) -> Suspect | None:
+    def _examine_file(self, key: bytes, entry: CatalogEntry) -> Suspect | None:
         try:
             if self._checksums:
-                size, whole, computed = read_checksums(self._drive.files, record)
+                size, whole, computed = read_checksums(self._drive.files, entry)
             else:
-                size, whole, computed = stored_bytes(self._drive.files, record), 0, []
-            if size != record.size_bytes:
-                message = f"the file has {size:,} bytes, the object {record.size_bytes:,}"
-                return self._suspect("wrong-size", message, key=key, record=record)
-            blocks = self._stored_blocks(record)
+                size, whole, computed = stored_bytes(self._drive.files, entry), 0, []
+            if size != entry.size_bytes:
+                message = f"the file has {size:,} bytes, the object {entry.size_bytes:,}"
+                return self._suspect("wrong-size", message, key=key, record=entry)
+            blocks = self._stored_blocks(entry)
             if self._checksums:
-                if whole != record.checksum or (blocks is not None and blocks != computed):
-                    return self._suspect("corrupt", "the bytes do not match the checksum", key=key, record=record)
-                if (problem := self._identity_problem(key, record)) is not None:
-                    return self._suspect("file-identity", problem, key=key, record=record)
+                if whole != entry.checksum or (blocks is not None and blocks != computed):
+                    return self._suspect("corrupt", "the bytes do not match the checksum", key=key, record=entry)
+                if (problem := self._identity_problem(key, entry)) is not None:
+                    return self._suspect("file-identity", problem, key=key, record=entry)
             if blocks is None:
                 message = "the checksums of its blocks are missing: ranges cannot be verified"
-                return self._suspect("missing-blocks", message, key=key, record=record)
+                return self._suspect("missing-blocks", message, key=key, record=entry)
         except FileNotFoundError:
-            return self._suspect("missing-file", "the file is gone", key=key, record=record)
+            return self._suspect("missing-file", "the file is gone", key=key, record=entry)
         except OSError as error:
-            return self._suspect("unreadable", f"{error.strerror} (errno {error.errno})", key=key, record=record)
+            return self._suspect("unreadable", f"{error.strerror} (errno {error.errno})", key=key, record=entry)
         return None
 
-    def _stored_blocks(self, record: CatalogEntry) -> list[int] | None:
-        if record.size_bytes <= BLOCK_BYTES:
+    def _stored_blocks(self, entry: CatalogEntry) -> list[int] | None:
+        if entry.size_bytes <= BLOCK_BYTES:
             return []
         try:
-            stored = read_blocks(self._drive.catalog, record, 0, -(-record.size_bytes // BLOCK_BYTES))
+            stored = read_blocks(self._drive.catalog, entry, 0, -(-entry.size_bytes // BLOCK_BYTES))
             return [int(checksum) for checksum in stored]
         except CorruptObject:
             return None
 
-    def _identity_problem(self, key: bytes, record: CatalogEntry) -> str | None:
+    def _identity_problem(self, key: bytes, entry: CatalogEntry) -> str | None:
         if not keeps_identity(self._drive.files):
             return None
         ended = None
         if key.startswith(fmt.RETAINED_PREFIX):
             ended = fmt.ended_of_retained(key)
-            if self._drive.catalog.get(fmt.generation_key(fmt.MARK_PREFIX, record.generation)) is not None:
+            if self._drive.catalog.get(fmt.generation_key(fmt.MARK_PREFIX, entry.generation)) is not None:
                 return None  # will be marked by the writer, or at the next start
-        found = read_identity(self._drive.files, record.path)
+        found = read_identity(self._drive.files, entry.path)
         if found is None:
             return "the file does not say what it is: rebuilding a lost catalog would miss it"
         if (object_key(found), found.version, found.checksum) != (
             fmt.object_key_of(key),
-            record.version,
-            record.checksum,
+            entry.version,
+            entry.checksum,
         ):
             return f"the file says that it is version {found.version} of {found.name!r}"
-        if self._drive.files.ended(record.path) != ended:
+        if self._drive.files.ended(entry.path) != ended:
             return "the file is wrong about whether the object has ended, and when"
         return None
 

@@ -165,8 +165,8 @@ class DriveSet:
         """Return the cached entry of an object, or None if the catalog has to be read."""
         placement = self.placement
         drive = self.slots[placement.owner(bucket_uuid, name)].drive
-        record = drive.cached(bucket_uuid, name) if drive is not None and placement.ordered else None
-        return None if drive is None or record is None else (drive, record)
+        entry = drive.cached(bucket_uuid, name) if drive is not None and placement.ordered else None
+        return None if drive is None or entry is None else (drive, entry)
 
     def look_again(self, bucket_uuid: bytes, name: str, cut: int | None = None) -> Located:
         """Read the entry from the catalogs after an object's file was missing; with a `cut`, the entry that a snapshot
@@ -185,14 +185,14 @@ class DriveSet:
             try:
                 if not placement.moving or placement.ordered:
                     owner = self.at(placement.owner(bucket_uuid, name))
-                    record = owner.lookup(bucket_uuid, [name])[0]
-                    if record is not None:
-                        return owner, record
+                    entry = owner.lookup(bucket_uuid, [name])[0]
+                    if entry is not None:
+                        return owner, entry
                 if placement.moving:
                     found = self._search(placement, bucket_uuid, name)
-                    owner, record = self.at(found.slot), found.record
-                    if record is not None:
-                        return owner, None if record.is_tombstone else record
+                    owner, entry = self.at(found.slot), found.record
+                    if entry is not None:
+                        return owner, None if entry.is_tombstone else entry
             except LoaderError:
                 if self.still(placement):
                     raise
@@ -235,9 +235,9 @@ class DriveSet:
                 records = self.at(owner).lookup(bucket_uuid, [names[at] for at in mine])
             except LoaderError:
                 continue  # raised below for each name, unless it has moved
-            for at, record in zip(mine, records, strict=True):
-                if record is not None:
-                    found[at] = Located(owner, record)
+            for at, entry in zip(mine, records, strict=True):
+                if entry is not None:
+                    found[at] = Located(owner, entry)
         return [self._object(bucket_uuid, names[at]) if one is None else one for at, one in enumerate(found)]
 
     def _object(self, bucket_uuid: bytes, name: str) -> Located | LoaderError:
@@ -252,15 +252,15 @@ class DriveSet:
         slots, ordered = placement.entry_slots(bucket_uuid, name)
         if ordered:
             for slot in (*slots, slots[0]) if len(slots) > 1 else slots:
-                record = self._entry(slot, bucket_uuid, name)
-                if record is not None:
-                    return Located(slot, record)
+                entry = self._entry(slot, bucket_uuid, name)
+                if entry is not None:
+                    return Located(slot, entry)
             return Located(slots[0], None)
         best = Located(slots[0], None)
         for slot in reversed(slots):
-            record = self._entry(slot, bucket_uuid, name)
-            if record is not None and (best.record is None or record.version >= best.record.version):
-                best = Located(slot, record)
+            entry = self._entry(slot, bucket_uuid, name)
+            if entry is not None and (best.record is None or entry.version >= best.record.version):
+                best = Located(slot, entry)
         return best
 
     def _entry(self, slot: int, bucket_uuid: bytes, name: str) -> CatalogEntry | None:

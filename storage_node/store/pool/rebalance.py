@@ -207,11 +207,11 @@ class _Step:
             owner = self._placement.owner(fmt.bucket_of_key(key), fmt.name_of_key(key))
             if owner != slot:
                 self._sweep.met += 1
-                record = fmt.decode_entry(value)
-                if group and group_bytes + record.size_bytes > room_bytes:
+                entry = fmt.decode_entry(value)
+                if group and group_bytes + entry.size_bytes > room_bytes:
                     return looked, group, after
-                group.append(_Entry(key, record, owner))
-                group_bytes += record.size_bytes
+                group.append(_Entry(key, entry, owner))
+                group_bytes += entry.size_bytes
             after = key
             if len(group) >= want or looked >= most:
                 return looked, group, after
@@ -348,16 +348,16 @@ class _Step:
         slots = self._placement.entry_slots(bucket_uuid, name).slots
         found: list[tuple[Drive, CatalogEntry]] = []
         for drive in dict.fromkeys((target, *(self._drives.at(slot) for slot in slots), source)):
-            record = drive.newest(bucket_uuid, [name])[0]
-            if record is not None:
-                found.append((drive, record))
+            entry = drive.newest(bucket_uuid, [name])[0]
+            if entry is not None:
+                found.append((drive, entry))
         return found
 
 
-def _copy(source: Drive, record: CatalogEntry, target: Drive, pending: PendingObject) -> None:
+def _copy(source: Drive, entry: CatalogEntry, target: Drive, pending: PendingObject) -> None:
     """Copy the bytes unchanged. A damaged object stays damaged: it keeps the size and checksums that it should have."""
     try:
-        for part in source.files.read(record):
+        for part in source.files.read(entry):
             try:
                 pending.file.write(part)
             except OSError as error:
@@ -366,9 +366,9 @@ def _copy(source: Drive, record: CatalogEntry, target: Drive, pending: PendingOb
         pass  # damaged, or replaced meanwhile: then this copy is not used
     except OSError as error:
         raise drive_error(error, source.root, "reading an object that moves to another drive") from error
-    if (pending.file.size_bytes, pending.file.checksum) != (record.size_bytes, record.checksum):
+    if (pending.file.size_bytes, pending.file.checksum) != (entry.size_bytes, entry.checksum):
         source.faults.note_checksum()
-        pending.damaged = record
-        if record.size_bytes > BLOCK_BYTES:
+        pending.damaged = entry
+        if entry.size_bytes > BLOCK_BYTES:
             with contextlib.suppress(LoaderError):
-                pending.damaged_blocks = source.block_checksums(record, 0, -(-record.size_bytes // BLOCK_BYTES))
+                pending.damaged_blocks = source.block_checksums(entry, 0, -(-entry.size_bytes // BLOCK_BYTES))

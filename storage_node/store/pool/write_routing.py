@@ -132,9 +132,9 @@ class PlacedChanges:
         for slot in placement.entry_slots(bucket_uuid, name).slots:
             drive = self._drives.at(slot)
             if drive is not owner:
-                record = drive.newest(bucket_uuid, [name])[0]
-                if record is not None:
-                    entries.append(_Entry(drive, record))
+                entry = drive.newest(bucket_uuid, [name])[0]
+                if entry is not None:
+                    entries.append(_Entry(drive, entry))
         return entries
 
     # -- taking away; all raise what those of `Drive` raise
@@ -270,20 +270,20 @@ def _commit(
         return [error] * len(group)
 
 
-def _keep_index(drive: Drive, staged: StagedObject, record: CatalogEntry) -> None:
+def _keep_index(drive: Drive, staged: StagedObject, entry: CatalogEntry) -> None:
     """Save the index of a new archive, unless a newer object has superseded it."""
     file = staged.pending.file
-    if record.path == SUPERSEDED:
+    if entry.path == SUPERSEDED:
         return
-    if staged.indexing is not None and (record.size_bytes, record.checksum) == (file.size_bytes, file.checksum):
-        drive.shards.keep(record, staged.indexing)
+    if staged.indexing is not None and (entry.size_bytes, entry.checksum) == (file.size_bytes, file.checksum):
+        drive.shards.keep(entry, staged.indexing)
 
 
 def _drop(entries: Sequence[_Entry], bucket_uuid: bytes, name: str, *, older_than: Version) -> None:
-    for drive, record in entries:
-        if record.version < older_than:
+    for drive, entry in entries:
+        if entry.version < older_than:
             with contextlib.suppress(LoaderError):  # the change stands; rebalancing removes this later
-                drive.drop(bucket_uuid, name, record.version, tombstone=False)
+                drive.drop(bucket_uuid, name, entry.version, tombstone=False)
 
 
 def _version(entry: _Entry) -> Version:

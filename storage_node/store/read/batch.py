@@ -64,8 +64,8 @@ class StoreBatch:
 
     def version(self, position: int) -> str:
         """Return the version of an entry's object, "" if it was not found."""
-        record = self._table.records[position]
-        return "" if record is None else str(record.version)
+        entry = self._table.records[position]
+        return "" if entry is None else str(entry.version)
 
     def record(self, position: int) -> CatalogEntry | None:
         """Return the catalog entry of an entry's object, or None if it was not found."""

@@ -150,7 +150,7 @@ class BatchLookup:
             except LoaderError as error:
                 failed.update(dict.fromkeys(mine, error))
             else:
-                failed.update(self._take(slot, drive, bucket_uuid, mine, [record for _, record in rows]))
+                failed.update(self._take(slot, drive, bucket_uuid, mine, [entry for _, entry in rows]))
         return failed
 
     def _take(
@@ -172,22 +172,22 @@ class BatchLookup:
         table.drives[slot] = drive
         at = np.array(mine)
         table.folders[at] = drive.files.objects_fd
-        table.sizes[at] = [0 if record is None else record.size_bytes for record in found]
-        table.checksum[at] = [0 if record is None else record.checksum for record in found]
-        offsets = [0 if record is None else record.offset for record in found]
+        table.sizes[at] = [0 if entry is None else entry.size_bytes for entry in found]
+        table.checksum[at] = [0 if entry is None else entry.checksum for entry in found]
+        offsets = [0 if entry is None else entry.offset for entry in found]
         if any(offsets):
             table.start[at] = offsets
             table.shared_files = True
         missed: _Unfound = {}
-        for position, record in zip(mine, found, strict=True):
-            if record is None:
+        for position, entry in zip(mine, found, strict=True):
+            if entry is None:
                 missed[position] = None
             else:
                 table.slots[position] = slot
-                table.records[position] = record
-                table.paths[position] = file_of(record.path) if record.offset else record.path
-                if record.size_bytes > MAX_ITEM_BYTES and not (self._request.start or self._request.member):
-                    table.fail_too_large(position, record.size_bytes)
+                table.records[position] = entry
+                table.paths[position] = file_of(entry.path) if entry.offset else entry.path
+                if entry.size_bytes > MAX_ITEM_BYTES and not (self._request.start or self._request.member):
+                    table.fail_too_large(position, entry.size_bytes)
         return missed
 
     def _trusted(
@@ -197,36 +197,36 @@ class BatchLookup:
         table = self._table
         left: list[int] = []
         records: list[CatalogEntry | None] = []
-        for position, record in zip(positions, found, strict=True):
-            if self._is_stale(bucket_uuid, position, record):
+        for position, entry in zip(positions, found, strict=True):
+            if self._is_stale(bucket_uuid, position, entry):
                 table.fail(position, pb.UNAVAILABLE, stale_message(table.names[position]), ReplicaStale.kind)
             else:
                 left.append(position)
-                records.append(record)
+                records.append(entry)
         return left, records
 
-    def _is_stale(self, bucket_uuid: bytes, position: int, record: CatalogEntry | None) -> bool:
+    def _is_stale(self, bucket_uuid: bytes, position: int, entry: CatalogEntry | None) -> bool:
         try:
-            return self._store.replicas.is_stale(bucket_uuid, self._table.names[position], record)
+            return self._store.replicas.is_stale(bucket_uuid, self._table.names[position], entry)
         except LoaderError:
             return True
 
     def _narrow(self, position: int) -> None:
         """Apply the member, version and range that the request gives for one entry."""
         table = self._table
-        record, request = table.records[position], self._request
-        if record is None:
+        entry, request = table.records[position], self._request
+        if entry is None:
             return
-        if failed := self._refused(position, record):
+        if failed := self._refused(position, entry):
             table.fail(position, failed.status, failed.fault.message, failed.fault.kind)
             return
         start, length = self._range(position)
         if request.member and request.member[position]:
-            self._narrow_to_member(position, record, request.member[position])
+            self._narrow_to_member(position, entry, request.member[position])
         elif start or length >= 0:
-            table.start[position] = record.offset + start
-            table.sizes[position] = record.size_bytes - start if length < 0 else length
-            if table.sizes[position] != record.size_bytes:
+            table.start[position] = entry.offset + start
+            table.sizes[position] = entry.size_bytes - start if length < 0 else length
+            if table.sizes[position] != entry.size_bytes:
                 table.kind[position] = pb.COMPUTED
                 table.checksum[position] = 0
                 table.shared_files = True
@@ -242,9 +242,9 @@ class BatchLookup:
             return set()
         by_shard: dict[bytes, list[int]] = {}
         for position, member in enumerate(request.member):
-            record = table.records[position]
-            if member and record is not None and not table.status[position]:
-                by_shard.setdefault(record.path, []).append(position)
+            entry = table.records[position]
+            if member and entry is not None and not table.status[position]:
+                by_shard.setdefault(entry.path, []).append(position)
         located: set[int] = set()
         for positions in by_shard.values():
             located.update(self._locate_in_shard(positions))
@@ -253,10 +253,10 @@ class BatchLookup:
     def _locate_in_shard(self, positions: list[int]) -> list[int]:
         table = self._table
         first, request = positions[0], self._request
-        record = table.records[first]
-        assert record is not None
+        entry = table.records[first]
+        assert entry is not None
         try:
-            shard = table.drive_of(first).shards.open(record, table.names[first])
+            shard = table.drive_of(first).shards.open(entry, table.names[first])
         except (OSError, LoaderError):
             return []  # the error occurs again, and is reported for each entry
         if not shard.archive.is_plain:
@@ -274,11 +274,11 @@ class BatchLookup:
             table.paths[position] = b""
         return located
 
-    def _narrow_to_member(self, position: int, record: CatalogEntry, member: str) -> None:
+    def _narrow_to_member(self, position: int, entry: CatalogEntry, member: str) -> None:
         table = self._table
         name, drive = table.names[position], table.drive_of(position)
         try:
-            part = find_member(drive, record, name, member, *self._range(position))
+            part = find_member(drive, entry, name, member, *self._range(position))
         except FileNotFoundError:
             # Probably just replaced: the current shard has members of its own.
             if name not in self._looking:
@@ -318,15 +318,15 @@ class BatchLookup:
             return request.resume_version
         return request.version[position] if request.version else ""
 
-    def _refused(self, position: int, record: CatalogEntry) -> _Failed | None:
+    def _refused(self, position: int, entry: CatalogEntry) -> _Failed | None:
         name = self._table.names[position]
         pinned = self._pinned(position)
-        if pinned and pinned != str(record.version):
-            message = f"{name!r}: version {pinned} is gone, the store has {record.version}"
+        if pinned and pinned != str(entry.version):
+            message = f"{name!r}: version {pinned} is gone, the store has {entry.version}"
             return _Failed(pb.NOT_FOUND, EntryFault(message))
         if self._request.member and self._request.member[position]:
             return None  # a range is the member's
-        if fault := check_range(*self._range(position), record.size_bytes):
+        if fault := check_range(*self._range(position), entry.size_bytes):
             return _Failed(pb.RANGE, EntryFault(f"{name!r}: {fault}"))
         return None
 
@@ -341,37 +341,35 @@ class BatchLookup:
         bucket_name = self._request.bucket[self._request.bucket_index[position] if self._request.bucket_index else 0]
         bucket = self._store.find_bucket(bucket_name)
         try:
-            slot, record = (
-                self._store.drive_set.look_again(bucket.uuid_bytes, name, bucket.cut) if bucket else (0, None)
-            )
+            slot, entry = self._store.drive_set.look_again(bucket.uuid_bytes, name, bucket.cut) if bucket else (0, None)
             drive = self._store.drive_set.at(slot)
         except LoaderError as error:
             table.fail(position, pb.UNAVAILABLE, str(error), error.kind)
             return False
         current = bucket if bucket is not None and bucket.cut is None and self._store.replicas.stale.any else None
-        if current is not None and self._is_stale(current.uuid_bytes, position, record):
+        if current is not None and self._is_stale(current.uuid_bytes, position, entry):
             table.fail(position, pb.UNAVAILABLE, stale_message(name), ReplicaStale.kind)
             return False
-        if record is None:
+        if entry is None:
             self._fail_missing(position, bucket_name, bucket.uuid_bytes if bucket is not None else None)
             return False
-        if old is not None and (slot, record.path) == (table.slots[position], old.path):
+        if old is not None and (slot, entry.path) == (table.slots[position], old.path):
             if problem is not None:
                 self.fail_read(position, *problem)
             else:
                 _fail_missing_file(table, position, drive)
                 self._note_damage(position)
             return False
-        if failed := self._refused(position, record):
+        if failed := self._refused(position, entry):
             table.fail(position, failed.status, failed.fault.message, failed.fault.kind)
             return False
         table.drives[slot] = drive
         table.slots[position], table.folders[position] = slot, drive.files.objects_fd
-        table.records[position], table.paths[position] = record, file_of(record.path)
-        table.sizes[position], table.checksum[position] = record.size_bytes, record.checksum
+        table.records[position], table.paths[position] = entry, file_of(entry.path)
+        table.sizes[position], table.checksum[position] = entry.size_bytes, entry.checksum
         table.kind[position] = pb.STORED
-        table.start[position] = record.offset
-        table.shared_files |= record.offset > 0
+        table.start[position] = entry.offset
+        table.shared_files |= entry.offset > 0
         self._narrow(position)
         return not table.status[position]
 
@@ -389,14 +387,14 @@ class BatchLookup:
 
     def _note_damage(self, position: int, *, surely: bool = True) -> None:
         """Note the object of an unreadable entry as damaged, or as suspected."""
-        record = self._table.records[position]
-        if self._table.status[position] == pb.CORRUPT and record is not None:
+        entry = self._table.records[position]
+        if self._table.status[position] == pb.CORRUPT and entry is not None:
             at = self._request.bucket_index[position] if self._request.bucket_index else 0
             with contextlib.suppress(LoaderError):  # the bucket was deleted meanwhile
                 bucket_uuid = self._store.bucket(self._request.bucket[at]).uuid_bytes
                 damaged = self._store.damaged
                 noted = damaged.note if surely else damaged.suspect
-                noted(bucket_uuid, self._table.names[position], record.version)
+                noted(bucket_uuid, self._table.names[position], entry.version)
 
     def _fail_missing(self, position: int, bucket: str, bucket_uuid: bytes | None) -> None:
         table = self._table

@@ -67,12 +67,12 @@ class MemberPart:
         yield from self.pieces(offset)
 
 
-def find_member(drive: Drive, record: CatalogEntry, name: str, member: str, start: int, length: int) -> MemberPart:
+def find_member(drive: Drive, entry: CatalogEntry, name: str, member: str, start: int, length: int) -> MemberPart:
     """Find a member, or a range of it; `length` -1: to the end. Builds the shard's index if there is none.
 
     Raises FileNotFoundError if the shard's file is gone, OSError, MemberNotFound, RangeError, ArchiveError, CopiesBusy.
     """
-    shard = drive.shards.open(record, name)
+    shard = drive.shards.open(entry, name)
     try:
         found = shard.find(member)
     except MemberNotFound:

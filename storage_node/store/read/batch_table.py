@@ -109,7 +109,7 @@ class BatchTable:
         return not (has_duplicates and len(set(self.sources(at))) < at.stop - at.start)
 
     def _any_in_segment(self, at: slice) -> bool:
-        return self.shared_files and any(record is not None and record.offset for record in self.records[at])
+        return self.shared_files and any(entry is not None and entry.offset for entry in self.records[at])
 
     def end(self, entries: int, wait_us: int) -> pb.End:
         """Return the END of a batch of which the first `entries` entries have been read."""

@@ -71,20 +71,20 @@ class EntryReader:
         """Read one entry; b"" with its status set if it cannot be read."""
         table = self._table
         for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
-            record = table.records[position]
-            assert record is not None  # entries without one have a status and are not read
+            entry = table.records[position]
+            assert entry is not None  # entries without one have a status and are not read
             outcome: bytes | tuple[int, int]
             part = table.members.get(position)
             # A range of an object in a segment has no checksum that would show that its bytes were freed; the whole
             # object has.
-            in_segment = record.offset > 0
+            in_segment = entry.offset > 0
             verify = (self._request.verify_ranges or in_segment) and table.kind[position] == pb.COMPUTED
             if part is not None and (part.file_offset is None or (verify and not part.shard.is_object)):
                 outcome = self._unpack(position, part, verify=verify)
                 if table.status[position]:
                     return b""
             elif verify:
-                outcome = self._read_verified(position, record)
+                outcome = self._read_verified(position, entry)
             else:
                 outcome = self._read_bytes(
                     int(table.folders[position]),
@@ -130,20 +130,20 @@ class EntryReader:
             self._lookup.fail_read(position, FailureCode.READ, error.errno or 0)
         return b""
 
-    def _read_verified(self, position: int, record: CatalogEntry) -> bytes | tuple[int, int]:
+    def _read_verified(self, position: int, entry: CatalogEntry) -> bytes | tuple[int, int]:
         """Read a range of the object, or of an uncompressed member, after comparing the blocks around it with their
         checksums."""
         table = self._table
-        start, size = int(table.start[position]) - record.offset, int(table.sizes[position])
+        start, size = int(table.start[position]) - entry.offset, int(table.sizes[position])
         folder, path = int(table.folders[position]), table.paths[position]
-        if record.size_bytes <= BLOCK_BYTES:
-            whole = self._read_bytes(folder, path, record.offset, record.size_bytes, record.checksum)
+        if entry.size_bytes <= BLOCK_BYTES:
+            whole = self._read_bytes(folder, path, entry.offset, entry.size_bytes, entry.checksum)
             if isinstance(whole, bytes):
                 table.kind[position] = pb.STORED
                 return whole[start : start + size]
             return whole
         try:
-            blocks = self._blocks(position, record, start, size)
+            blocks = self._blocks(position, entry, start, size)
         except LoaderError:
             # They were removed with a replaced object, or they are lost: another look-up tells.
             return FailureCode.OPEN, errno.ENOENT
@@ -152,11 +152,11 @@ class EntryReader:
             table.kind[position] = pb.STORED
         return found
 
-    def _blocks(self, position: int, record: CatalogEntry, start: int, size: int) -> _Blocks:
+    def _blocks(self, position: int, entry: CatalogEntry, start: int, size: int) -> _Blocks:
         """Return the checksums of the blocks around a range of an object larger than one block. Raises LoaderError."""
-        first, stop = start // BLOCK_BYTES, -(-min(start + size, record.size_bytes) // BLOCK_BYTES)
-        stored = self._table.drive_of(position).block_checksums(record, first, stop) if stop > first else []
-        return _Blocks(first, stored, record.size_bytes)
+        first, stop = start // BLOCK_BYTES, -(-min(start + size, entry.size_bytes) // BLOCK_BYTES)
+        stored = self._table.drive_of(position).block_checksums(entry, first, stop) if stop > first else []
+        return _Blocks(first, stored, entry.size_bytes)
 
     def _read_compared(
         self, folder: int, path: bytes, blocks: _Blocks, start: int, size: int
@@ -196,16 +196,16 @@ class EntryReader:
         it."""
         table = self._table
         position, at = span.first, slice(span.first, span.stop)
-        record, whole_size = table.records[position], int(table.sizes[position])
-        if record is None or not record.offset or table.status[position]:
+        entry, whole_size = table.records[position], int(table.sizes[position])
+        if entry is None or not entry.offset or table.status[position]:
             return self._read_open_piece(span)
         whole = self.read(position)
         if not table.status[position] and len(whole) != whole_size:
             table.fail_replaced(position)
         if table.status[position]:
             return frame_of(table, at, memoryview(b""))
-        record = table.records[position]
-        assert record is not None  # it may have been looked up again
+        entry = table.records[position]
+        assert entry is not None  # it may have been looked up again
         piece = whole[span.offset : span.offset + span.payload_bytes]
         checksum = crc32c(whole[: span.offset + len(piece)])
         return Frame(
@@ -215,7 +215,7 @@ class EntryReader:
             table.status[at].copy(),
             table.kind[at].copy(),
             memoryview(piece),
-            Piece(span.offset, whole_size, str(record.version)),
+            Piece(span.offset, whole_size, str(entry.version)),
         )
 
     def _read_open_piece(self, span: FrameSpan) -> Frame:
@@ -227,8 +227,8 @@ class EntryReader:
         opened = self._open_large(position, span.offset)
         if opened is None:
             return frame_of(table, at, memoryview(b""))
-        record = table.records[position]
-        assert record is not None
+        entry = table.records[position]
+        assert entry is not None
         if int(table.sizes[position]) != whole_size:
             self.close()
             table.fail_replaced(position)
@@ -263,7 +263,7 @@ class EntryReader:
             table.status[at].copy(),
             table.kind[at].copy(),
             memoryview(result),
-            Piece(span.offset, whole_size, str(record.version)),
+            Piece(span.offset, whole_size, str(entry.version)),
         )
 
     def _unpack_more(self, opened: _OpenEntry, size_bytes: int) -> bytes:
@@ -292,15 +292,15 @@ class EntryReader:
             return self._open
         self.close()
         for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
-            record = table.records[position]
-            assert record is not None
+            entry = table.records[position]
+            assert entry is not None
             shard = None if table.paths[position] else table.shards.get(int(table.folders[position]))
             try:
                 if shard is not None:
-                    self._open = self._open_member(position, record, shard, offset)
+                    self._open = self._open_member(position, entry, shard, offset)
                 else:
-                    blocks = self._blocks_to_compare(position, record, offset)
-                    fd = table.drive_of(position).files.open(record.path)
+                    blocks = self._blocks_to_compare(position, entry, offset)
+                    fd = table.drive_of(position).files.open(entry.path)
                     self._open = self._opened(position, fd, blocks)
                 return self._open
             except FileNotFoundError:
@@ -316,12 +316,12 @@ class EntryReader:
         table.fail_replaced(position)
         return None
 
-    def _open_member(self, position: int, record: CatalogEntry, shard: OpenShard, offset: int) -> _OpenEntry:
+    def _open_member(self, position: int, entry: CatalogEntry, shard: OpenShard, offset: int) -> _OpenEntry:
         """Open a member for reading in pieces. Raises OSError, LoaderError."""
         table = self._table
         packed = position in table.packed
         if shard.is_object and not packed:
-            return self._opened(position, os.dup(shard.fd), self._blocks_to_compare(position, record, offset))
+            return self._opened(position, os.dup(shard.fd), self._blocks_to_compare(position, entry, offset))
         verify = self._request.verify_ranges or table.kind[position] == pb.STORED
         unpacked: Iterator[bytes] | None = None
         if packed:
@@ -345,7 +345,7 @@ class EntryReader:
             table.kind[position] = pb.STORED
         return _OpenEntry(position, fd, sent, expected, blocks)
 
-    def _blocks_to_compare(self, position: int, record: CatalogEntry, offset: int) -> _Blocks | None:
+    def _blocks_to_compare(self, position: int, entry: CatalogEntry, offset: int) -> _Blocks | None:
         """Return the blocks that have not been sent yet, or None for a range that is not to be verified.
 
         They are read once, so that a put meanwhile does not remove them. A whole entry has a checksum as well, but its
@@ -354,11 +354,11 @@ class EntryReader:
         """
         table = self._table
         is_range = table.kind[position] == pb.COMPUTED
-        if (is_range and not self._request.verify_ranges) or record.size_bytes <= BLOCK_BYTES:
+        if (is_range and not self._request.verify_ranges) or entry.size_bytes <= BLOCK_BYTES:
             return None
         try:
             return self._blocks(
-                position, record, int(table.start[position]) + offset, int(table.sizes[position]) - offset
+                position, entry, int(table.start[position]) + offset, int(table.sizes[position]) - offset
             )
         except LoaderError as error:
             raise FileNotFoundError(str(error)) from error

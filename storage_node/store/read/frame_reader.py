@@ -122,11 +122,11 @@ class FrameReader:
         whole objects. Returns whether every entry has a checksum now."""
         table, known = self._table, True
         for position in (np.flatnonzero(table.kind[span.first : span.stop] != pb.STORED) + span.first).tolist():
-            record = table.records[position]
+            entry = table.records[position]
             checksum = None
-            if table.kind[position] == pb.COMPUTED and record is not None and table.paths[position]:
+            if table.kind[position] == pb.COMPUTED and entry is not None and table.paths[position]:
                 start, size_bytes = int(table.start[position]), int(table.sizes[position])
-                checksum = table.drive_of(position).range_checksum(record, start, size_bytes)
+                checksum = table.drive_of(position).range_checksum(entry, start, size_bytes)
             if checksum is None:
                 known = False
             else:

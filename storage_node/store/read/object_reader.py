@@ -43,7 +43,7 @@ class ObjectReader(Iterator[bytes]):
     def __init__(
         self,
         drive: Drive,
-        record: CatalogEntry,
+        entry: CatalogEntry,
         fd: int,
         label: str,
         start: int,
@@ -55,7 +55,7 @@ class ObjectReader(Iterator[bytes]):
 
         `damaged` is called if the bytes do not match this version.
         """
-        self.record = record
+        self.record = entry
         self.length = length
         self._drive = drive
         self._damaged = damaged
@@ -63,20 +63,20 @@ class ObjectReader(Iterator[bytes]):
         self._label = label
         self._at, self._stop = start, start + length
         self._first_block = start // BLOCK_BYTES
-        self._verify = verify or (start == 0 and length == record.size_bytes)
+        self._verify = verify or (start == 0 and length == entry.size_bytes)
         self._blocks: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
         self._held: bytes | None = None
-        if record.offset:
+        if entry.offset:
             try:
                 self._held = self._read_from_segment()
             finally:
                 os.close(self._fd)
                 self._fd = -1
             return
-        if self._verify and length and record.size_bytes > BLOCK_BYTES:
+        if self._verify and length and entry.size_bytes > BLOCK_BYTES:
             try:
                 stop_block = -(-self._stop // BLOCK_BYTES)
-                self._blocks = read_blocks(drive.catalog, record, self._first_block, stop_block)
+                self._blocks = read_blocks(drive.catalog, entry, self._first_block, stop_block)
             except BaseException:
                 self.close()
                 raise
@@ -162,18 +162,18 @@ class MemberReader(Iterator[bytes]):
 
     def __init__(
         self,
-        record: CatalogEntry,
+        entry: CatalogEntry,
         part: MemberPart,
         *,
         verify: bool,
         unreadable: Callable[[LoaderError], None] = lambda error: None,
     ) -> None:
-        """`record` is the archive's entry. With `verify` each chunk is verified before it is returned, also in a range.
+        """`entry` is the archive's entry. With `verify` each chunk is verified before it is returned, also in a range.
 
         `unreadable` is called with the reason if the member cannot be delivered. Raises FileNotFoundError if the
         archive was replaced.
         """
-        self.record = record
+        self.record = entry
         self._unreadable = unreadable
         self.length = part.size_bytes
         # A whole member in one chunk is verified by its own checksum, without reading whole blocks.
@@ -210,12 +210,12 @@ def open_object(
     if length is not None and length < 0:
         raise RangeError(f"{label}: negative range: start={start}, length={length}")
 
-    def opened(drive: Drive, record: CatalogEntry) -> ObjectReader:
-        if fault := check_range(start, -1 if length is None else length, record.size_bytes):
+    def opened(drive: Drive, entry: CatalogEntry) -> ObjectReader:
+        if fault := check_range(start, -1 if length is None else length, entry.size_bytes):
             raise RangeError(f"{label}: {fault}")
-        wanted = record.size_bytes - start if length is None else length
+        wanted = entry.size_bytes - start if length is None else length
         damaged = partial(_note_damage, store, bucket, name)
-        return ObjectReader(drive, record, drive.files.open(record.path), label, start, wanted, verify, damaged)
+        return ObjectReader(drive, entry, drive.files.open(entry.path), label, start, wanted, verify, damaged)
 
     return open_current(store, bucket, name, version, opened)
 
@@ -247,14 +247,14 @@ def open_member(
     if length is not None and length < 0:
         raise RangeError(f"{bucket}/{name}, member {member!r}: negative range: start={start}, length={length}")
 
-    def opened(drive: Drive, record: CatalogEntry) -> MemberReader:
-        unreadable = partial(note_suspicion, store, bucket, name, record.version)
+    def opened(drive: Drive, entry: CatalogEntry) -> MemberReader:
+        unreadable = partial(note_suspicion, store, bucket, name, entry.version)
         try:
-            part = find_member(drive, record, name, member, start, -1 if length is None else length)
+            part = find_member(drive, entry, name, member, start, -1 if length is None else length)
         except LoaderError as error:
             unreadable(error)
             raise
-        return MemberReader(record, part, verify=verify, unreadable=unreadable)
+        return MemberReader(entry, part, verify=verify, unreadable=unreadable)
 
     return open_current(store, bucket, name, version, opened)
 
@@ -266,28 +266,28 @@ def open_current(
     label = f"{bucket}/{name}"
     gone: tuple[Drive, bytes] | None = None
     for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
-        drive, record = store.locate(bucket, name)
-        if version and version != str(record.version):
-            raise ObjectNotFound(f"{label}: version {version} is gone, the store has {record.version}")
+        drive, entry = store.locate(bucket, name)
+        if version and version != str(entry.version):
+            raise ObjectNotFound(f"{label}: version {version} is gone, the store has {entry.version}")
         try:
-            return open_file(drive, record)
+            return open_file(drive, entry)
         except OSError as error:
             if error.errno != errno.ENOENT or not (drive.root / "objects").is_dir():
                 raise drive_error(error, drive.root, f"opening {label}") from error
-            if gone == (drive, record.path):
-                _note_damage(store, bucket, name, record.version)
+            if gone == (drive, entry.path):
+                _note_damage(store, bucket, name, entry.version)
                 raise CorruptObject(f"{label}: its file on {drive.root} is missing; see `ais-loader doctor`") from error
         except CorruptObject as error:
-            if gone == (drive, record.path):
+            if gone == (drive, entry.path):
                 if isinstance(error, _SlotDamaged):
                     drive.faults.note_checksum()
-                _note_damage(store, bucket, name, record.version)
+                _note_damage(store, bucket, name, entry.version)
                 raise
         except DriveFailed:
             if drive in store.drives:
                 raise  # else it has left the store, and its objects are elsewhere
         # Probably replaced, deleted or moved between the two steps. The next result of the catalog is final.
-        gone = drive, record.path
+        gone = drive, entry.path
         with contextlib.suppress(LoaderError):  # the next look-up reports it
             drive.catch_up()
     raise DriveFailed(f"{label} is replaced faster than it can be opened")
