@@ -4,7 +4,7 @@ The problem. When a drive is added or retired, placement assigns some names to o
 are still on the old ones. They have to move while clients read, write and delete the same names, at a rate that the
 caller controls, and the process may die at any moment.
 
-The invariant. At every moment the newest entry of a name is durable on one of the drives that own or owned the name
+The invariant. At every moment the newest entry of a name is on one of the drives that own or owned the name
 (`DrivePlacement.entry_slots`), and look-ups search all of these. An entry is removed from a drive only when the owner
 has the same version or a newer one, durably.
 
@@ -21,10 +21,10 @@ is stored. The steps for each group of misplaced entries:
    than the owner's.
 
 A crash during step 2 leaves a staged file, which the next opening removes. After step 3, the same version is on two
-drives; look-ups find either, and the next sweep sees that the owner has it and goes on with step 4. A power loss before
-step 4 ends may lose the owner's entry, and the old one is still there. A crash during step 5 leaves some of the old
-entries, which the next sweep drops. The position of the sweep advances only after a group, so a failed group is met
-again by the next sweep.
+drives; look-ups find one of them, and the next sweep sees that the owner has it and goes on with step 4. A power loss
+before step 4 ends may lose the owner's entry, and the old one is still there. A crash during step 5 leaves some of the
+old entries, which the next sweep drops. The position of the sweep advances only after a group, so that an interrupted
+group is scanned again.
 
 What cannot be moved (the owner is full, the file cannot be read) stays where it is, can still be read there, and is
 tried again by the next sweep.
