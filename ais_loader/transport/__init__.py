@@ -1,3 +1,2 @@
-"""Transports, by which a client reaches a store. In reading order: `base` (the contract), `embedded` (in this process),
-`grpc/` (one node) with `session/` (GetBatch), `cluster/` (many nodes), `fork_safety`.
-"""
+"""Transports: how a client reaches a store. In reading order: `base` (the contract), `embedded` (in this process),
+`grpc/` (one node) with `session/` (GetBatch), `cluster/` (many nodes), `fork_safety`."""

@@ -1,7 +1,7 @@
-"""Transport contract between the client and whatever reaches a store for it; one conformance suite tests them all.
+"""Transport contract between the client and a store. One conformance suite tests all implementations.
 
 A transport connects lazily, may be used from any thread, raises only `ais_loader.errors`, and is bound to the process
-that uses it: after a fork it connects anew. Pickled, it carries its address, never a connection.
+that uses it: after a fork it connects again. Pickled, it carries its address, never a connection.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EtlMethod: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutSpec:
-    """What is to be stored, and what its bytes must be found to be."""
+    """Description of an object to be stored, and the size and checksum that its bytes must have."""
 
     bucket: str
     name: str
@@ -46,11 +46,11 @@ class PutSpec:
     size_bytes: int | None = None
     checksum: int | None = None
     if_absent: bool = False
-    """Store it only where there is no object of this name; VersionConflict otherwise."""
+    """Store the object only if none of this name exists; VersionConflict otherwise."""
     if_version: str | None = None
-    """Store it only in place of this version; VersionConflict otherwise."""
+    """Store the object only in place of this version; VersionConflict otherwise."""
     tries: WriteTries = field(default_factory=WriteTries, compare=False)
-    """By which a try is known whose answer was lost."""
+    """Attempts of this write. They share one write id, by which a store recognizes an attempt whose answer was lost."""
 
     @property
     def is_conditional(self) -> bool:
@@ -72,12 +72,12 @@ class BucketInfo:
     reframe: bool = False
     """Archives in one frame are stored with many, see `Client.create_bucket`."""
     settling: bool = False
-    """`copies` was changed, and copies are still being made, or taken away."""
+    """`copies` was changed, and replicas are still being added or removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketChange:
-    """What is to be changed of a bucket; None: nothing."""
+    """Requested changes of a bucket's properties; None leaves a property as it is."""
 
     copies: int | None = None
     min_copies: int | None = None
@@ -85,38 +85,38 @@ class BucketChange:
 
 
 class FrameStream(Protocol):
-    """The frames of one batch, in request order; exhausted only when the answer has been found whole.
+    """Frames of one batch, in request order. Iteration ends only after the answer was verified to be complete.
 
     `__next__` blocks, for `timeout_s` at most. Raises LoaderError; entries received before stay valid.
     """
 
     @property
     def retries(self) -> int:
-        """How often something was asked for again."""
+        """Number of repeated requests."""
 
     @property
     def paused_s(self) -> float:
-        """Time spent between a failure and the next try."""
+        """Time spent between a failure and the next attempt."""
 
     @property
     def hedged(self) -> int:
-        """Entries that were asked of a second node because the first was slow."""
+        """Number of entries that were requested from a second node because the first was slow."""
 
     def node_of(self, index: int) -> str:
-        """Who has sent an entry, for people."""
+        """Name of the node that sent an entry, for messages."""
 
     def __iter__(self) -> Iterator[Frame]: ...
     def __next__(self) -> Frame: ...
     def read_all(self) -> list[bytes] | None:
-        """Before the first frame: all entries as bytes of their own, where that is cheaper than frames and every entry
-        is OK. None: take the frames; nothing has been consumed."""
+        """Before the first frame: return all entries as separate bytes objects, if that is cheaper than frames and
+        every entry is OK. Return None otherwise; no frame has been consumed then."""
 
     def close(self) -> None:
-        """Abandon what is left. Never blocks, may be called again, and from any thread."""
+        """Abandon the rest of the batch. Never blocks, may be called repeatedly, and from any thread."""
 
 
 class Transport(Protocol):
-    """Everything that the client asks of a store."""
+    """All calls that the client makes to a store."""
 
     url: str
 
@@ -129,11 +129,11 @@ class Transport(Protocol):
     def delete_bucket(self, name: str, *, force: bool) -> int: ...
 
     def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
-        """Those that are there, or the one that was made. Raises Unsupported in a cluster."""
+        """Return the existing snapshots, or the one that was created. Raises Unsupported in a cluster."""
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo: ...
     def put_many(self, objects: Iterable[tuple[PutSpec, Source]]) -> Generator[ObjectInfo | LoaderError, None, None]:
-        """One result per object, in order; a failed object does not stop the others. Lazy, as `promote`."""
+        """Yield one result per object, in order. A failed object does not stop the others. Lazy, like `promote`."""
 
     def compose(
         self,
@@ -143,13 +143,14 @@ class Transport(Protocol):
         retry: bool = True,
         tries: WriteTries | None = None,
     ) -> ObjectInfo:
-        """Make an object of parts of others. `moved` hears of the bytes written so far, now and then.
+        """Create an object from parts of others. `moved` is called from time to time with the number of bytes written
+        so far.
 
-        `retry`: try again when the answer is lost; otherwise whoever calls does, with the same `tries`.
+        `retry`: try again if the answer is lost. Otherwise the caller does so, with the same `tries`.
         """
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
-        """Where a plain tar ends, and which members it has of those asked for. Raises ArchiveError."""
+        """Return the offset at which a plain tar ends, and which of the given members it has. Raises ArchiveError."""
 
     def get(
         self,
@@ -163,72 +164,74 @@ class Transport(Protocol):
         timeout_s: float,
     ) -> Iterator[Buffer]: ...
     def get_transformed(self, request: pb.BatchRequest, timeout_s: float) -> Buffer | None:
-        """What a request's one entry, a whole object, becomes by its transforms, by the shortest way; None where that
-        is not the way. Raises SilenceTimeout, and what the transforms fail with."""
+        """Return the transformed bytes of a request's only entry, a whole object, on the fastest path. Return None if
+        that path does not apply. Raises SilenceTimeout, and the errors of the transforms."""
 
     def head(self, bucket: str, name: str) -> ObjectInfo: ...
     def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | LoaderError]:
-        """At most 1,000 with one request; of each name, in order, the object or why it cannot be had."""
+        """Look up at most 1,000 names with one request. Return, for each name in order, the object or the error."""
 
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None: ...
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
-        """At most 10,000 with one request; of each name, in order, None or why it was not deleted."""
+        """Delete at most 10,000 names with one request. Return, for each name in order, None or the error."""
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary: ...
     def objects(
         self, bucket: str, *, prefix: str, page_size: int, start_after: str = "", skip_missing_drives: bool = False
     ) -> Iterator[ObjectInfo]:
-        """Those after `start_after` alone, by the bytes of names; it need not be a name.
+        """List the objects whose names follow `start_after`, compared by their bytes; it need not be an existing name.
 
-        `skip_missing_drives`: list what is on the other drives, instead of raising DriveFailed.
+        `skip_missing_drives`: list what the other drives have instead of raising DriveFailed.
         """
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]: ...
 
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
-        """One result per file, as it becomes known; raises for what concerns all of them."""
+        """Yield one result per file as it becomes known. Raises an error that concerns all files."""
 
     def etl(self, method: EtlMethod, request: Any) -> Any:
-        """A method of the Etl service with one answer; see protos/ais_etl.proto."""
+        """Call a method of the Etl service that has one answer; see protos/ais_etl.proto."""
 
     def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
-        """When there is something new, and every few seconds, until it has ended. Lazy. Raises JobNotFound."""
+        """Yield the job's state on every change, and every few seconds, until the job has ended. Lazy. Raises
+        JobNotFound."""
 
     def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo: ...
 
     def open_batch(
         self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
     ) -> FrameStream:
-        """Begin one batch. Returns at once; the stream's first frame may be waited for.
+        """Begin one batch. Returns at once; only the stream's first frame may block.
 
-        `assembly` and `colocation`, as in BatchOptions, matter to several nodes only.
+        `assembly` and `colocation`, as in BatchOptions, matter only with several nodes.
         """
 
     def open_long_batch(self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int) -> FrameStream | None:
-        """One whose frames cost less and whose beginning costs more, driven by the thread that takes them.
+        """Begin a batch whose frames cost less but whose start costs more. The thread that consumes the frames drives
+        it.
 
-        At most `window_bytes` come ahead of it. Nothing is tried again: a connection that breaks ends it. None where
-        there is nothing to be gained: then `open_batch`.
+        The node sends at most `window_bytes` ahead. Nothing is retried: a broken connection ends the batch. Returns
+        None if such a stream gains nothing; use `open_batch` then.
         """
 
     def refresh(self) -> None:
-        """See what others have committed by now, where something is remembered. See `Client.refresh`."""
+        """Make commits of other processes visible, where the transport caches a state. See `Client.refresh`."""
 
     def describe(self) -> dict[str, object]:
-        """What is at the other end, for people: JSON-able."""
+        """Describe the other end, for people. The result can be serialized as JSON."""
 
     def close(self) -> None: ...
 
 
 class NoLongBatches:
-    """Of a transport that gains nothing by `open_long_batch`."""
+    """Mixin for transports that gain nothing by `open_long_batch`."""
 
     def open_long_batch(self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int) -> FrameStream | None:
         return None
 
 
 class NothingToRefresh:
-    """Of a transport to nodes, which answer by what is committed."""
+    """Mixin for transports to nodes, which always answer from the committed state."""
 
     def refresh(self) -> None:
         return

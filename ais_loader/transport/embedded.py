@@ -1,8 +1,8 @@
-"""Embedded transport: the store in this process, by the same code that a node runs, without a network.
+"""Embedded transport: the store in this process, on the code that a node runs, without a network.
 
-A writer ("a") holds the store alone. In a forked child, and after unpickling, a writer's transport becomes a reader
-beside it: one writer, any number of readers. The only module of ais_loader that loads storage_node, and itself loaded
-by whoever opens such a store.
+A writer ("a") holds the store exclusively. In a forked child, and after unpickling, a writer's transport becomes a
+reader: one writer, any number of readers. This is the only module of ais_loader that imports storage_node; it is
+imported only when such a store is opened.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ if TYPE_CHECKING:
 
 _COMMIT_TOGETHER = 128
 _COMMIT_TOGETHER_BYTES = 8 << 20
-# More threads than cores do not read faster, and more than a few only take from the trainer.
+# More threads than cores do not read faster, and more than a few take CPU time from the trainer.
 READ_PARTS = min(4, len(os.sched_getaffinity(0)))
 
 _FORKED = 'this client was opened with mode="a" by another process, which then forked this one'
 _UNPICKLED = 'this client is an unpickled copy of one that was opened with mode="a"'
 _writers: WeakValueDictionary[frozenset[str], EmbeddedTransport] = WeakValueDictionary()
-"""By their drives, those of this process that were opened for writing last."""
+"""Transports of this process that were most recently opened for writing, by their sets of drives."""
 
 
 @short_tracebacks
@@ -88,10 +88,10 @@ class EmbeddedTransport(NoLongBatches):
         self._pid = os.getpid()
         self._closed = False
         self._copied_by = ""
-        """Why a client that was opened for writing cannot write here, as the beginning of a message."""
+        """Why a client that was opened for writing cannot write in this process; the beginning of a message."""
         self.on_wanted: Callable[[], object] | None = None
-        """Of a writer: called when another one is about to be opened in this process; may close this one."""
-        self._store_here()  # a wrong path or a held lock is told at once
+        """Callback of a writer, called before another writer is opened in this process; it may close this one."""
+        self._store_here()  # report a wrong path or a held lock at once
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reader, (self._paths, self._options, self._mode == "a" or bool(self._copied_by))
@@ -102,7 +102,7 @@ class EmbeddedTransport(NoLongBatches):
         if self._store is not None and self._pid == os.getpid():
             return self._store
         if self._pid != os.getpid():
-            # Inherited through fork: a lock held by a thread that is not here would never be released.
+            # Inherited through fork: a lock held by a thread that does not exist in this process is never released.
             if self._mode == "a":
                 self._copied_by = _FORKED
             self._lock, self._pid, self._store, self._mode = threading.Lock(), os.getpid(), None, "r"
@@ -122,7 +122,7 @@ class EmbeddedTransport(NoLongBatches):
             return self._store
 
     def _store_to_write(self) -> Store:
-        """The store, for a call that changes it. Raises StoreReadOnly if the client was opened by another process."""
+        """Return the store for a call that changes it. Raises StoreReadOnly if another process opened the client."""
         store = self._store_here()
         if self._copied_by:
             raise errors.StoreReadOnly(
@@ -134,7 +134,7 @@ class EmbeddedTransport(NoLongBatches):
 
     @property
     def writes_here(self) -> bool:
-        """Whether it holds the store for writing, in this process."""
+        """Whether this transport holds the store for writing, in this process."""
         return self._mode == "a" and self._store is not None and self._pid == os.getpid()
 
     # -- buckets
@@ -254,7 +254,7 @@ class EmbeddedTransport(NoLongBatches):
         require_bucket(bucket)
         require_text(prefix, errors.InvalidRequest, "prefix")
         require_text(start_after, errors.InvalidRequest, "start_after")
-        # In pages, as over a network: an iterator that is left lying holds no snapshot of the catalog.
+        # In pages, as over a network: an iterator that is never finished holds no snapshot of the catalog.
         after = start_after
         while True:
             store = self._store_here()
@@ -306,7 +306,7 @@ class EmbeddedTransport(NoLongBatches):
         return ObjectInfo(request.to_bucket, request.to_name, *stored_of(info))
 
     def _etl_here(self) -> EmbeddedEtl:
-        """Begun when it is first needed; a forked child begins its own."""
+        """Return the transforms of this process, started on first use; a forked child starts its own."""
         store = self._store_here()
         with self._lock:
             if self._etl is None:
@@ -326,7 +326,8 @@ class EmbeddedTransport(NoLongBatches):
         return EmbeddedStream(store, request, self._helpers_here())
 
     def _helpers_here(self) -> ThreadPoolExecutor | None:
-        """Threads that share the reading of a batch; none where this process is one of several that do so already."""
+        """Return the threads that share the reading of a batch; None in a child process, whose siblings read in
+        parallel already."""
         if self._helpers is None and READ_PARTS > 1 and multiprocessing.parent_process() is None:
             with self._lock:
                 if self._helpers is None:
@@ -369,7 +370,7 @@ class EmbeddedTransport(NoLongBatches):
 
 
 class EmbeddedStream:
-    """Frames read when they are asked for, in the caller's thread."""
+    """Frames that are read on demand, in the caller's thread."""
 
     retries, paused_s, hedged = 0, 0.0, 0
 
@@ -441,10 +442,10 @@ class TransformedStream:
 
 
 def _staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = False) -> Upload:
-    """`grouped`: see `Store.begin_put`. Raises LoaderError."""
+    """Stage an object. `grouped`: see `Store.begin_put`. Raises LoaderError."""
     require_metadata(spec.metadata)
     bucket, name = spec.bucket, spec.name
-    condition = parse_condition(spec.if_absent, spec.if_version or "")  # of a write here no answer can be lost
+    condition = parse_condition(spec.if_absent, spec.if_version or "")  # an answer cannot be lost in this process
     as_it_comes = source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
     if not can_reframe(name):
         return stage_object(store, bucket, name, *as_it_comes, condition, grouped=grouped)
@@ -454,7 +455,7 @@ def _staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = Fals
 
 
 def _put_groups(store: Store, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
-    """Put many objects, with few commits; of each, in order, its info or its error. Lazy."""
+    """Put many objects with few commits. Yield, for each object in order, its info or its error. Lazy."""
     group: list[tuple[PutSpec, Upload | errors.LoaderError]] = []
     group_bytes = 0
     try:
@@ -480,7 +481,8 @@ def _commit_group(store: Store, group: list[Any]) -> Iterator[ObjectInfo | error
     results = store.commit_many([upload for _, upload in group])
     for (spec, _), result in zip(group, results, strict=True):
         if isinstance(result, Exception):
-            # Made anew: the frames of its traceback would hold the object's bytes for as long as the caller keeps it.
+            # Create a new error: the traceback of the old one would keep the object's bytes alive as long as the caller
+            # keeps it.
             yield errors.from_kind(result.kind, str(result))
         else:
             yield _object_info(spec.bucket, spec.name, result)
@@ -493,7 +495,7 @@ def _object_info(bucket: str, name: str, record: CatalogEntry) -> ObjectInfo:
 
 
 def writer_here(paths: Iterable[str]) -> EmbeddedTransport | None:
-    """The transport of this process that holds the store on these drives for writing."""
+    """Return the transport of this process that holds the store on these drives for writing."""
     found = _writers.get(_drives(paths))
     return found if found is not None and found.writes_here else None
 

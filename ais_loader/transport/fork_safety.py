@@ -1,19 +1,21 @@
-"""Fork safety of gRPC: what has to be over before the process forks.
+"""Fork safety of gRPC: what must have ended before the process forks.
 
-A child inherits gRPC's locks and none of its threads: forked over while gRPC runs, begins or shuts down, it may hang
-for ever at its first call, or in gRPC's own fork handlers. So a fork lets nobody of ours into gRPC until it is over,
-however long it takes; waits for those who are inside; ends what is under way, which begins anew afterwards; and gives
-gRPC the time to shut down, which the end of gRPC's threads shows. The first of a row of forks pays some hundredths of a
-second for it. Where others in this process use gRPC too it cannot be had to shut down, and a warning says so: gRPC's
-own handlers begin its threads anew in the child, and one of those crashed it in 12 of 120 such forks.
+A child inherits gRPC's locks but none of its threads. Forked while gRPC runs, starts or shuts down, it may hang forever
+at its first call, or in gRPC's own fork handlers. Before a fork, this module therefore closes a barrier: no thread of
+ours enters gRPC until the fork is over. It waits for the threads inside, ends running calls and streams (which start
+again after the fork), and gives gRPC the time to shut down, which is complete when gRPC's threads have ended. The first
+of a series of forks takes some hundredths of a second for this. If other code in this process uses gRPC too, it cannot
+be shut down, and a warning says so: gRPC's own handlers restart its threads in the child, and one of those crashed the
+child in 12 of 120 such forks.
 
-No gRPC here, and nothing that takes long to import: whoever imports it in a hurry does so inside the barrier.
+This module imports neither gRPC nor anything slow: a caller that imports it late does so inside the barrier.
 """
 
 from __future__ import annotations
 
-# Before a fork logging and thread pools take a lock of theirs, and the last to be registered is the first to be asked:
-# they have to stand before this module. Else a fork would hold their locks while it waits for those who need them.
+# Before a fork, logging and thread pools take a lock of their own, and fork handlers run in reverse order of their
+# registration. Both have to be registered before this module. Otherwise a fork would hold their locks while it waits
+# for the threads that need them.
 import concurrent.futures.thread
 import gc
 import logging
@@ -26,53 +28,55 @@ from contextlib import contextmanager
 from typing import Protocol
 
 WAIT_S = 5.0
-"""Longest wait for running calls before a fork, which ends them then: a silent node must not stall the trainer."""
+"""Longest wait for running calls before a fork, which then ends them: a silent node must not stall the trainer."""
 LEAVE_S = 5.0
-"""How long the callers of those may take to notice."""
+"""Time for the callers of those calls to notice."""
 SHUTDOWN_S = 5.0
-"""Longest wait for gRPC to shut down before a fork; it takes some hundredths of a second where only we use it, and a
-second where fifty processes want the processor."""
+"""Longest wait for gRPC to shut down before a fork. It takes some hundredths of a second if only this module uses it,
+and a second if fifty processes compete for the CPU."""
 SHARED_S = 0.5
-"""The same, when the last wait was for nothing: each worker of a DataLoader is a fork."""
+"""The same, if the last wait was in vain: each worker of a DataLoader is a fork."""
 
 _GRPC_THREADS = {"grpc_global_tim", "event_engine", "lifeguard", "grpc_shutdown"}
-"""Names of gRPC's own threads, as Linux cuts them."""
+"""Names of gRPC's own threads, truncated by Linux."""
 _TICK_S = 0.005
 _COLLECT_AFTER_S = 0.25
 _LOOKS_PER_S = 50
-"""A wait takes so many looks, too: where nobody gets the processor, gRPC does not get it either."""
+"""A wait also performs at least this many checks per second: if this process gets no CPU time, gRPC gets none either.
+"""
 _THREADS = "/proc/self/task"
 _AWAKE = {"R", "D"}
-"""States of a thread that runs, or waits for a processor or for a page."""
+"""States of a thread that runs, or waits for a CPU or a page."""
 
 
 class ForkPart(Protocol):
-    """What has connections of gRPC."""
+    """An owner of gRPC connections."""
 
     def let_go(self, *, cut: bool) -> None:
-        """Before a fork, maybe several times: end what is under way. `cut`: calls have been given their time."""
+        """Called before a fork, possibly several times: end what is running. `cut`: calls have had their time."""
 
     def start_and_end(self) -> None:
-        """Have gRPC start and end, by making and closing something that needs it."""
+        """Start and end gRPC by creating and closing an object that needs it."""
 
     def forget_inherited(self) -> None:
-        """In a forked child: connections are the parent's, and a lock may be held by a thread that is not here."""
+        """Called in a forked child: connections are the parent's, and a lock may be held by a thread that does not
+        exist here."""
 
 
 class ForkBarrier:
-    """Keeps what our threads do in gRPC apart from forks. Thread-safe.
+    """Barrier between our threads in gRPC and forks. Thread-safe.
 
-    A thread that is inside may go in again, and so may the one that forks: whatever it runs on its way to the fork,
-    such as a destructor, nobody else could end for it.
+    A thread that is inside may enter again, and so may the forking thread: no other thread could finish what it runs on
+    its way to the fork, such as a destructor.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._forker: int | None = None  # guarded by _changed, as the next two
+        self._forker: int | None = None  # guarded by _changed, like the next two
         self._forks = 0
-        """How many the forker has begun: a signal's handler may fork while it is at it."""
+        """Number of forks that the forking thread has begun: a signal handler may fork during a fork."""
         self._inside: dict[int, int] = {}
-        """By thread, how often it has gone in."""
+        """Number of entries of each thread."""
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -86,13 +90,13 @@ class ForkBarrier:
             yield
         finally:
             with self._changed:
-                times = self._inside.pop(me, 0) - 1  # none in a child that was forked in here
+                times = self._inside.pop(me, 0) - 1  # 0 in a child that was forked in here
                 if times > 0:
                     self._inside[me] = times
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Before a fork: let nobody in any more. Returns when no other thread is forking."""
+        """Called before a fork: admit no other thread. Returns when no other thread is forking."""
         me = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: self._forker in (None, me))
@@ -100,69 +104,70 @@ class ForkBarrier:
             self._forks += 1
 
     def wait_until_empty(self, timeout_s: float) -> bool:
-        """Wait for those who are inside; False when somebody stays in too long."""
+        """Wait until no other thread is inside. Returns False after `timeout_s`."""
         me = threading.get_ident()
         with self._changed:
             return self._changed.wait_for(lambda: not self._inside.keys() - {me}, timeout_s)
 
     def open(self) -> None:
-        """After a fork, in the parent."""
+        """Called after a fork, in the parent."""
         with self._changed:
             if self._forker != threading.get_ident():
-                return  # the fork began before there was a barrier
+                return  # the fork began before the barrier existed
             self._forks -= 1
             if not self._forks:
                 self._forker = None
                 self._changed.notify_all()
 
     def open_in_child(self) -> None:
-        """After a fork, in the child: whoever was inside is not here."""
+        """Called after a fork, in the child: the threads that were inside do not exist here."""
         self.__init__()  # type: ignore[misc]
 
 
 GATE = ForkBarrier()
 _parts: list[ForkPart] = []
 _running = False
-"""Whether we may have set gRPC running since it was last seen to be at rest."""
+"""Whether this module may have started gRPC since it was last seen to be shut down."""
 _shared = _warned = False
 
 
 def take_part(part: ForkPart) -> None:
-    """For as long as the process lives."""
+    """Register a part for the lifetime of the process."""
     _parts.append(part)
 
 
 def grpc_begins() -> None:
-    """To be called inside the barrier, before anything of gRPC is made."""
+    """Called inside the barrier, before any gRPC object is created."""
     global _running
     _running = True
 
 
 def wait_for_shutdown(timeout_s: float) -> bool:
-    """Wait until gRPC has shut down in this process; False when it has not in time, as when others use it too.
+    """Wait until gRPC has shut down in this process. Returns False if it has not in time, as when other code uses it
+    too.
 
-    It does so by itself, in a thread of its own, when the last of its objects is gone. Where there are no threads to
-    look up, there is nothing to wait for.
+    It shuts down by itself, in a thread of its own, when the last of its objects is freed. Where threads cannot be
+    listed, there is nothing to wait for.
     """
     began_s, looks, quiet_looks = time.monotonic(), 0, 0
     collected = False
     while True:
         quiet_looks = 0 if _grpc_may_run() else quiet_looks + 1
-        if quiet_looks == 2:  # one that has just begun may have been asleep, for a lock, before it had its name
+        if quiet_looks == 2:  # a new thread may have slept, waiting for a lock, before it had its name
             return True
         waited_s, looks = time.monotonic() - began_s, looks + 1
         if not quiet_looks and waited_s > timeout_s and looks > timeout_s * _LOOKS_PER_S:
             return False
         time.sleep(_TICK_S)
         if not collected and waited_s > _COLLECT_AFTER_S:
-            gc.collect()  # a call that is kept by a cycle, such as an exception's, keeps gRPC
+            gc.collect()  # a call kept alive by a reference cycle, such as an exception's, keeps gRPC alive
             collected = True
 
 
 def _grpc_may_run() -> bool:
-    """Whether there is a thread of gRPC's, or one that is too young to tell.
+    """Whether a thread of gRPC exists, or one that is too young to tell.
 
-    While one that ends is looked at, another that it has begun may have been missed: all of them are looked at again.
+    A thread that ends during the check may have started another one that was missed; the check then begins again.
     """
     while True:
         try:
@@ -173,8 +178,8 @@ def _grpc_may_run() -> bool:
 
 
 def _may_be_of_grpc(thread: str) -> bool:
-    """A thread gives itself its name when it first runs, which on a busy machine is not when it is made."""
-    with open(f"{_THREADS}/{thread}/stat") as file:  # as proc(5) has it
+    """A thread sets its name when it first runs, which on a busy machine is later than its creation."""
+    with open(f"{_THREADS}/{thread}/stat") as file:  # format: proc(5)
         name, _, rest = file.read().partition("(")[2].rpartition(")")
     state, *_, user_ticks, system_ticks = rest.split()[:13]
     return name in _GRPC_THREADS or (state in _AWAKE and user_ticks == system_ticks == "0")
@@ -205,8 +210,8 @@ def _let_go(*, cut: bool) -> None:
 def _come_to_rest(timeout_s: float) -> bool:
     if not wait_for_shutdown(timeout_s):
         return False
-    # The last threads that are seen to end may be joined by one of Python's, which is still inside, with a lock.
-    # Starting and ending gRPC here needs that lock, and is followed by nobody's shutdown but this.
+    # The last threads seen to end may be joined by a Python thread that is still inside and holds a lock. Starting and
+    # ending gRPC here needs that lock, and no other shutdown than this one follows.
     for part in _parts:
         part.start_and_end()
     return wait_for_shutdown(timeout_s)

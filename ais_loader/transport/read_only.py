@@ -1,7 +1,7 @@
-"""Read-only transport: reads go on to the nodes, and what would change the store is refused here.
+"""Read-only transport: forwards reads to the nodes and rejects calls that would change the store.
 
-An embedded store that was opened for reading refuses changes itself. Storage nodes take them from whoever comes, so
-that `mode="r"` would mean nothing there.
+An embedded store that was opened for reading rejects changes itself. Storage nodes accept them from any client, so that
+`mode="r"` would have no effect without this class.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ READS = frozenset(
         "close",
     ]
 )
-"""What goes on to the nodes. Whatever is not here is refused, so that a new call cannot be forgotten."""
+"""Attributes forwarded to the nodes. All others are rejected, so that a new call cannot be forgotten."""
 
 ETL_READS = ("ListTransforms", "GetTransform", "ListJobs", "ListJobFailures")
 
 
 class ReadOnlyTransport:
-    """A Transport around another one; pickles with it."""
+    """A Transport around another one; they are pickled together."""
 
     def __init__(self, nodes: Transport) -> None:
         self._nodes = nodes

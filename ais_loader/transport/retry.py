@@ -1,6 +1,6 @@
-"""Retry limit: growing pauses with jitter, until failures have gone on for too long without progress.
+"""Retry limit: growing pauses with jitter, until failures have continued for too long without progress.
 
-For streams, which make progress between failures; calls that either succeed or fail use tenacity.
+For streams, which make progress between failures. Calls that either succeed or fail use tenacity.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _BACKOFF = Backoff(0.05, 1.0)
 
 
 class Patience:
-    """Give up when failures have gone on for `retry_s` without progress. Belongs to one thread.
+    """Gives up when failures have continued for `retry_s` without progress. Belongs to one thread.
 
-    The clock starts at the first failure: the time before it is the consumer's, who may have left a batch unread.
+    The clock starts at the first failure: the time before it belongs to the consumer, who may not have read the batch.
     """
 
     def __init__(self, retry_s: float) -> None:
@@ -29,18 +29,18 @@ class Patience:
         self._failures = 0
 
     def failed(self) -> None:
-        """A failure that no try of the same follows: the clock runs from the first of them."""
+        """Note a failure that is not retried; the clock starts at the first one."""
         if not self._failures:
             self._failing_since = time.monotonic()
         self._failures += 1
 
     @property
     def is_over(self) -> bool:
-        """Whether failures have gone on for too long."""
+        """Whether failures have continued for too long."""
         return bool(self._failures) and time.monotonic() - self._failing_since > self._retry_s
 
     def pause(self, error: LoaderError, at_least_s: float = 0.0) -> None:
-        """Wait before the next try; raise `error` when it cannot help to retry, or when patience is over."""
+        """Sleep before the next attempt. Raises `error` if a retry cannot help, or if the limit has been exceeded."""
         if not error.retryable:
             raise error
         now = time.monotonic()
@@ -51,7 +51,7 @@ class Patience:
             raise error
         if failing_s > self._retry_s:
             raise type(error)(f"{error}; gave up after {self._failures + 1} tries in {failing_s:.1f} s") from error
-        # Those that were all sent away for the same long time are spread over more of it.
+        # Clients that were all told the same long delay are spread over more of it.
         pause_s = at_least_s + _BACKOFF.pause_s(self._failures, at_least_s / 2)
         self._failures += 1
         time.sleep(pause_s)

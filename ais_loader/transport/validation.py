@@ -1,5 +1,5 @@
-"""Validation of strings that no request can carry, and no store can therefore hold, those without a UTF-8 form; and of
-names that no archive may have."""
+"""Validation of names and metadata on the client: strings without a UTF-8 form, which no request can carry and no store
+can hold; and names that no archive may contain."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ais_loader import errors
 from ais_loader.wire.reserved import reserved_fault
 
 MAX_COPIES = 2**32 - 1
-"""Copies of an object that a request can ask for. A store keeps at most one on each host."""
+"""Largest number of copies of an object that a request can carry. A store keeps at most one on each host."""
 MAX_METADATA_BYTES = 4096
-"""Of keys and values in UTF-8, together: the nodes' limit."""
+"""Largest size of keys and values together, in UTF-8; the limit of the nodes."""
 
 
 def require_text(text: str, refusal: type[errors.LoaderError], what: str) -> None:
-    """Raises `refusal` for a lone surrogate, InvalidRequest for what is no string at all."""
+    """Check a string. Raises `refusal` for a lone surrogate, InvalidRequest for anything but a string."""
     if not isinstance(text, str):
         raise errors.InvalidRequest(f"{what} {textwrap.shorten(repr(text), 60)}: need a str, got {type(text).__name__}")
     try:
@@ -29,7 +29,7 @@ def require_text(text: str, refusal: type[errors.LoaderError], what: str) -> Non
 
 
 def whole_number(what: str, value: Any, *, least: int, most: int | None = None) -> int:
-    """Return an integer of any kind as an int. Raises InvalidRequest for one out of bounds, TypeError."""
+    """Convert an integer of any type to int. Raises InvalidRequest if it is out of bounds, TypeError."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -42,10 +42,10 @@ def whole_number(what: str, value: Any, *, least: int, most: int | None = None) 
 
 
 def require_metadata(metadata: Mapping[str, str]) -> None:
-    """Raises InvalidRequest unless it maps strings to strings, without control characters and reserved keys, and is
-    small.
+    """Check metadata. Raises InvalidRequest unless it is small and maps strings to strings, without control characters
+    and reserved keys.
 
-    Values may have tabs and line ends, keys may not.
+    Values may contain tabs and line ends, keys may not.
     """
     size_bytes = 0
     for key, value in metadata.items():
@@ -67,19 +67,19 @@ def require_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def require_bucket(name: str) -> None:
-    """For everything but making one. Raises BucketNotFound."""
+    """Check the name of a bucket for any call but its creation. Raises BucketNotFound."""
     require_text(name, errors.BucketNotFound, "bucket name")
 
 
 def require_object(bucket: str, name: str) -> None:
-    """For everything but storing one. Raises BucketNotFound, ObjectNotFound."""
+    """Check the name of an object for any call but a put. Raises BucketNotFound, ObjectNotFound."""
     require_bucket(bucket)
     require_text(name, errors.ObjectNotFound, "object name")
 
 
 def member_name_fault(name: str) -> str | None:
-    """Why no archive that is made here may have a member of this name; None when it may. Whoever unpacks it by a tool
-    that takes names as they are would write where the name says, outside of the folder that he has chosen."""
+    """Return why no archive created here may have a member of this name; None if it may. A tool that extracts members
+    without checking their names would write outside of the chosen folder."""
     if name.startswith("/"):
         return "it is absolute"
     components = name.split("/")

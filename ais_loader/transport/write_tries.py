@@ -1,7 +1,7 @@
-"""Tries of one write: the id under which a store knows all of them, and whether one of them may have been done.
+"""Attempts of one write: the write id that they share, and whether one of them may have taken effect.
 
-A try is in doubt when all of it has been sent and no answer came. What was sent before, or never left, has not been
-done: the next try is then the first one, which costs a store nothing.
+An attempt is in doubt when it was sent completely and not answered. An attempt that failed earlier, or never left, has
+had no effect. The next attempt then counts as the first one, which costs a store nothing.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ _OF_ALL_TRIES = (
     errors.SilenceTimeout,
     errors.Closed,
 )
-"""What a store says after it has looked for earlier tries, and what leaves open what has become of them."""
+"""Answers that a store gives after it has checked for earlier attempts, and errors that leave the outcome open already.
+"""
 
 
 class WriteTries:
-    """Of one write or deletion, by whichever nodes. Belongs to one thread at a time."""
+    """Attempts of one write or deletion, on any nodes. Belongs to one thread at a time."""
 
     __slots__ = ("_all_sent", "_began_s", "_depth", "_doubtful_since_s", "_write_id")
 
     def __init__(self, write_id: bytes = b"", doubtful_since_s: float | None = None) -> None:
-        """`doubtful_since_s`: when the first try began that may have been done, as `time.monotonic` says it."""
+        """Args:
+
+        doubtful_since_s: start of the first attempt that may have taken effect, in the time of `time.monotonic`.
+        """
         self._write_id = write_id
         self._doubtful_since_s = doubtful_since_s
         self._began_s = 0.0
@@ -41,42 +45,43 @@ class WriteTries:
 
     @property
     def write_id(self) -> bytes:
-        """16 bytes, drawn once."""
+        """16 random bytes, drawn once."""
         if not self._write_id:
             self._write_id = os.urandom(_ID_BYTES)
         return self._write_id
 
     @property
     def in_doubt(self) -> bool:
-        """Whether one of them may have been done."""
+        """Whether an attempt may have taken effect."""
         return self._doubtful_since_s is not None
 
     @property
     def repeat_ms(self) -> int:
-        """How long ago the first try began that may have been done; 0: none may."""
+        """Milliseconds since the start of the first attempt that may have taken effect; 0 if there is none."""
         if self._doubtful_since_s is None:
             return 0
         return max(1, math.ceil((time.monotonic() - self._doubtful_since_s) * 1000))
 
     def begin(self, *, all_sent: bool = True) -> None:
-        """A try begins. `all_sent`: from its first byte on it may be done; otherwise from `sent` on."""
+        """Note the start of an attempt. `all_sent`: it may take effect from its first byte on; otherwise from `sent`
+        on."""
         self._began_s, self._all_sent = time.monotonic(), all_sent
 
     def sent(self) -> None:
-        """The last message is about to leave."""
+        """Note that the last message is about to be sent."""
         self._all_sent = True
 
     def failed(self, error: errors.LoaderError) -> None:
-        """The try has ended with this."""
+        """Note that the attempt failed with `error`."""
         lost = isinstance(error, errors.NodeUnavailable | errors.SilenceTimeout | errors.WriteTooLate)
         if lost and self._all_sent and getattr(error, "reached", True) and self._doubtful_since_s is None:
             self._doubtful_since_s = self._began_s
 
     def judged(self, error: errors.LoaderError) -> errors.LoaderError:
-        """What a try that ended with this means for the write.
+        """Translate the error of an attempt into its meaning for the write.
 
-        A drive that could not take it once more, full or broken, says nothing of an earlier try, which may be on other
-        drives: that is one more to be repeated.
+        A full or broken drive that could not store the object again says nothing about an earlier attempt, which may be
+        on other drives. Such a write is repeated once more.
         """
         if self.in_doubt and isinstance(error, errors.StoreError):
             return errors.NodeUnavailable(str(error))
@@ -84,7 +89,8 @@ class WriteTries:
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """All tries of one call. OutcomeUnknown, when the outermost ends, for what nobody has told who could."""
+        """Context of all attempts of one call. The outermost one raises OutcomeUnknown if no store has decided whether
+        the write took effect."""
         self._depth += 1
         try:
             yield
@@ -97,12 +103,12 @@ class WriteTries:
 
 
 def of_a_repeat(error: errors.LoaderError) -> errors.LoaderError:
-    """What a caller is told of a write with tries in doubt, the last of which ended so."""
+    """Return the error that a caller gets for a write with attempts in doubt, the last of which failed with `error`."""
     return error if isinstance(error, _OF_ALL_TRIES) else unknown(error)
 
 
 def unknown(error: errors.LoaderError) -> errors.OutcomeUnknown:
-    """What a caller is told whose write was sent, and may have been done."""
+    """Return the error for a write that was sent and may have taken effect."""
     return errors.OutcomeUnknown(
         f"{error}; it may have been done, or may yet be: read what there is before you repeat it"
     )

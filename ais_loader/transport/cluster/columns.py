@@ -1,4 +1,4 @@
-"""Request columns, cut into parts for several nodes. Pure functions."""
+"""Request columns, split into parts for several nodes. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.placement import object_hash
 
 Holders = Callable[[str, Sequence[str]], list[list[bytes]]]
-"""From a bucket and names to the nodes that may have each, best first."""
+"""Maps a bucket and names to the nodes that may have each of them, best first."""
 
 
 class Columns:
-    """A request's entries, ready to be asked for in any selection."""
+    """The entries of a request, from which requests for any selection are made."""
 
     def __init__(self, request: pb.BatchRequest) -> None:
         self.count = len(request.name)
@@ -25,18 +25,18 @@ class Columns:
         carry_over(request, self._rest, (*SHARED, *ANSWERING))
 
     def select(self, positions: Sequence[int]) -> pb.BatchRequest:
-        """A request for these entries alone, which are its entries 0, 1, ..."""
+        """Return a request for these entries alone, as its entries 0, 1, ..."""
         part = pb.BatchRequest()
         part.CopyFrom(self._rest)
         add_entries(part, self._values, positions)
         return part
 
     def key(self, position: int) -> int:
-        """Of an entry's object: the same for whoever reads it."""
+        """Return the hash of an entry's object, which is the same for every client."""
         return object_hash(b"", self._names[position])
 
     def holders(self, positions: Sequence[int], holders: Holders) -> list[list[bytes]]:
-        """The nodes that may have each of these entries, best first."""
+        """Return the nodes that may have each of these entries, best first."""
         names, bucket_index = self._names, self._values.get("bucket_index")
         if not self.buckets:
             return [[] for _ in positions]
@@ -56,7 +56,7 @@ class Columns:
 def grouped(
     positions: Sequence[int], candidates: Sequence[Sequence[bytes]], avoid: frozenset[bytes]
 ) -> tuple[dict[bytes, list[int]], list[int]]:
-    """Each position under its first candidate that is not to be avoided; and those that have none."""
+    """Group positions by their first candidate that is not to be avoided. Also return those that have none."""
     groups: dict[bytes, list[int]] = {}
     nobody: list[int] = []
     for at, nodes in zip(positions, candidates, strict=True):

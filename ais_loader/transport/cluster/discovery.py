@@ -1,7 +1,8 @@
-"""Discovery behind `grpc://` endpoints: one storage node, or a cluster of them.
+"""Discovery behind `grpc://` endpoints: one storage node, or a cluster.
 
-The first call asks for the cluster's map. Without one, everything goes to the endpoints as they are; with one, each
-call goes to the nodes that it concerns, and the endpoints were only a place to begin. No Ray here: nodes tell the map.
+The first call requests the cluster's map. Without one, all calls go to the endpoints themselves. With one, each call
+goes to the nodes that it concerns, and the endpoints only served as a starting point. Ray is not involved: nodes serve
+the map.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _ALL: weakref.WeakSet[ClusterTransport] = weakref.WeakSet()
 
 @short_tracebacks
 class ClusterTransport(NothingToRefresh):
-    """A `Transport` to whatever answers at the endpoints of `url`. Pickles as its address.
+    """A `Transport` to the node or cluster at the endpoints of `url`. Pickles as its address.
 
     Args:
         known: further endpoints, of nodes that the cluster was last known to have.
@@ -69,14 +70,14 @@ class ClusterTransport(NothingToRefresh):
         _ALL.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The nodes behind the URL may all have been replaced since.
+        # All nodes behind the URL may have been replaced since.
         found, known = self._found, self._begin_at
         if isinstance(found, RoutedTransport):
             known = [*known, *(node.endpoint for node in found.members.view.nodes)]
         return _connect_again, (self.url, self._options, known)
 
     def _there(self, timeout_s: float = CALL_TIMEOUT_S, *, retry: bool = True) -> Transport:
-        """What answers there. Raises NodeUnavailable, SilenceTimeout when nothing does."""
+        """Return the transport to the node or cluster, found on first use. Raises NodeUnavailable, SilenceTimeout."""
         found = self._found
         if found is not None:
             return found
@@ -93,11 +94,11 @@ class ClusterTransport(NothingToRefresh):
             return self._found
 
     def _ask(self, timeout_s: float, *, retry: bool) -> ClusterView | None:
-        """The newest map that an endpoint has; None when those that answer have none."""
+        """Return the newest map that an endpoint has; None if those that answer have none."""
         timeout_s = min(timeout_s, CALL_TIMEOUT_S)
         answer = _map_of(self._endpoints, timeout_s, retry=retry)
         if answer is None and len(self._begin_at) > 1:
-            # A node that has just come back may not know yet what the others do.
+            # A node that has just restarted may not have learned yet what the others know.
             for endpoint in self._begin_at:
                 other = GrpcTransport(f"grpc://{endpoint}", retry_s=0.0)
                 try:
@@ -242,12 +243,12 @@ class ClusterTransport(NothingToRefresh):
             found.close()
 
     def forget_inherited(self) -> None:
-        """In a forked child: the lock may be held by a thread that is not here."""
+        """Called in a forked child: the lock may be held by a thread that does not exist here."""
         self._lock = threading.Lock()
 
 
 class _LateStream:
-    """A batch that begins when its first frame is waited for: nobody answered when it was asked for."""
+    """A batch that begins when its first frame is requested, because no endpoint answered when it was opened."""
 
     def __init__(self, begin: Callable[[], FrameStream]) -> None:
         self._begin = begin

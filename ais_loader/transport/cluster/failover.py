@@ -1,8 +1,8 @@
-"""Failover: the nodes of a cluster that are asked for one thing, in order, until one of them answers.
+"""Failover: the order in which nodes of a cluster are tried for one request.
 
-Reads go to the holders of an object, writes to its owners, and what concerns no object to whichever node answers. A
-write on a condition is the exception: the first owner of a name decides about it, and nobody in its place. Two nodes
-that each found a condition true would both be right, and one write too many would be told that it had won.
+Reads go to the holders of an object, writes to its owners, and calls about no object to any node that answers. A
+conditional write is the exception: only the first owner of a name evaluates the condition. If two nodes evaluated it,
+both could find it true, and two clients would believe that their write had won.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ais_loader.transport.retry import Patience
 
 T = TypeVar("T")
 QUICK_TIMEOUT_S = 2.0
-"""For a short answer, where another node can be asked for it."""
+"""Timeout of a short answer, if another node can be tried."""
 DAMAGED = errors.CorruptObject, errors.ArchiveDamaged, errors.ArchiveIndexError
-"""What a holder may say of its copy while another one has the object whole."""
+"""Errors that say a holder's replica is damaged. Another holder may have the object intact."""
 
 
 class Failover:
-    """Nobody answering is retried for `retry_s`, with the newest map."""
+    """Calls with failover. While no node answers, they are retried for `retry_s`, with the newest map."""
 
     def __init__(self, url: str, members: Members, retry_s: float) -> None:
         self.url = url
@@ -34,14 +34,14 @@ class Failover:
     def _nodes(self, bucket: str, name: str) -> list[bytes]:
         members = self.members
         if not members.knows(bucket):
-            return members.anybody()[:1]  # which says so, or has a newer map
+            return members.anybody()[:1]  # it reports that, or has a newer map
         return members.by_trust(members.holders(bucket, [name])[0])
 
     def _read(self, bucket: str, name: str, call: Callable[[GrpcTransport, float], T]) -> T:
-        """The answer of the first holder that has one; `call` is told how long it may take.
+        """Return the answer of the first holder that has one. `call` gets its timeout as its second argument.
 
-        Raises NotFound, NodeUnavailable, SilenceTimeout, and where no other holder is left DriveFailed and what says
-        that a copy is damaged.
+        Raises NotFound, NodeUnavailable, SilenceTimeout; and DriveFailed and the errors of a damaged replica if no
+        other holder is left.
         """
         members, patience = self.members, Patience(self._retry_s)
         asked_twice = False
@@ -68,26 +68,26 @@ class Failover:
                     members.suspect(node)
                     failure = errors.NodeUnavailable(str(error)) if short else error
                 except (errors.DriveFailed, errors.Overloaded, *DAMAGED) as error:
-                    failure = failure or error  # the node is well otherwise
-            # Who has handed it over, by a newer map, has that map.
+                    failure = failure or error  # the node is healthy otherwise
+            # A node that has handed the object over, by a newer map, has that map.
             members.refresh(first=lacking or unheard, force=missing is not None or unheard is not None)
             if members.view is not view:
-                continue  # those may not have been the holders any more
+                continue  # the nodes asked may not have been the holders any more
             if missing is not None and (failure is None or not members.view.objects_go([bucket])):
                 if asked_twice or not members.view.objects_go([bucket]):
                     raise missing
-                asked_twice = True  # it may have come to its owner, and gone from where it was, between the questions
+                asked_twice = True  # it may have moved to its owner between the two requests
                 continue
             self._pause(patience, failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}"))
 
     def _has(self, bucket: str) -> bool:
-        """Whether the map that is here already has it."""
+        """Whether the current map has the bucket."""
         return bucket in self.members.view.buckets
 
     def _heard_of(self, bucket: str, call: Callable[[GrpcTransport], T], *others: str) -> Callable[[GrpcTransport], T]:
-        """The call to a node, which counts as not answering while it has not heard of a bucket that there is: a change
-        of the map needs a majority of the nodes, and the others learn of it later. `others`: buckets that the call is
-        about as well."""
+        """Wrap a call to a node. A node counts as not answering while it does not know a bucket that exists: a change
+        of the map needs a majority of the nodes, and the others learn of it later. `others`: further buckets that the
+        call concerns."""
 
         def known(node: GrpcTransport) -> T:
             try:
@@ -109,8 +109,8 @@ class Failover:
         again: bool,
         patience: Patience | None = None,
     ) -> T:
-        """The answer of the first owner that has one; `again` says whether the call can be made twice, and `patience`
-        is that of several writes together."""
+        """Return the answer of the first owner that has one. `again`: the call can be made twice. `patience`: the retry
+        limit that several writes share."""
         return self._first(lambda: self._owners(bucket, name), call, again=again, consumes=True, patience=patience)
 
     def _write_first(
@@ -123,14 +123,14 @@ class Failover:
         replay: bool | None = None,
         patience: Patience | None = None,
     ) -> T:
-        """The first owner's answer; a node that is not the first owner any more sends one to look at the map again.
+        """Return the first owner's answer. A node that is no longer the first owner makes the client refresh the map.
 
         Args:
-            again: whether the call can be made twice, although the first may have been done.
-            replay: whether it can be made twice where the first was refused; as `again` unless told.
-            patience: as of `_write`.
+            again: whether the call can be made twice, although the first attempt may have taken effect.
+            replay: whether it can be made twice if the first attempt was rejected; defaults to `again`.
+            patience: see `_write`.
 
-        Raises NodeUnavailable, StaleMap when `retry_s` is over.
+        Raises NodeUnavailable, StaleMap after `retry_s`.
         """
         members, patience = self.members, patience or Patience(self._retry_s)
         while True:
@@ -161,7 +161,7 @@ class Failover:
         return members.by_trust(self._ranked_owners(bucket, name)) if members.knows(bucket) else members.anybody()[:1]
 
     def _ranked_owners(self, bucket: str, name: str) -> list[bytes]:
-        """Best first, whether they answer or not."""
+        """Return the owners, best first, whether they answer or not."""
         members = self.members
         if not members.knows(bucket):
             return members.anybody()[:1]
@@ -170,7 +170,7 @@ class Failover:
         return [] if known is None else [view.nodes[at].uuid for at in view.owners(known, name)]
 
     def _any(self, call: Callable[[GrpcTransport], T], *, again: bool = True) -> T:
-        """The answer of whichever node has one; without `again` of the first that can be reached."""
+        """Return the answer of any node that has one; without `again`, of the first node that can be reached."""
         return self._first(self.members.anybody, call, again=again, consumes=False)
 
     def _first(
@@ -182,8 +182,8 @@ class Failover:
         consumes: bool,
         patience: Patience | None = None,
     ) -> T:
-        """The answer of the first of these nodes that has one; `again` as in `_write`, and `consumes` where the call
-        takes what cannot be had a second time before it is known whether a node is there."""
+        """Return the answer of the first of these nodes that has one. `again`: see `_write`. `consumes`: the call
+        consumes its source, which cannot be read a second time, before it is known whether the node is there."""
         members, patience = self.members, patience or Patience(self._retry_s)
         while True:
             failure: errors.LoaderError = errors.NodeUnavailable(f"{self.url}: the map has no node for this")
@@ -193,7 +193,7 @@ class Failover:
                 try:
                     return call(members.transport(node))
                 except errors.DriveFull as error:
-                    full = error  # it cannot so much as give a version; another one may have room for that
+                    full = error  # it has no room even for a tombstone or version; another owner may have
                     if not again:
                         raise
                     continue
@@ -217,5 +217,5 @@ class Failover:
     @staticmethod
     def _pause(patience: Patience, failure: errors.LoaderError) -> None:
         if isinstance(failure, errors.SilenceTimeout):
-            raise failure  # it has had its time
+            raise failure  # its time is over
         patience.pause(failure)

@@ -1,4 +1,4 @@
-"""Frame filter: the entries of a node's frame that are delivered, and those that another node is asked for."""
+"""Frame filter: splits a node's frame into entries to deliver and entries to request from another node."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ais_loader.wire.gather.reorder import Reorder
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 _ASK_ANOTHER = (pb.NOT_FOUND, pb.CORRUPT)
-"""What one copy has not, another may have."""
+"""Failures of one replica. Another replica may have the entry."""
 _ASK_HOLDERS = (pb.UNAVAILABLE, pb.TIMEOUT)
-"""What the gathering node could not reach, this process may; and it has a longer patience."""
+"""Failures of the gathering node, which could not reach the holder. This process may reach it, and waits longer."""
 
 
 class FrameFilter:
-    """Of one batch. With `verify` each payload is compared with its checksum."""
+    """Frame filter of one batch. With `verify`, each payload is compared with its checksum."""
 
     def __init__(self, reorder: Reorder, routing: Routing, *, verify: bool) -> None:
         self._reorder = reorder
@@ -28,10 +28,11 @@ class FrameFilter:
         self._verifies = verify
 
     def filter(self, sender: Sender, came: Frame) -> tuple[Frame, Mask] | None:
-        """Put what is wanted of a frame into the batch; that part, and which of its entries to ask of another node.
+        """Deliver the wanted part of a frame to the batch. Return that part, and which of its entries to request from
+        another node.
 
-        None where there is nothing to ask. Raises LoaderError for a frame that does not belong to what was asked, and
-        DamagedEntry, with nothing put in, where bytes that the node has not compared are wrong.
+        Returns None if there is nothing to request. Raises LoaderError for a frame that does not match the request.
+        Raises DamagedEntry, with nothing delivered, if bytes are wrong that the node has not verified.
         """
         try:
             if (frame := self._reorder.wanted(sender.number, came)) is None:
@@ -53,7 +54,7 @@ class FrameFilter:
         except FrameError as wrong:
             name = self._routing.name(sender.node)
             raise errors.LoaderError(f"{name}: the node's answer does not add up: {wrong}") from wrong
-        return frame, again & ~contested  # another has been asked for those already
+        return frame, again & ~contested  # another node has already been asked for those
 
     def _verify(self, sender: Sender, frame: Frame) -> None:
         last = max(frame.index.tolist(), default=-1)
@@ -67,7 +68,8 @@ class FrameFilter:
 
     @staticmethod
     def _ask_elsewhere(sender: Sender, frame: Frame) -> Mask:
-        """Entries that this node has not got whole: whether another one may have is seen when it is to be asked."""
+        """Select the entries that this node does not have intact. Whether another node may have them is decided when
+        one is chosen."""
         one, other = _ASK_ANOTHER if sender.share.direct else _ASK_HOLDERS
         again: Mask = (frame.status == one) | (frame.status == other)
         if sender.share.direct:

@@ -1,15 +1,17 @@
-"""Merged listing of several nodes: every name once, in order, the newest version of it, complete under some map.
+"""Merged listing of several nodes: every name once, in order, in its newest version, complete under one version of the
+map.
 
-Names are gone through in stretches, as far as all nodes have said everything. What the nodes say of a stretch counts if
-all of them knew the same map when they looked: objects go from node to node by a map only, and a node that has let one
-go by a newer map says so. If one knows a newer map the stretch begins again, with the nodes of that map.
+The listing proceeds in ranges of names. A range ends where some node's answer ends, so that all nodes have listed it
+completely. The answers count if all nodes knew the same map when they listed: objects move between nodes only by a map,
+and a node that has removed an object by a newer map reports that version. If a node knows a newer map, the range begins
+again, with the nodes of that map.
 
-The nodes are not looked at in one moment. An object that goes from a node that has not been looked at yet to one that
-already has would be missing. So a stretch is looked at twice, on all nodes before any is looked at again, where objects
-may have gone meanwhile: while a change of the map moves them, and when a node says that it has just let go of one. What
-was there all the time is in one of the two.
+The nodes are not listed at the same instant. An object that moves from a node that has not been listed yet to one that
+already has would be missed. So a range is listed twice, on all nodes before any is listed again, if objects may have
+moved meanwhile: while a change of the map moves them, and when a node reports that it has just removed a replica. An
+object that existed all the time is found by one of the two passes.
 
-No network here: a page of a node is the answer to a call, which may fail.
+No networking here: a page of a node is the result of a call, which may fail.
 """
 
 from __future__ import annotations
@@ -35,39 +37,39 @@ from ais_loader.values.entry import ObjectInfo
 
 @dataclass(frozen=True, slots=True)
 class ListedMap:
-    """What a listing needs to know of a map."""
+    """The properties of a map that a listing needs."""
 
     version: int
     nodes: Sequence[bytes]
     hosts: Sequence[str]
     """Failure domain of each node."""
     copies: int
-    """On how many hosts each object is: so many less one may be silent. 0: the map has no such bucket."""
+    """Number of hosts that have each object. One host less may be silent. 0: the map has no such bucket."""
     moving: bool
-    """Whether objects may go from node to node by this map."""
+    """Whether objects may move between nodes by this map."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedPage:
-    """What a node has of some stretch of names."""
+    """Objects of one node in a range of names."""
 
     objects: Sequence[ObjectInfo]
     """In the order of their names' UTF-8 bytes, which is that of their code points."""
     next: str | None = None
-    """The name after which the next page begins; None when there is none."""
+    """Name after which the next page begins; None if this is the last one."""
     in_doubt: Sequence[str] = ()
-    """Names of which it cannot say what they are."""
+    """Names for which the node cannot tell whether the object exists."""
     map_version: int = 0
-    """The newest that the node knew when it had looked."""
+    """Newest map version that the node knew after it had listed."""
     oldest_map_version: int = 0
-    """The oldest by which it still acted when it began to look."""
+    """Oldest map version by which it still acted when it began to list."""
     let_go_s: float = float("inf")
-    """How long ago it last took away a copy because others have it."""
+    """Time since it last removed a replica because others have the object."""
 
 
 @dataclass(slots=True)
 class _Feed:
-    """What one node has said and nobody has taken yet."""
+    """Answers of one node that have not been consumed yet."""
 
     at: int
     next: str | None
@@ -75,14 +77,14 @@ class _Feed:
     in_doubt: list[str] = field(default_factory=list)
     silent: bool = False
     asked_s: float = 0.0
-    """When it was first asked for what it has said, that there is no more included, on the monotonic clock."""
+    """Monotonic time of the first request for what the feed holds, including that there is no more."""
     let_go_s: float = float("-inf")
-    """The last moment at which it may have let go of a copy."""
+    """Last moment at which the node may have removed a replica."""
     behind: bool = False
-    """Whether it acted by an older map, too."""
+    """Whether the node also acted by an older map."""
 
     def up_to(self, end: str | None) -> tuple[list[ObjectInfo], list[str]]:
-        """Objects and names in doubt up to this name, None: all; they are taken."""
+        """Consume the objects and the names in doubt up to this name; None: all."""
         if end is None:
             stop, stop_doubt = len(self.objects), len(self.in_doubt)
         else:
@@ -95,17 +97,17 @@ class _Feed:
 
 @dataclass(slots=True)
 class _Looks:
-    """What has been seen of one stretch so far, and did not suffice. What was known of a name once is true of a moment
-    within the call, also where it is being written now."""
+    """Results of earlier, incomplete passes over one range. An answer about a name holds for a moment within the call,
+    even if the name is being written now."""
 
     end: str | None
-    """Up to this name, None: all, something is known of every name that is not in doubt."""
+    """Every name up to here (None: all) that is not in doubt has an answer."""
     found: dict[str, ObjectInfo]
     in_doubt: set[str]
-    """Names of which nothing has been known in any look."""
+    """Names without an answer in any pass."""
 
     def tell(self, name: str) -> bool:
-        """Whether it is, or was, known whether there is such an object."""
+        """Whether a pass has established if the object exists."""
         return name not in self.in_doubt and (self.end is None or name <= self.end)
 
 
@@ -124,15 +126,15 @@ class _TooFewAnswer(Exception):
 
 
 class MergedListing:
-    """Of one call. Iterate it once.
+    """Merged listing of one call. Iterate over it once.
 
     Args:
-        page_of: a page of one node of a map (by its position there), of the names after a given one.
-        newest: the newest map; asks for one, the given node first, unless that is None.
-        start_after: only names behind it are listed.
+        page_of: returns a page of one node (by its position in the map) with the names after a given one.
+        newest: requests and returns the newest map. It asks the given node first, unless that is None.
+        start_after: only names after this one are listed.
 
-    Raises NodeUnavailable, SilenceTimeout, DriveFailed when more hosts are silent than there are further copies,
-    StaleMap when maps change faster than one can be listed by, BucketNotFound when no node has the bucket.
+    Raises NodeUnavailable, SilenceTimeout, DriveFailed if more hosts are silent than there are further copies, StaleMap
+    if the map changes faster than a range can be listed, BucketNotFound if no node has the bucket.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class MergedListing:
         self._after = start_after
         """Everything up to here has been listed."""
         self._looks: _Looks | None = None
-        """Since the last stretch."""
+        """Earlier passes over the current range."""
         self._begin(map_)
 
     def _begin(self, map_: ListedMap) -> None:
@@ -181,9 +183,9 @@ class MergedListing:
             self._after = end
 
     def _stretch(self) -> tuple[list[ObjectInfo], str | None]:
-        """The next objects, and the name up to which these are all; None when there are no more."""
+        """Return the next objects, and the name up to which they are complete; None at the end."""
         for feed in self._feeds:
-            if not feed.objects and feed.next is not None:  # one that has said all has said it then
+            if not feed.objects and feed.next is not None:  # a feed at its end has answered by this time
                 feed.asked_s = time.monotonic()
             while not feed.objects and feed.next is not None and not feed.silent:
                 self._ask(feed, feed.next)
@@ -202,7 +204,7 @@ class MergedListing:
         return [newest[name] for name in sorted(newest)], end
 
     def _again(self, end: str | None) -> list[tuple[list[ObjectInfo], list[str]]]:
-        """What the nodes have of the stretch now that all have been looked at."""
+        """List the range again, now that all nodes have been listed once."""
         for feed in self._feeds:
             feed.objects, feed.in_doubt, feed.next, feed.asked_s = [], [], self._after, time.monotonic()
         found: list[tuple[list[ObjectInfo], list[str]]] = []
@@ -213,21 +215,22 @@ class MergedListing:
         return found
 
     def _unsaid(self, said: Sequence[tuple[list[ObjectInfo], list[str]]]) -> set[str]:
-        """Names of which nobody may say that there is no such object: who has it is in doubt, or may be silent."""
+        """Return names that may exist though no node has listed them: their holder is in doubt, or may be silent."""
         if self._silent:
             return {name for _, in_doubt in said for name in in_doubt}
-        # One that has it and is in no doubt would have listed it. As many as have it may be in doubt for a while, of a
-        # write that was announced to all of them, and that too few have done. While objects move more nodes are told.
+        # A holder without doubt would have listed the name. All holders may be in doubt for a moment, about a write
+        # that was announced to all of them and committed on too few. While objects move, more nodes than these get the
+        # announcement.
         looks = [in_doubt for _, in_doubt in said[-len(self._feeds) :]]
         times = Counter(name for in_doubt in looks for name in set(in_doubt))
         having = min(max(1, self._map.copies), len(set(self._map.hosts)))
         return {name for name, doubting in times.items() if doubting >= having > 1 and not self._map.moving}
 
     def _settle(self, newest: dict[str, ObjectInfo], in_doubt: set[str], end: str | None) -> None:
-        """Add to `newest` what earlier looks at this stretch have told of names that are in doubt in this one.
+        """Add answers of earlier passes over this range for names that are in doubt in this one.
 
-        Of a name that is being written a node is in doubt for a moment, and of other names a moment later; of one whose
-        only sure copy is silent for as long as that is.
+        A node is in doubt about a name for the moment in which it is written, and a moment later about another name. If
+        the only sure replica is on a silent node, the doubt lasts as long as the silence.
         """
         before = self._looks
         left = in_doubt if before is None else {name for name in in_doubt if not before.tell(name)}
@@ -259,7 +262,8 @@ class MergedListing:
         feed.next = page.next
 
     def _lacks_bucket(self, feed: _Feed, error: BucketNotFound) -> None:
-        """A node that has not learned of a bucket yet has nothing of it; of a snapshot it has what it had."""
+        """Handle a node without the bucket. If it has not learned of the bucket yet, it has none of its objects. Of a
+        snapshot it has the replicas that it had."""
         known = self._newest(self._map.nodes[feed.at])
         if known.version != self._map.version:
             raise _NewerMap(feed.at, known.version) from error
@@ -272,12 +276,12 @@ class MergedListing:
             feed.next, feed.behind = None, True
 
     def _is_silent(self, feed: _Feed, error: LoaderError) -> None:
-        """Done without, if others have copies of all that it has."""
+        """Continue without this node, if others have replicas of everything that it has."""
         self._silent[self._map.hosts[feed.at]] = error
         feed.silent = True
         if len(self._silent) < max(1, self._map.copies):
             return
-        known = self._newest(None)  # there may be fewer by now
+        known = self._newest(None)  # nodes may have been removed meanwhile
         if known.version != self._map.version:
             raise _NewerMap(feed.at, known.version) from error
         if not isinstance(error, NodeUnavailable):
@@ -286,5 +290,5 @@ class MergedListing:
 
 
 def _newer(version: str, than: str) -> bool:
-    """In the order of (epoch, counter, node)."""
+    """Compare versions in the order of (epoch, counter, node)."""
     return tuple(map(int, version.split("."))) > tuple(map(int, than.split(".")))

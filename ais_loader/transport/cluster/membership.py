@@ -1,7 +1,8 @@
-"""Membership as a client knows it: the newest map that it has seen, a connection to each node, and whom to ask first.
+"""Membership as a client knows it: the newest map it has seen, a connection to each node, and the order of nodes to
+try.
 
-Thread-safe. A node that did not answer a moment ago is asked after the others for a while, so that one dead node does
-not cost every call its time-out.
+Thread-safe. A node that recently did not answer is tried after the others for a while, so that one dead node does not
+cost every call its timeout.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from ais_loader.wire.placement import Candidate, ranked
 from ais_loader.wire.suspects import Suspects
 
 MAP_TIMEOUT_S = 2.0
-"""A node that takes longer to tell its map is passed over."""
+"""Longest wait for a node's map; slower nodes are ignored."""
 _OTHERS_S = 0.2
-"""When one node has told its map, others have so long to tell theirs."""
+"""After one node has answered with its map, the others have this much time to answer."""
 SUSPECT = Backoff(2.0, 16.0, jitter=0)
-"""How long a node that did not answer is asked last; longer each time, until it has answered."""
+"""Time for which a node that did not answer is tried last; longer each time, until it has answered."""
 REFRESH_INTERVAL_S = 0.25
 _ASKED_AT_ONCE = 3
 
@@ -44,7 +45,7 @@ class Members:
 
     def __init__(self, view: ClusterView, options: ClusterOptions) -> None:
         self.view = view
-        """Replaced, never changed: take it once and work with that."""
+        """Replaced, never modified: read it once and work with that value."""
         self.options = options
         self._lock = threading.Lock()
         self._transports: dict[tuple[bytes, str], GrpcTransport] = {}  # guarded by _lock
@@ -59,13 +60,14 @@ class Members:
 
     @property
     def identity(self) -> bytes:
-        """Of this client in this process: 16 bytes, drawn."""
+        """Random id of this client in this process, 16 bytes."""
         if self._identity[0] != os.getpid():
             self._identity = os.getpid(), uuid.uuid4().bytes
         return self._identity[1]
 
     def transport(self, node: bytes) -> GrpcTransport:
-        """A connection of one try per call: the next try may be another node's. Raises NodeUnavailable, Closed."""
+        """Return a connection that makes one attempt per call: the next attempt may go to another node. Raises
+        NodeUnavailable, Closed."""
         view = self.view
         at = view.position.get(node)
         if at is None:
@@ -85,10 +87,10 @@ class Members:
                 )
             return self._transports[key]
 
-    # -- whom to ask
+    # -- which node to ask
 
     def holders(self, bucket: str, names: Sequence[str]) -> list[list[bytes]]:
-        """For each name the nodes that may have it, best first; of a bucket that no map knows, all nodes."""
+        """Return, for each name, the nodes that may have it, best first; for a bucket that no map has, all nodes."""
         view = self.view
         uuids = [node.uuid for node in view.nodes]
         known = view.to_read(bucket)
@@ -97,14 +99,14 @@ class Members:
         return [[uuids[at] for at in found] for found in view.holders(known, names)]
 
     def knows(self, bucket: str) -> bool:
-        """Whether the map has the bucket, or the snapshot; asks for a newer map where it has not."""
+        """Whether the map has the bucket or snapshot. Requests a newer map if it has not."""
         return self._has(bucket) or (self.refresh(force=True) and self._has(bucket))
 
     def _has(self, bucket: str) -> bool:
         return self.view.to_read(bucket) is not None
 
     def by_trust(self, nodes: Sequence[bytes]) -> list[bytes]:
-        """The same nodes, those last that did not answer a moment ago."""
+        """Sort the nodes: those that recently did not answer come last."""
         if not self._suspects:
             return list(nodes)
         suspects = self._suspects.among(set(nodes))
@@ -113,29 +115,29 @@ class Members:
     def preferred(
         self, found: Sequence[Sequence[bytes]], key: Callable[[int], int], buckets: Sequence[str]
     ) -> Sequence[Sequence[bytes]]:
-        """Holders of entries in these buckets, ordered by trust, with those first that have less to do; see
+        """Reorder the holders of entries in these buckets, which are sorted by trust, by load; see
         `copy_choice.choose`."""
         if self.view.objects_go(buckets) or all(len(nodes) < 2 for nodes in found):
-            return found  # while objects move, only their order says where they are
+            return found  # while objects move, only this order tells where they are
         loads = self.loads.of(set(chain.from_iterable(found)))
         for node in self._suspects.among(set(loads)):
             loads[node] = replace(loads[node], suspected=True)
         return choose(found, loads, key)
 
     def suspect(self, node: bytes) -> None:
-        """It did not answer."""
-        if node not in self._suspects:  # else that is known
+        """Note that a node did not answer."""
+        if node not in self._suspects:  # else it is known already
             self._suspects.failed(node, SUSPECT)
 
     def is_suspect(self, node: bytes) -> bool:
         return node in self._suspects
 
     def heard(self, node: bytes) -> None:
-        """It has answered."""
+        """Note that a node has answered."""
         self._suspects.answered(node)
 
     def anybody(self) -> list[bytes]:
-        """All nodes, in the order of this client: clients spread over nodes."""
+        """Return all nodes, in an order that depends on this client: clients spread over nodes."""
         view, key = self.view, (self.view.version, self.identity)
         if self._order[0] != key:
             order = ranked(self.identity, "", [Candidate(node.uuid, node.weight) for node in view.nodes])
@@ -143,14 +145,14 @@ class Members:
         return self.by_trust(self._order[1])
 
     def transforming(self) -> list[bytes]:
-        """As `anybody`, those last of which the map does not say that they run transforms."""
+        """Like `anybody`, but nodes come last for which the map does not say that they run transforms."""
         able = self.view.transforming
         return sorted(self.anybody(), key=lambda node: node not in able)
 
     # -- the map
 
     def learn(self, map_: pb.ClusterMap) -> bool:
-        """Take a map if it is a newer one of the same cluster."""
+        """Replace the map by a newer one of the same cluster. Returns whether it was newer."""
         with self._lock:
             before = self.view
             if map_.version <= before.version or map_.cluster_uuid != before.map.cluster_uuid:
@@ -159,7 +161,7 @@ class Members:
             return True
 
     def refresh(self, *, first: bytes | None = None, force: bool = False) -> bool:
-        """Ask for a newer map; True when there was one. Not more often than a few times a second, unless forced.
+        """Request a newer map; return whether there was one. Limited to a few times a second unless forced.
 
         `first`: a node that is known to have it.
         """
@@ -176,7 +178,7 @@ class Members:
         ends_at = now + MAP_TIMEOUT_S
         while True:
             while nodes and waiting + answered < _ASKED_AT_ONCE and not newer:
-                # A frozen one must not hold the others up. Threads end with their calls' deadline.
+                # A hanging node must not delay the others. Threads end with their call's deadline.
                 asking = threading.Thread(
                     target=self._ask_map, args=(nodes.pop(0), known, answers), name="ais-loader map", daemon=True
                 )
@@ -218,7 +220,7 @@ class Members:
             transport.close()
 
     def forget_inherited(self) -> None:
-        """In a forked child: the lock may be held by a thread that is not here."""
+        """Called in a forked child: the lock may be held by a thread that does not exist here."""
         self._lock = threading.Lock()
         self.loads.forget_inherited()
         self.hedging.budget.forget_inherited()

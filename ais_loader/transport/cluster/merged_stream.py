@@ -1,15 +1,42 @@
 """Direct assembly: one batch from several nodes at once, merged here, each entry from a node that has it.
 
-The entries are split over their first holders, one part for each node, on the session that this process has with it.
-What a node cannot give, because it is down, silent, too busy or has not got it, is asked of the next holder at once;
-where there is none, of the same nodes again, with growing pauses, for `retry_s`. Only what has not arrived is asked for
-again, and a large entry goes on from its last byte, in the version it began with. Entries that nobody can give come as
-failed, in their place. A node that assembles the batch for its client ("target") is a single part, with the other nodes
-to fall back on.
+The problem. The entries of a batch are spread over many nodes. The consumer gets one ordered stream of frames, with
+every entry exactly once, although any node may die, hang, reject the batch or hand objects over to another node.
 
-A node that is silent for much longer than is usual is not given up, but what it owes is asked of the next holder as
-well, within a budget (see `ais_loader.wire.gather.hedging`); the first to deliver an entry has it, and who has nothing
-more to deliver is told to stop.
+The invariant. At any time each entry is in exactly one of four states: received, failed, waiting in `_later`, or owed
+by a sender (by two, if it is hedged). A sender is one request to one node, on the session that this process has with
+it. Its entries form a `Share`, which records the nodes tried so far. `Reorder` keeps the state of each entry and merges
+frames: the first sender to deliver an entry owns it, and whatever else arrives for it is dropped.
+
+The steps:
+
+1. `_assign` groups a share by the best holder of each entry that has not been tried, and opens a sender for
+   each group. A target, a node that assembles the whole batch for its client, is a single such group.
+2. `_handle` takes the next event of any sender. Frames go through the filter into the reorder buffer. An
+   entry that the node does not have intact is assigned to its next holder.
+3. `_next` returns the next frame in order and grants each sender credit for what was consumed.
+4. The batch is complete when all entries have been received or have failed, and no sender is left.
+
+What happens when a node dies halfway through its part:
+
+- The connection breaks. The session delivers `Broken` to each of its senders, after the frames that it had
+  received. `_failed` ends the sender, marks the node as suspect for other batches, and requests a newer map.
+  Only entries that no sender owes any more are assigned to their next holders. A large entry resumes at the
+  byte where it stopped, in the version that it began with.
+- Only END was lost. Nothing is left to request, and the sender is simply removed.
+- The node hangs, with its connection open. After an unusual silence (`_limit_s`) its entries are also
+  requested from their next holders, within a budget (`ais_loader.wire.gather.hedging`). The hanging node may
+  still deliver first. A sender whose entries were all delivered by others is cancelled. After `timeout_s` the
+  node is given up, as if its connection had broken.
+- A target dies: another node assembles the rest. A target that hangs may itself wait for one dead node, so
+  its entries are requested from their holders directly.
+- No holder is left. The same nodes are asked again after growing pauses, until failures have lasted for
+  `retry_s` without progress; after a silence of `timeout_s` not again. Then the entries fail, in their positions,
+  and the rest of the batch goes on. Only an error that no retry can help ends the whole batch.
+- The node acts by a newer map, by which others have the entries (StaleMap). The map is refreshed and
+  the entries are assigned by it.
+- A holder has the entry damaged: see `_damaged_further`.
+- This process forks: the child's streams raise Closed, and the parent's resume on new sessions.
 
 Memory: each node may send SENDER_WINDOW_BYTES ahead of the consumer.
 """
@@ -46,10 +73,10 @@ _NOBODY = -1
 
 
 class MergedStream:
-    """A `FrameStream` over the nodes of a cluster. Belongs to one thread, but for `close`.
+    """A `FrameStream` over the nodes of a cluster. Belongs to one thread, except `close`.
 
     Args:
-        targets: nodes that assemble the whole batch, best first; empty: it is assembled here.
+        targets: nodes that may assemble the whole batch, best first; if empty, this client assembles it.
     """
 
     def __init__(
@@ -61,7 +88,7 @@ class MergedStream:
         self._first_index = request.first_index
         self._routing = Routing(members, self._columns, targets)
         self._plain_of: dict[int, str] = {}
-        """Of a batch that asks for transforms: who has sent an entry as it is stored, by its index."""
+        """For a batch with transforms: the node that sent an entry untransformed, by the entry's index."""
         self._pid = os.getpid()
         self._reorder = Reorder(self._columns.count, request.first_index, ordered=request.ordered)
         self._filter = FrameFilter(self._reorder, self._routing, verify=policy.verify_payload)
@@ -69,16 +96,16 @@ class MergedStream:
         self._senders: dict[int, Sender] = {}
         self._later: list[tuple[float, Share]] = []
         self._damaged_at: dict[int, int] = {}
-        """Bytes of an entry that had arrived when a holder last found its copy damaged, by position."""
+        """Received bytes of an entry when a holder last reported its replica as damaged, by position."""
         self._closed = self._done = False
         self._hedging = members.hedging
         self._hedging.budget.asked(self._columns.count)
         self.hedged = 0
-        """Entries that were asked of a second node because the first was slow."""
+        """Number of entries that were requested from a second node because the first was slow."""
         self.retries = 0
-        """Parts that were asked for again, of the same node or of another."""
+        """Number of repeated requests, to the same node or to another."""
         self.paused_s = 0.0
-        """Time in which nobody was asked."""
+        """Time in which no request was open."""
         for bucket in self._columns.buckets:
             members.knows(bucket)
         self._assign(Share(range(self._columns.count), direct=not targets))
@@ -107,7 +134,7 @@ class MergedStream:
         return self._plain_of.get(index, "a node")
 
     def read_all(self) -> list[bytes] | None:
-        return None  # what crosses a network comes in frames
+        return None  # data from a network arrives in frames
 
     def close(self) -> None:
         self._closed = True
@@ -123,7 +150,7 @@ class MergedStream:
                 self._count(sender)
 
     def _end(self, sender: Sender) -> list[int]:
-        """Nothing more is taken from it; returns what nobody is to deliver now."""
+        """Remove a sender. Return the positions that no sender owes now."""
         del self._senders[sender.number]
         self._count(sender)
         left, _ = self._reorder.close_sender(sender.number)
@@ -132,7 +159,7 @@ class MergedStream:
 
     def _count(self, sender: Sender) -> None:
         if sender.share.direct:
-            # One that was waited for in vain is as slow as that, at least.
+            # A sender that never answered is at least as slow as the wait for it.
             answered = max(sender.received, int(sender.waited_s > 0))
             self._members.loads.over(
                 sender.node, len(sender.share.positions), answered, sender.busy_s + sender.waited_s
@@ -141,7 +168,7 @@ class MergedStream:
     # -- the loop
 
     def _next(self) -> Frame | None:
-        """The next frame; None after some other step towards it."""
+        """Return the next frame; None after any other step."""
         for _ in range(_EVENTS_AT_ONCE):
             try:
                 self._handle(*self._arrivals.get_nowait())
@@ -161,7 +188,7 @@ class MergedStream:
         return None
 
     def _wait(self) -> None:
-        """For the next event; who keeps silent for too long has failed."""
+        """Wait for the next event. A sender that is silent for too long has failed."""
         now = time.monotonic()
         due = [share for at, share in self._later if at <= now]
         if due:
@@ -197,15 +224,16 @@ class MergedStream:
                 self._hedge(sender)
 
     def _limit_s(self, sender: Sender) -> float:
-        """How long this sender may be silent before others are asked for what it owes, too."""
-        if not self._hedging.budget.share or self._columns.transformed:  # which takes its time, and is not done twice
+        """Silence of this sender after which its entries are also requested from other nodes."""
+        if not self._hedging.budget.share or self._columns.transformed:  # transforms are slow, and do not run twice
             return self._policy.timeout_s
         silences = self._hedging.parts if sender.share.direct else self._hedging.gathered
         last = all(other is sender or other.share.hedge for other in self._senders.values())
         return silences.limit_s(last=last) * float(1 << sender.hedges)
 
     def _hedge(self, sender: Sender) -> None:
-        """Ask the next holders for what this sender owes, as far as the budget goes; it may still be the first."""
+        """Request what this sender owes from the next holders as well, within the budget. The sender may still deliver
+        first."""
         sender.hedges += 1
         share, positions = sender.share, self._reorder.hedgeable(sender.number).tolist()
         avoid = share.tried | {sender.node}
@@ -217,11 +245,11 @@ class MergedStream:
                 self._begin(node, part)
 
     def _drop_beaten(self) -> None:
-        """Those that have lost all they owed to others need not go on."""
+        """Cancel senders whose entries have all been delivered by others."""
         for sender in list(self._senders.values()) if self.hedged else ():
             if self._reorder.is_beaten(sender.number):
                 sender.cancel()
-                if sender.hedges:  # it has given no sign of life since
+                if sender.hedges:  # it has been silent since
                     self._members.suspect(sender.node)
                 self._end(sender)
 
@@ -235,7 +263,7 @@ class MergedStream:
     def _handle(self, number: int, event: Event) -> None:
         sender = self._senders.get(number)
         if sender is None:
-            return  # given up meanwhile
+            return  # given up in the meantime
         waited_s = sender.heard()
         if isinstance(event, Broken):
             self._failed(sender, event.error)
@@ -256,7 +284,7 @@ class MergedStream:
             self._take(sender, response.frame)
             self._drop_beaten()
             if sender.number not in self._senders:
-                return  # it has lost the rest
+                return  # other senders have delivered the rest
         end = response.end
         if end is None:
             return
@@ -285,7 +313,7 @@ class MergedStream:
         if filtered is None:
             sender.take(came)
             return
-        before = replace(sender.share)  # a failure is no progress for those that failed
+        before = replace(sender.share)  # a failure is no progress for the entries that failed
         sender.take(came)
         frame, again = filtered
         if (elsewhere := again & failed_as(frame, errors.StaleMap.kind)).any():
@@ -310,11 +338,12 @@ class MergedStream:
                 self._assign(Share(positions, error=errors.NodeUnavailable(faults[positions[0]].message)))
 
     def _damaged_further(self, positions: Sequence[int]) -> list[int]:
-        """Return the entries that have progressed since another holder found its copy of them damaged, too.
+        """Return those of these entries, damaged at a holder, that have progressed since another holder reported the
+        same.
 
-        Pieces are compared before they are sent, so what has come of an entry is right, and the next holder goes on
-        behind it. Holders that have damaged what came before may have the rest: all of them are asked again. That ends,
-        because the entry has to progress each time.
+        Pieces are verified before they are sent, so the received part of an entry is correct, and the next holder
+        continues behind it. Holders whose damage lies in the received part may have the rest intact: all of them are
+        asked again. This terminates, because the entry has to progress each time.
         """
         further: list[int] = []
         for position in positions:
@@ -327,14 +356,14 @@ class MergedStream:
         return further
 
     def _ask_checked(self, sender: Sender) -> None:
-        """Bytes that the node did not look at were wrong: it is to look, from here on, and to say what it finds."""
+        """Request the rest with verification by the node: bytes that the node had not verified were wrong."""
         sender.cancel()
         if left := self._end(sender):
             self.retries += 1
             self._begin(sender.node, replace(sender.share, positions=left, hedge=False, checked=True))
 
     def _wait_for(self, share: Share, node: bytes, frame: Frame, which: Mask) -> None:
-        """Ask the next holders of these entries, and this one again if need be."""
+        """Request these entries from their next holders, and from this one again if necessary."""
         self._members.loads.suspect(node)
         fault = frame.errors[int(frame.index[int(which.argmax())])]
         unanswered = errors.NodeUnavailable(fault.message)
@@ -353,7 +382,7 @@ class MergedStream:
         )
 
     def _place_anew(self, sender: Sender, share: Share, frame: Frame, which: Mask) -> None:
-        """The node acts by a newer map, by which others have these entries."""
+        """Reassign entries of a node that acts by a newer map, by which others have them."""
         positions = np.array(share.positions)[frame.index[which]].tolist()
         fault = frame.errors[int(frame.index[int(which.argmax())])]
         stale = errors.StaleMap(fault.message)
@@ -366,10 +395,11 @@ class MergedStream:
         else:
             self._assign(share)
 
-    # -- who is asked
+    # -- assignment
 
     def _assign(self, share: Share) -> None:
-        """Ask the best holders that have not been tried; what has none waits, or fails."""
+        """Request a share from the best holders that have not been tried. Entries without one are retried later, or
+        fail."""
         if share.map_version != self._members.view.version:
             share.ask_anew(self._members.view.version)
         groups, nobody = self._routing.groups(share)
@@ -386,12 +416,12 @@ class MergedStream:
     def _open(self, node: bytes, share: Share) -> None:
         request = self._columns.select(share.positions)
         request.map_version = share.map_version
-        # Who takes the entries stops, when a failure comes to be the next one: a node would stop at what another may
-        # have, or at what lies behind entries that others are still to deliver, and save less than one window.
+        # The consumer stops when a failed entry is the next one. A node would stop at an entry that another node may
+        # have, or behind entries that others have yet to deliver, and save less than one window.
         request.fail_fast = False
         request.local = share.direct
         request.receiver_checks = not share.checked
-        request.verify_ranges |= share.checked  # what was found to be wrong may be a range
+        request.verify_ranges |= share.checked  # the wrong bytes may belong to a range
         if (resume := self._reorder.resume_of(share.positions[0])) is not None:
             request.resume_offset, request.resume_checksum, request.resume_version = resume
         self.retries += share.error is not None
@@ -405,14 +435,14 @@ class MergedStream:
             self._arrivals.put((sender.number, Broken(error)))
 
     def _failed(self, sender: Sender, error: errors.LoaderError, at_least_s: float = 0.0) -> None:
-        """The sender is over: its entries go to the next holder, or wait."""
+        """End a sender: its entries go to the next holder, or wait."""
         if not error.retryable:
             raise error
         left = self._end(sender)
         if isinstance(error, errors.NodeUnavailable | errors.SilenceTimeout):
             self._members.suspect(sender.node)
         if not left:
-            return  # only its END was lost, or another has been asked for all of it
+            return  # only its END was lost, or another node has all of it
         share = sender.share
         share.positions, share.error, share.hedge = left, error, False
         if share.failing_since_s is None:
@@ -429,14 +459,14 @@ class MergedStream:
                 self._members.refresh()
             share.tried, share.unanswered = share.tried | {sender.node}, error
             if isinstance(error, errors.SilenceTimeout) and not share.direct:
-                share.direct, share.tried = True, frozenset()  # it may have waited for one node: others have theirs
+                share.direct, share.tried = True, frozenset()  # it may have waited for one node
         if at_least_s and not self._routing.has_others(share):
             self._try_later(share, at_least_s)
             return
         self._assign(share)
 
     def _try_later(self, share: Share, at_least_s: float = 0.0) -> None:
-        """Everybody who may have these entries has been asked: begin again after a pause, or let them fail."""
+        """Handle entries whose holders have all been tried: start over after a pause, or let the entries fail."""
         if share.unanswered is None and self._routing.once_more(share):
             return self._assign(share)
         now, settled = time.monotonic(), not self._routing.objects_go

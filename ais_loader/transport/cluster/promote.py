@@ -1,7 +1,7 @@
-"""Promotion by the nodes of a cluster: by the one that sees the files, or by all that see the same ones.
+"""Promotion by the nodes of a cluster: by the node that sees the files, or by all nodes that see the same files.
 
-Of the same files each node takes the names whose best owner among those nodes it is, so that every file is promoted
-once, as long as all act by one version of the map; a node that does not refuses its part.
+If several nodes see the same files, each takes the names of which it is the best owner among these nodes. Every file is
+thus promoted once, as long as all act by one version of the map; a node that does not rejects its part.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ais_loader.wire.generated import ais_promote_pb2 as wire
 LOOK_TIMEOUT_S = 10.0
 _LOOKS_AT_ONCE = 32
 _UNTAKEN = 1024
-"""Results that wait to be taken, before nodes have to wait."""
+"""Results that wait to be consumed, before nodes have to wait."""
 _TAKING_S = 0.2
 
 _Looks: TypeAlias = dict[bytes, wire.LookResponse]
 _Ended: TypeAlias = tuple[bytes, int | errors.LoaderError]
-"""A node, and how many files it has seen or why it has stopped."""
+"""A node, and the number of files that it has seen, or the error that stopped it."""
 
 
 def promote(members: Members, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
-    """Raises InvalidRequest where it is not clear whose files are meant, SourceRefused, SourceUnreadable where no node
-    sees the path, NodeUnavailable where the only one that promotes has gone. One of several that goes is a failure
-    among the results, and the others go on."""
+    """Promote files. Raises InvalidRequest if it is ambiguous whose files are meant; SourceRefused, SourceUnreadable if
+    no node sees the path; NodeUnavailable if the only promoting node was lost. If one of several is lost, that is a
+    failure among the results, and the others go on."""
     request = promote_request(spec)
     if not members.knows(spec.bucket):
         yield from members.transport(members.anybody()[0]).run_promotion(request)
@@ -49,7 +49,7 @@ def promote(members: Members, spec: PromoteSpec) -> Generator[PromoteResult, Non
 
 
 def _look(members: Members, request: wire.PromoteRequest) -> tuple[_Looks, dict[bytes, errors.LoaderError]]:
-    """What each node sees at the path, when all that answer act by the map that this client has."""
+    """Return what each node sees at the path, once all that answer act by this client's map."""
     patience = Patience(members.options.retry_s)
     while True:
         looks, unanswered = _look_once(members, request)
@@ -85,7 +85,7 @@ def _look_once(members: Members, request: wire.PromoteRequest) -> tuple[_Looks, 
 def _choose(
     members: Members, spec: PromoteSpec, looks: _Looks, unanswered: dict[bytes, errors.LoaderError]
 ) -> list[bytes]:
-    """Who promotes."""
+    """Select the nodes that promote."""
     view = members.view
     endpoints = {node.uuid: node.endpoint for node in view.nodes}
     if spec.node is not None:
@@ -99,7 +99,7 @@ def _choose(
         looks = {named[0]: looks[named[0]]}
     seeing = {node: look for node, look in looks.items() if not look.HasField("error")}
     if not seeing:
-        # What somebody sees and refuses says more than that another one has no such path, or may not look.
+        # A node that sees the path and refuses it says more than one that has no such path, or may not access it.
         refused = errors.SourceRefused.kind
         first = min(looks.values(), key=lambda look: (look.outside, look.error.kind != refused))
         raise errors.from_node(first.error.kind, first.error.message)
@@ -142,7 +142,7 @@ def _together(members: Members, request: wire.PromoteRequest, nodes: list[bytes]
                     break
         except errors.LoaderError as error:
             ended = error
-        except Exception as error:  # noqa: BLE001 - whoever waits for this node must hear of it
+        except Exception as error:  # noqa: BLE001 - the thread that waits for this node needs the error
             ended = errors.NodeUnavailable(f"{type(error).__name__}: {error}")
         hand_over((node, ended))
 

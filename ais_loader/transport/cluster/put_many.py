@@ -1,4 +1,4 @@
-"""Bulk put to many nodes: groups for each node on a stream of its own, acknowledged in the caller's order."""
+"""Bulk put to many nodes: each node gets its groups on a stream of its own; results come in the caller's order."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 MAX_UNDELIVERED = 4096
-"""Results that wait for an earlier one; then all groups are sent, full or not."""
+"""Most results that wait for an earlier one. Beyond it, all groups are sent, full or not."""
 
 
 class PutOne(Protocol):
-    """A put by itself, to whichever owner takes it."""
+    """Puts one object, on any owner that accepts it."""
 
     def __call__(self, spec: PutSpec, source: Source, *, patience: Patience) -> ObjectInfo: ...
 
@@ -42,14 +42,15 @@ def put_many(
     *,
     retry_s: float,
 ) -> Generator[Result, None, None]:
-    """One result per object, in order; a failed object does not stop the others.
+    """Yield one result per object, in order. A failed object does not stop the others.
 
     Args:
-        node_of: to which node an object goes.
-        open_stream_of: a stream of groups to a node.
-        put_one: for large objects, for what a node did not acknowledge before it was gone, and where its map is behind.
-        has: whether there is a bucket of this name, as far as is known here.
-        retry_s: for how long objects of one node may fail, one after the other, before all that is left for it does.
+        node_of: returns the node for an object.
+        open_stream_of: opens a stream of groups to a node.
+        put_one: puts large objects, objects that a lost node had not acknowledged, and objects of nodes with an old
+            map.
+        has: whether a bucket of this name exists, by the client's map.
+        retry_s: how long objects of one node may fail in a row before all of its remaining objects fail.
     """
     puts = _Puts(node_of, open_stream_of, put_one, has, retry_s)
     try:
@@ -66,16 +67,16 @@ def put_many(
 
 
 class _Node:
-    """What goes to one node."""
+    """State of the objects for one node."""
 
     def __init__(self, open_stream: OpenStream, retry_s: float) -> None:
         self.sender = GroupSender(open_stream, 0.0)
         self.patience = Patience(retry_s)
-        """Of what goes on its own: hundreds of objects that nobody takes wait as long as one does."""
+        """Retry limit of single puts: hundreds of objects that no node accepts wait as long as one does."""
         self.group: list[pb.SmallObject] = []
         self.group_bytes = 0
         self.sent: deque[tuple[int, pb.SmallObject]] = deque()
-        """Objects of groups that have been sent and not acknowledged, with their places in the caller's order."""
+        """Objects of groups that have been sent but not acknowledged, with their positions in the caller's order."""
         self.places: list[int] = []
 
 
@@ -110,7 +111,7 @@ class _Puts:
         if node is None:
             node = self._nodes[key] = _Node(self._open_stream_of(key), self._retry_s)
         if small is None:
-            self._flush(node)  # it may replace one of them
+            self._flush(node)  # the object may replace one of them
             self._alone(node, place, spec, source)
             return
         if node.group and node.group_bytes + len(small.data) > GROUP_BYTES:
@@ -127,7 +128,7 @@ class _Puts:
             yield self.results.pop(self._delivered - 1)
 
     def flush(self) -> None:
-        """Have everything acknowledged; the nodes work at the same time."""
+        """Wait until everything has been acknowledged; the nodes work in parallel."""
         for node in self._nodes.values():
             self._send(node)
         for node in self._nodes.values():
@@ -157,8 +158,8 @@ class _Puts:
                 behind = isinstance(result, errors.BucketNotFound) and self._has(small.bucket)
                 is_full = isinstance(result, errors.DriveFull) and not everybody_is_full
                 if behind or is_full or isinstance(result, errors.StaleMap | errors.WriteTooLate):
-                    # To its first owner by a newer map, to an owner that has room at least for giving a version, or to
-                    # one that looks again.
+                    # Put it alone: on its first owner by a newer map, on an owner with room for at least a version, or
+                    # on one that checks for earlier attempts again.
                     alone = self._alone(node, place, spec_of(small, node.sender.doubtful_since_s), Source(small.data))
                     everybody_is_full = is_full and isinstance(alone, errors.DriveFull)
                 else:
@@ -171,7 +172,7 @@ class _Puts:
             self._rescue(node)
 
     def _rescue(self, node: _Node) -> None:
-        """The node is gone: what it has not acknowledged goes on its own, to whoever owns it now."""
+        """Handle a lost node: objects it has not acknowledged are put one by one, on their current owners."""
         node.sender.close()
         sent = list(node.sender.doubts())
         not_sent: list[float | None] = [None] * (len(node.sent) - len(sent))
@@ -185,10 +186,10 @@ class _Puts:
                 continue
             result = self._alone(node, place, spec_of(small, doubtful_since_s), Source(small.data))
             if isinstance(result, errors.LoaderError) and node.patience.is_over:
-                gone = result.__cause__ or result  # why its outcome is unknown, which says nothing of the others'
+                gone = result.__cause__ or result  # the cause: only this outcome is known to be unknown
 
     def _alone(self, node: _Node, place: int, spec: PutSpec, source: Source) -> Result:
-        """An object that cannot go by this node's stream."""
+        """Put an object that cannot go through this node's stream."""
         result: Result
         try:
             result = self._put_one(spec, source, patience=node.patience)

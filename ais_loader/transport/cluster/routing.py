@@ -1,4 +1,4 @@
-"""Request routing of one batch: the node to ask for each entry, by the map, by trust and by load."""
+"""Request routing of one batch: assigns each entry to a node, by the map, by trust and by load."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.cluster.substream import Share
 
 AGAIN = b"again"
-"""Among the nodes that have been tried: it is the second time that they are."""
+"""Marker among the tried nodes: they are being tried for the second time."""
 
 
 class Routing:
-    """Of one batch.
+    """Request routing of one batch.
 
     Args:
-        targets: nodes that assemble the whole batch, best first.
+        targets: nodes that may assemble the whole batch, best first.
     """
 
     def __init__(self, members: Members, columns: Columns, targets: Sequence[bytes]) -> None:
@@ -25,18 +25,19 @@ class Routing:
         self._targets = targets
 
     def name(self, node: bytes) -> str:
-        """Its endpoint, for people."""
+        """Return the endpoint of a node, for messages."""
         view = self._members.view
         at = view.position.get(node)
         return node.hex() if at is None else view.nodes[at].endpoint
 
     @property
     def objects_go(self) -> bool:
-        """Whether objects may go from one of the nodes that are asked to another."""
+        """Whether objects may move between the nodes that are asked."""
         return self._members.view.objects_go(self._columns.buckets)
 
     def groups(self, share: Share) -> tuple[dict[bytes, list[int]], list[int]]:
-        """By node, what each is best asked for, of what it has not been asked for; and what no node is left for."""
+        """Group entries by the node that is best asked for them and has not been. Also return those for which no node
+        is left."""
         positions = share.positions
         candidates: Sequence[Sequence[bytes]] = self._candidates(positions, direct=share.direct)
         if share.direct and not share.tried:
@@ -53,15 +54,15 @@ class Routing:
         return bool(grouped(share.positions, candidates, share.tried)[0])
 
     def once_more(self, share: Share) -> bool:
-        """Whether its holders are to be asked for the second time: while objects move, one that was nowhere may have
-        come to its owner after that was asked, and gone from where it was before that was."""
+        """Whether the holders are to be asked a second time. While objects move, an entry that was found nowhere may
+        have moved to its owner after the owner was asked, and before its former holder was."""
         if share.missing is None or not self.objects_go or AGAIN in share.tried:
             return False
         share.tried = frozenset({AGAIN})
         return True
 
     def hedges(self, share: Share, positions: Sequence[int], avoid: frozenset[bytes]) -> dict[bytes, list[int]]:
-        """By node, which of these entries of a share it can be asked for at once: nobody is known to be slower."""
+        """Group the entries of a share that can be requested at once by node. Nodes known to be slow are excluded."""
         candidates = [
             [node for node in nodes if not self._members.is_suspect(node)]
             for nodes in self._candidates(positions, direct=share.direct)
@@ -78,6 +79,6 @@ class Routing:
 
     def _by_trust(self, nodes: Sequence[bytes]) -> list[bytes]:
         found = self._members.by_trust(nodes)
-        if self._columns.transformed:  # who cannot do that is asked last, and is not believed
+        if self._columns.transformed:  # nodes without transforms come last and are not trusted
             return sorted(found, key=lambda node: node not in self._members.view.transforming)
         return found

@@ -1,4 +1,4 @@
-"""Substream of a batch, one node's part of it: what was asked, what has come, and whether it adds up."""
+"""Substream of a batch, one node's part of it: what was requested, what has arrived, and whether it is consistent."""
 
 from __future__ import annotations
 
@@ -25,44 +25,45 @@ Verdict: TypeAlias = "tuple[int, Mapping[int, EntryFault]]"
 
 @dataclass(slots=True)
 class Share:
-    """Entries on their way from node to node until somebody answers."""
+    """Entries that are requested from one node after another until one answers."""
 
     positions: Sequence[int]
     tried: frozenset[bytes] = frozenset()
-    """Nodes that are not to be asked any more."""
+    """Nodes that are not asked any more."""
     missing: Verdict | None = None
-    """Status, and the reason for each position, from a holder that has not got them, or only damaged; others may."""
+    """Status, and the reason for each position, from a holder that lacks the entries or has them damaged. Others may
+    have them."""
     unanswered: errors.LoaderError | None = None
-    """Why a holder that was asked has not said whether it has them; None while all of them have. What others say is
-    not the last word then, as long as objects move."""
+    """Why a holder that was asked has not said whether it has the entries; None if all have. As long as objects move,
+    the answers of others are not final then."""
     map_version: int = 0
-    """Of the map by which holders were asked. What they said counts under no other."""
+    """Version of the map that determined the holders. Their answers count under no other version."""
     failing_since_s: float | None = None
-    """Monotonic time of the first failure since anything came."""
+    """Monotonic time of the first failure since the last progress."""
     failures: int = 0
     error: errors.LoaderError | None = None
     direct: bool = True
-    """Asked of the nodes that have them; False: of one that gathers them."""
+    """True: requested from the nodes that hold them; False: from a node that gathers them."""
     hedge: bool = False
-    """Asked of another node already, which is slow."""
+    """Also requested from another node, which is slow."""
     awaited: bool = False
-    """A holder that was asked before will answer when it has compared its copies: nothing is final until then."""
+    """A holder that was asked before will answer when it has compared its replicas: nothing is final until then."""
     checked: bool = False
-    """Whoever is asked compares the bytes itself: some that came without that were wrong."""
+    """The node verifies the bytes itself: unverified ones were wrong."""
 
     @property
     def gone(self) -> Verdict | None:
-        """What is missing, unless a broken drive is all that is wrong with it."""
+        """The missing verdict, unless its only cause is a broken drive."""
         return None if self.missing is not None and self.missing[0] == pb.UNAVAILABLE else self.missing
 
     def told(self, status: int, faults: Mapping[int, EntryFault], *, objects_go: bool) -> Verdict:
-        """What is missing, when one more holder has said so: damaged bytes are there; and a drive that cannot be read
-        may have what others lack, unless these are known to have been told of all there is."""
+        """Combine the verdict with that of one more holder. Damaged bytes prove that the object exists. A drive that
+        cannot be read may have what others lack, unless those are known to have received every write."""
         weights = (
             (pb.NOT_FOUND, pb.CORRUPT, pb.UNAVAILABLE) if objects_go else (pb.UNAVAILABLE, pb.NOT_FOUND, pb.CORRUPT)
         )
         if self.missing is not None and {self.missing[0], status} == {pb.CORRUPT, pb.UNAVAILABLE}:
-            # Unlike "not found", damage to one copy says nothing of the others.
+            # Unlike "not found", damage to one replica says nothing about the others.
             return self.missing if status == pb.CORRUPT else (status, faults)
         weight: dict[int, int] = {each: at for at, each in enumerate(weights)}
         if self.missing is not None and weight.get(self.missing[0], -1) > weight.get(status, -1):
@@ -70,14 +71,14 @@ class Share:
         return status, faults
 
     def ask_anew(self, map_version: int) -> None:
-        """Nobody has been asked so far, by this map."""
+        """Forget the nodes asked so far, and their answers if the map has changed."""
         self.tried, self.awaited, self.unanswered = frozenset(), False, None
         if map_version != self.map_version:
             self.missing, self.map_version = None, map_version
 
 
 class _Tagged:
-    """An inbox that tells its events from those of other senders."""
+    """An inbox that labels its events with their sender."""
 
     __slots__ = ("_arrivals", "_sender")
 
@@ -90,18 +91,18 @@ class _Tagged:
 
 
 class Sender:
-    """A part under way. `number` is its sender in the Reorder."""
+    """A part of a batch in progress. `number` is its sender in the Reorder."""
 
     def __init__(self, number: int, node: bytes, share: Share) -> None:
         self.number = number
         self.node = node
         self.share = share
         self.waited_s = 0.0
-        """How long the consumer has waited since this sender last gave a sign of life."""
+        """Time the consumer has waited since this sender's last event."""
         self.busy_s = 0.0
-        """How long the consumer has waited for this sender altogether."""
+        """Total time the consumer has waited for this sender."""
         self.hedges = 0
-        """How often others have been asked for what it owes, since then."""
+        """Number of hedges of what it owes, since its last event."""
         self.received_bytes = 0
         self._granted_bytes = SENDER_WINDOW_BYTES
         self._check = AnswerCheck(len(share.positions))
@@ -110,11 +111,11 @@ class Sender:
 
     @property
     def received(self) -> int:
-        """Entries that have come whole."""
+        """Number of entries that have arrived completely."""
         return self._check.received
 
     def heard(self) -> float:
-        """A sign of life has come; returns how long it was waited for."""
+        """Note an event; return how long the consumer waited for it."""
         waited_s, self.waited_s, self.hedges = self.waited_s, 0.0, 0
         self.busy_s += waited_s
         return waited_s
@@ -130,25 +131,26 @@ class Sender:
 
     @property
     def owes(self) -> bool:
-        """Whether the node may send: a silence of others is none."""
+        """Whether the node has credit to send. Without credit, it is not to blame for a silence."""
         return self.received_bytes < self._granted_bytes
 
     def grant(self, held_bytes: int) -> None:
-        """Let the node go on as far as the consumer has, a quarter of the window at a time."""
+        """Grant credit for what the consumer has released, in steps of a quarter of the window."""
         more = self.received_bytes - held_bytes + SENDER_WINDOW_BYTES - self._granted_bytes
         if more >= SENDER_WINDOW_BYTES // 4 and self._session is not None:
             self._session.grant(self._batch_id, more)
             self._granted_bytes += more
 
     def take(self, frame: Frame) -> None:
-        """Count a frame, which has been found to be due."""
+        """Count a frame that was verified to be due."""
         self.received_bytes += len(frame.payload)
-        if not (len(frame.status) and (frame.status == pb.UNAVAILABLE).all()):  # which is no more than to hear nothing
+        if not (len(frame.status) and (frame.status == pb.UNAVAILABLE).all()):  # such a frame is no progress
             self.share.failing_since_s, self.share.failures, self.share.error = None, 0, None
         self._check.count(frame)
 
     def comparing(self, frame: Frame) -> Mask:
-        """Entries that this holder, or one before, will answer for when it has compared its copies with others'."""
+        """Select the entries that this holder, or an earlier one, will answer after comparing its replicas with
+        others'."""
         found: Mask = frame.status == pb.UNAVAILABLE
         if not self.share.direct:
             return np.zeros(len(found), np.bool_)
@@ -158,7 +160,7 @@ class Sender:
         return found
 
     def finish(self, end: pb.End) -> None:
-        """Raises LoaderError when END says something else than what came."""
+        """Check END. Raises LoaderError if it does not match what arrived."""
         try:
             self._check.finish(end)
         except FrameError as wrong:

@@ -1,8 +1,8 @@
-"""Routed transport to a cluster: each call goes to the nodes that have, or should have, what it is about.
+"""Routed transport to a cluster: each call goes to the nodes that have, or should have, what it concerns.
 
 Owners are computed here, from the cluster's map. Reads ask the holders of an object one after another until one
-answers; writes go to the first owner that does, which sees to the other copies. Nobody answering is retried for
-`retry_s`, with the newest map.
+answers. Writes go to the first owner that answers, which coordinates the other replicas. While no node answers, calls
+are retried for `retry_s`, with the newest map.
 """
 
 from __future__ import annotations
@@ -53,18 +53,20 @@ from ais_loader.wire.placement import object_hash
 
 T = TypeVar("T")
 DIRECT_TO_NODES = 64
-"""Of a cluster with at most so many nodes a client assembles every batch itself: measured, that is the quicker way with
-any size and number of entries (`benchmarks/cluster.md`), for a session with each node."""
+"""In a cluster of at most this many nodes, a client assembles every batch itself. Measurements
+(`benchmarks/cluster.md`) show that this is faster for any size and number of entries, at the price of a session with
+each node."""
 DIRECT_FROM_ENTRIES_PER_OWNER = 8
-"""Of a larger one, those that have at least as many entries for each owner: for a few entries each it is not worth a
-session with every node that there is."""
+"""In a larger cluster, a client assembles batches with at least this many entries for each owner: fewer are not worth a
+session with every node."""
 _OF_ONE_COPY = (errors.NotFound, errors.DriveFailed, *DAMAGED)
-"""What one holder may say of an object while another one has it whole."""
+"""Errors of one replica, while another holder may have the object intact."""
 _OF_ALL_COPIES = (errors.ObjectDeleted, errors.MemberNotFound)
 
 
 def _certainty(refusal: errors.LoaderError) -> int:
-    """How much a refusal of one holder says of all copies: the least is reported where holders disagree."""
+    """Rank how much a refusal of one holder says about all replicas. Where holders disagree, the lowest rank is
+    reported."""
     return 0 if isinstance(refusal, errors.DriveFailed) else 2 if isinstance(refusal, errors.NotFound) else 1
 
 
@@ -77,10 +79,10 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
 
     @property
     def _has_others(self) -> bool:
-        """Whether there is another node to ask while one does not answer."""
+        """Whether another node can be asked if one does not answer."""
         return len(self.members.view.nodes) > 1
 
-    # -- buckets: whichever node answers sees to them
+    # -- buckets: served by any node that answers
 
     def create_bucket(
         self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False
@@ -118,7 +120,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
     # -- objects
 
     def put(self, spec: PutSpec, source: Source, *, patience: Patience | None = None) -> ObjectInfo:
-        """`patience`: that of several puts together; one of its own unless told."""
+        """Put an object. `patience`: a retry limit shared by several puts."""
         require_bucket(spec.bucket)
         require_text(spec.name, errors.InvalidName, "object name")
         write = self._write_first if spec.is_conditional else self._write
@@ -177,7 +179,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         verify: bool,
         timeout_s: float,
     ) -> Iterator[Buffer]:
-        """As GrpcTransport's, of the first holder that answers; a broken answer goes on at another one."""
+        """Like GrpcTransport.get, from the first holder that answers. A broken answer continues at another holder."""
         require_object(bucket, name)
         if start == 0 and length is None and member is None:
             data = self._get_small(bucket, name, timeout_s)
@@ -198,10 +200,10 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
             yield from self._download(rest, timeout_s)
 
     def _get_small(self, bucket: str, name: str, timeout_s: float) -> Buffer | None:
-        """By the shortest way, from the holder that is best to ask; None where that is not the way.
+        """Get an object on the fastest path, from the best holder. Returns None if that path does not apply.
 
-        One that is silent for much longer than is usual is asked no further, where there is another and the budget for
-        hedges allows it. Raises SilenceTimeout.
+        A holder that is silent for unusually long is given up, if there is another one and the hedging budget allows
+        it. Raises SilenceTimeout.
         """
         members = self.members
         nodes = self._nodes(bucket, name)
@@ -233,7 +235,8 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         return data
 
     def get_transformed(self, request: batch_pb.BatchRequest, timeout_s: float) -> Buffer | None:
-        """Of one of the holders that run transforms, always the same while it is trusted: that one keeps the result."""
+        """Ask one of the holders that run transforms; always the same one while it is trusted, because it caches the
+        result."""
         members = self.members
         nodes = [node for node in self._nodes(request.bucket[0], request.name[0]) if node in members.view.transforming]
         if not nodes or members.is_suspect(nodes[0]):
@@ -246,8 +249,8 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
             return None
 
     def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
-        """The object's holders in turn, from the last byte that has come: what one has damaged, or has not got yet,
-        another may have."""
+        """Ask the object's holders in turn, each from the last received byte on: what one holder has damaged, or not
+        received yet, another may have."""
         node, refused_at = b"", 0
         refusals: dict[bytes, errors.LoaderError] = {}
         translate: Callable[[Exception], errors.LoaderError] = _as_unavailable
@@ -269,9 +272,10 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
                 return translated
             lacks = isinstance(translated, errors.NotFound) and not request.version
             if lacks:
-                self.head(request.bucket, request.name)  # raises it if that is what all say
+                self.head(request.bucket, request.name)  # raises NotFound if all holders say so
             if received > refused_at:
-                # Chunks are compared before they are sent. Who has damaged what came before may have the rest.
+                # Chunks are verified before they are sent. A holder whose damage lies in the received part may have the
+                # rest intact.
                 refusals.clear()
             refused_at = received
             refusals[node] = translated
@@ -279,7 +283,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
                 worst = min(refusals.values(), key=_certainty)
                 if not lacks or worst is not translated:
                     return worst
-                refusals.clear()  # it has gone from one to another between the questions
+                refusals.clear()  # it has moved between the requests
             return errors.NodeUnavailable(str(translated))
 
         return download(request, open_call, failed, timeout_s=timeout_s, retry_s=self._retry_s)
@@ -289,7 +293,8 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         return self._read(bucket, name, lambda node, timeout_s: node.head(bucket, name, timeout_s=timeout_s))
 
     def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | errors.LoaderError]:
-        """One request to each node that has some of them; whatever is not sure then is asked for one by one."""
+        """Look names up with one request to each of their holders; names without a sure answer are looked up one by
+        one."""
         require_bucket(bucket)
         found = self._heads_of_holders(bucket, names) if self.members.knows(bucket) else {}
         for at, name in enumerate(names):
@@ -303,12 +308,13 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         return [found[at] for at in range(len(names))]
 
     def _heads_of_holders(self, bucket: str, names: Sequence[str]) -> dict[int, ObjectInfo | errors.LoaderError]:
-        """By position: objects, and names that none of their holders has by the map that all of this was done by."""
+        """Return, by position, objects and the errors of names that no holder has. The latter only if the map has not
+        changed."""
         members, view = self.members, self.members.view
         holders = [members.by_trust(nodes) for nodes in members.holders(bucket, names)]
         found: dict[int, ObjectInfo | errors.LoaderError] = {}
         missing: dict[int, errors.LoaderError] = {}
-        left = {at: 0 for at, nodes in enumerate(holders) if nodes}  # and which of its holders is asked next
+        left = {at: 0 for at, nodes in enumerate(holders) if nodes}  # rank of the next holder to ask
         while left:
             groups: dict[bytes, list[int]] = {}
             for at, rank in left.items():
@@ -323,7 +329,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
                     members.suspect(node)
                     continue
                 except errors.LoaderError:
-                    continue  # the way of single heads knows what that means
+                    continue  # single lookups handle that error
                 for at, answer in zip(positions, answers, strict=True):
                     if isinstance(answer, (ObjectInfo, errors.ObjectDeleted)):
                         found[at] = answer
@@ -353,8 +359,8 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
     def objects(
         self, bucket: str, *, prefix: str, page_size: int, start_after: str = "", skip_missing_drives: bool = False
     ) -> Iterator[ObjectInfo]:
-        """Every name once, the newest version of it, from all nodes. Raises NodeUnavailable when copies of objects on
-        nodes that do not answer may all be missing."""
+        """List every name once, in its newest version, from all nodes. Raises NodeUnavailable if all replicas of some
+        objects may be on nodes that do not answer."""
         require_bucket(bucket)
         require_text(prefix, errors.InvalidRequest, "prefix")
         require_text(start_after, errors.InvalidRequest, "start_after")
@@ -407,9 +413,9 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         yield from MergedListing(page, newest, map_=known(), retry_s=self._retry_s, start_after=start_after)
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-        """By whichever node answers: it has the owners of all names leave tombstones.
+        """Delete names through any node that answers: it makes the owners of all names write tombstones.
 
-        Names that it has no room to give a version for, with nothing changed, go by another one.
+        Names for which that node has no room for a version, and has changed nothing, go through another node.
 
         Raises BucketNotFound, NodeUnavailable, SilenceTimeout.
         """
@@ -430,7 +436,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
                 self._any(self._heard_of(bucket, delete_left))
         except errors.LoaderError as error:
             if isinstance(error, errors.Closed) or not any(isinstance(results[at], errors.DriveFull) for at in left):
-                raise  # nobody has said anything yet
+                raise  # no node has answered yet
             for at in left:
                 results[at] = error
         return results
@@ -442,7 +448,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         return self._any(self._heard_of(bucket, summarized))
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
-        """As GrpcTransport's, each page of the first holder that answers."""
+        """Like GrpcTransport.list_members; each page comes from the first holder that answers."""
 
         def page(request: pb.ListMembersRequest) -> pb.ListMembersResponse:
             return self._read(bucket, name, lambda node, _: node.member_page(request))
@@ -452,7 +458,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         return promote(self.members, spec)
 
-    # -- jobs: whichever node answers knows of all
+    # -- jobs: any node that answers knows all jobs
 
     def etl(self, method: EtlMethod, request: Any) -> Any:
         ask = self.members.transforming
@@ -464,7 +470,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         try:
             yield from members.transport(node).watch_job(name)
         except (errors.NodeUnavailable, errors.SilenceTimeout):
-            members.suspect(node)  # whoever watches again asks another one
+            members.suspect(node)  # the next call to watch_job asks another node
             raise
 
     def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo:
@@ -481,7 +487,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         return MergedStream(request, self.members, policy, self._targets(request, assembly, colocation))
 
     def _targets(self, request: batch_pb.BatchRequest, assembly: str, colocation: str) -> list[bytes]:
-        """The nodes that may assemble the batch, best first; empty when this client does."""
+        """Return the nodes that may assemble the batch, best first; empty if this client does."""
         count, nodes = len(request.name), self.members.anybody()
         enough = len(nodes) <= DIRECT_TO_NODES or count >= DIRECT_FROM_ENTRIES_PER_OWNER * len(nodes)
         if not count or assembly == "direct" or (assembly == "auto" and enough):
@@ -499,7 +505,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
     # -- life
 
     def describe(self) -> dict[str, object]:
-        """Of the cluster, and of each node that answers."""
+        """Describe the cluster, and each node that answers."""
         members, view = self.members, self.members.view
         nodes: list[dict[str, object]] = []
         first: dict[str, object] = {}
@@ -533,5 +539,5 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
 
 
 def _as_unavailable(error: Exception) -> errors.LoaderError:
-    """Before a call has been opened."""
+    """Translate errors from before a call has been opened."""
     return error if isinstance(error, errors.LoaderError) else errors.NodeUnavailable(str(error))

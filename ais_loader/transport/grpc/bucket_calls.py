@@ -1,4 +1,4 @@
-"""Bucket calls over gRPC, to one node. To those of a cluster: cluster/transport.py."""
+"""Bucket calls over gRPC, to one node. For a cluster, see cluster/transport.py."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BucketCalls(ABC):
         return _bucket_info(self._call(lambda here: here.buckets.CreateBucket(request, timeout=CALL_TIMEOUT_S)))
 
     def bucket(self, name: str, *, has_others: bool = False) -> BucketInfo:
-        """`has_others`: whether another node can be asked, should this one not answer."""
+        """`has_others`: whether another node can be asked if this one does not answer."""
         require_bucket(name)
         request = pb.GetBucketRequest(name=name)
         return _bucket_info(
@@ -63,7 +63,7 @@ class BucketCalls(ABC):
     def delete_bucket(self, name: str, *, force: bool) -> int:
         require_bucket(name)
         request = pb.DeleteBucketRequest(name=name, force=force)
-        # No deadline: the time is that of the objects. A lost answer leaves the bucket gone.
+        # No deadline: the duration depends on the number of objects. A lost answer leaves the bucket deleted.
         return int(self._call(lambda here: here.buckets.DeleteBucket(request), retry=False).deleted_objects)
 
 

@@ -1,4 +1,4 @@
-"""Compose call over gRPC: an object that a node makes of parts of others."""
+"""Compose call over gRPC: a node creates an object from parts of others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ais_loader.wire.generated import ais_compose_pb2 as pb
 
 
 def composed(here: Connection, request: pb.ComposeRequest, moved: Callable[[int], None] | None) -> ObjectInfo:
-    """One call: it may take as long as bytes move. Raises SilenceTimeout, and gRPC's errors."""
+    """Make one call, which may continue as long as bytes move. Raises SilenceTimeout, and gRPC's errors."""
     watchdog = Watchdog(CALL_TIMEOUT_S)
     call = here.compose.Compose(request)
     with watchdog.guard(call.cancel):

@@ -1,4 +1,4 @@
-"""Connection of one process to one endpoint: channel, stubs, the session that batches share, and what errors mean."""
+"""Connection of one process to one endpoint: channel, stubs, the shared session, and the translation of errors."""
 
 from __future__ import annotations
 
@@ -40,27 +40,30 @@ _OPEN_LANE = "/ais_loader.v1.GetBatch/OpenLane"
 _ALIVE_TIMEOUT_S = 4.0
 _NO_CONNECTION = "failed to connect"
 _NO_ADDRESS = ("errors resolving", "DNS resolution failed")
-"""How gRPC's core begins what it says of a call that never left."""
+"""Beginnings of gRPC core's messages about calls that were never sent."""
 
 
 _OPEN: set[Connection] = set()
-"""Of this process, kept: one that is dropped would leave threads behind, and gRPC running, and nobody to end it."""
+"""Connections of this process. They are kept: a dropped one would leave threads behind, and gRPC running, with no owner
+to end it."""
 _INHERITED: list[Connection] = []
-"""Never used and never freed: a channel that is torn down in a forked child may wait for threads that are not there."""
+"""Never used and never freed: a channel that is freed in a forked child may wait for threads that do not exist there.
+"""
 
 
 class CutByFork(errors.NodeUnavailable):
-    """A call took longer than a fork waits for one. It can be made again when the fork is over."""
+    """A call took longer than a fork waits for one. It can be repeated after the fork."""
 
 
 class Connection:
-    """The channel, stubs and sessions of one process to one endpoint. To be made inside the barrier for forks.
+    """The channel, stubs and sessions of one process to one endpoint. Create it inside the fork barrier.
 
     Args:
         patience_s: how long its callers wait for a node that does not answer.
-        tenant: for whom its calls are made.
+        tenant: the tenant of its calls.
         lane: "grpc" never opens one.
-        owner: who will close it. Where that is collected first, it is closed when the next one is made, or at a fork.
+        owner: the object that closes it. If the owner is collected first, the connection is closed when the next one is
+            created, or at a fork.
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class Connection:
         return lane or open_stream(channel, _SESSION, self._metadata)
 
     def _lane_offer(self) -> batch_pb.OpenLaneResponse | None:
-        """None where the node offers none, or does not answer now: then gRPC finds out why."""
+        """Request a lane. Returns None if the node offers none, or does not answer now; gRPC then reports why."""
         try:
             request = batch_pb.OpenLaneRequest(port=self._port)
             offer: batch_pb.OpenLaneResponse = self._open_lane(request, timeout=CONNECT_TIMEOUT_S)
@@ -141,7 +144,7 @@ class Connection:
         return offer
 
     def own_pool(self) -> StreamPool:
-        """Streams for long batches, on a connection of their own: what waits on it holds up nothing else."""
+        """Return the streams for long batches, on a separate connection: data that waits on it delays nothing else."""
         with self.lock:
             if self._own_pool is None:
                 if self.closed:
@@ -155,7 +158,7 @@ class Connection:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Begin calls in here: gRPC's answer on a channel that another thread has closed is a ValueError."""
+        """Context for starting calls: on a channel that another thread has closed, gRPC raises ValueError."""
         try:
             yield
         except ValueError as error:
@@ -164,18 +167,18 @@ class Connection:
             raise
 
     def is_alive(self) -> bool:
-        """Whether the node answers a call that asks nothing of it; True also when this connection has been closed."""
+        """Whether the node answers a trivial call. Also True if this connection has been closed."""
         try:
             with GATE.call(), self.in_use():
                 self.cluster.GetMap(cluster_pb.GetMapRequest(known_version=2**63), timeout=_ALIVE_TIMEOUT_S)
         except grpc.RpcError as error:
             return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-        except errors.LoaderError:  # whoever waits hears of it by itself
+        except errors.LoaderError:  # the waiting thread gets that error by itself
             return True
         return True
 
     def translate(self, error: Exception) -> errors.LoaderError:
-        """Our error for what gRPC says; the node's own errors carry their kind."""
+        """Translate gRPC's errors into LoaderErrors. Errors raised by the node carry their kind."""
         if isinstance(error, errors.LoaderError):
             return error
         if not isinstance(error, grpc.RpcError):
@@ -198,7 +201,7 @@ class Connection:
                 failure.reached = False
                 return failure
             if (details or "").startswith(_NO_CONNECTION):
-                # Its details name the address once more, twice; what is new is at the end.
+                # Its details repeat the address twice; the reason is at the end.
                 reason = details.rpartition(": ")[2]
                 failure = errors.NodeUnavailable(f"{self.endpoint}: no node can be reached there: {reason}")
                 failure.reached = False
@@ -207,17 +210,17 @@ class Connection:
         return errors.LoaderError(f"{self.endpoint}: {code.name}: {details}")
 
     def cancelled(self) -> errors.LoaderError:
-        """The error of a call that was ended on this side, or by a node that stops in good order."""
+        """Return the error of a call that was ended on this side, or by a node that shuts down in order."""
         if self.closed:
             return self.given_up()
         return errors.NodeUnavailable(f"{self.endpoint}: the node has ended the call: it is stopping")
 
     def lane_broke(self, error: Exception) -> errors.LoaderError:
-        """The error of a call by a lane that has broken."""
+        """Return the error of a call whose lane has broken."""
         return self.given_up() if self.closed else errors.NodeUnavailable(f"{self.endpoint}: the lane: {error}")
 
     def given_up(self) -> errors.LoaderError:
-        """The error of a call that was ended on this side."""
+        """Return the error of a call that was ended on this side."""
         if self.cut:
             return CutByFork(f"{self.endpoint}: the process has forked, and the call took too long to be waited for")
         if self.abandoned:
@@ -227,7 +230,7 @@ class Connection:
         return errors.Closed(f"{self.endpoint}: the connection was closed")
 
     def let_go(self, *, cut: bool = False) -> None:
-        """Close, so that whoever is using it begins anew with another one. `cut`: a fork does not wait for calls."""
+        """Close the connection, so that its users continue on another one. `cut`: a fork does not wait for calls."""
         self.abandoned, self.cut = True, cut
         self.close()
 
@@ -243,7 +246,7 @@ class Connection:
         _OPEN.discard(self)
 
     def _end_streams(self) -> None:
-        """Returns when none of their threads is left."""
+        """Close all sessions and streams. Returns when their threads have ended."""
         with self.lock:
             session, self._session = self._session, None
             own_pool = self._own_pool
@@ -255,14 +258,14 @@ class Connection:
 
 
 def let_go_of_orphans(*, cut: bool = False) -> None:
-    """Close what clients have left that were dropped without being closed. To be called inside the fork barrier."""
+    """Close connections of clients that were dropped without being closed. Called inside the fork barrier."""
     for connection in list(_OPEN):
         if connection.is_orphan:
             connection.let_go(cut=cut)
 
 
 def _forget_inherited_connections() -> None:
-    """In a forked child."""
+    """Called in a forked child."""
     _INHERITED.extend(_OPEN)
     _OPEN.clear()
 
@@ -273,7 +276,7 @@ class Forked(Protocol):
 
 
 class AllForked:
-    """The transports of this process and their connections, all together, at a fork: a `ForkPart`. Holds nobody."""
+    """All transports and connections of this process, as one `ForkPart`. Holds only weak references."""
 
     def __init__(self) -> None:
         self._members: weakref.WeakSet[Forked] = weakref.WeakSet()
@@ -287,7 +290,7 @@ class AllForked:
         let_go_of_orphans(cut=cut)
 
     def start_and_end(self) -> None:
-        grpc.insecure_channel("ipv4:127.0.0.1:9").close()  # it would connect when it is used
+        grpc.insecure_channel("ipv4:127.0.0.1:9").close()  # it would connect on first use
 
     def forget_inherited(self) -> None:
         for member in self._all():
@@ -296,5 +299,5 @@ class AllForked:
 
     def _all(self) -> list[Forked]:
         while True:
-            with contextlib.suppress(RuntimeError):  # another thread has added one meanwhile
+            with contextlib.suppress(RuntimeError):  # another thread has added a member in the meantime
                 return list(self._members)

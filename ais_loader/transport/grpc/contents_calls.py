@@ -1,4 +1,4 @@
-"""Calls to one node over gRPC that concern many objects of a bucket at once. To a cluster: cluster/transport.py."""
+"""Calls to one node over gRPC that concern many objects of a bucket. For a cluster, see cluster/transport.py."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class ContentsCalls(ABC):
         return found
 
     def summary(self, bucket: str, *, prefix: str, depth: int, has_others: bool = False) -> BucketSummary:
-        """`has_others`: whether another node can be asked, should this one not answer."""
+        """`has_others`: whether another node can be asked if this one does not answer."""
         return self._call(lambda here: summarized(here, bucket, prefix, depth, has_others=has_others))
 
 
 def delete_names(
     here: Connection, bucket: str, names: Sequence[str], tries: WriteTries
 ) -> list[errors.LoaderError | None]:
-    """One request, under one id; of each name, in order, None or why it was not deleted. Raises gRPC's errors."""
+    """Make one request, under one write id. Return, for each name in order, None or the error. Raises gRPC's errors."""
     tries.begin()
     request = pb.DeleteManyRequest(bucket=bucket, name=names, write_id=tries.write_id, repeat_ms=tries.repeat_ms)
     answer: pb.DeleteManyResponse = here.contents.DeleteMany(request, timeout=CALL_TIMEOUT_S)
@@ -63,7 +63,8 @@ def delete_names(
 
 
 def summarized(here: Connection, bucket: str, prefix: str, depth: int, *, has_others: bool) -> BucketSummary:
-    """One call: it may take as long as names are counted. Raises SilenceTimeout, NodeUnavailable, gRPC's errors."""
+    """Make one call, which may continue as long as names are counted. Raises SilenceTimeout, NodeUnavailable, gRPC's
+    errors."""
     call = here.contents.Summarize(pb.SummarizeRequest(bucket=bucket, prefix=prefix, depth=depth))
     with watched(here, call, has_others=has_others) as watchdog:
         for answer in call:

@@ -1,4 +1,4 @@
-"""Resumable download of one large object: goes on from its last byte, in the same version, when the stream breaks."""
+"""Resumable download of one large object: continues at its last byte, in the same version, when the stream breaks."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def download(
     timeout_s: float,
     retry_s: float,
 ) -> Iterator[bytes]:
-    """The bytes that `request` asks for, in chunks. Raises LoaderError; a silence of `timeout_s` is SilenceTimeout.
+    """Yield the requested bytes in chunks. Raises LoaderError; SilenceTimeout after `timeout_s` of silence.
 
     Args:
-        translate: Makes a LoaderError of what a call raised; it is told how many bytes have been received so far.
+        translate: converts what a call raised into a LoaderError; its second argument is the number of bytes received.
     """
     patience = Patience(retry_s)
     start, pinned, received = request.start, request.version, 0
@@ -52,14 +52,14 @@ def download(
                 if left < 0:
                     raise errors.LoaderError(f"{request.name!r}: the node sent {-left:,} bytes more than it announced")
                 patience.progress()
-                watchdog.rest()  # the consumer's time is not the node's
+                watchdog.rest()  # the consumer's time does not count as the node's silence
                 yield message.data
                 watchdog.seen()
             if left == 0:
                 return
             short = f"{request.name!r}: the stream ended {left or 0:,} bytes early"
             failure: errors.LoaderError = errors.NodeUnavailable(short)
-        except Exception as error:  # gRPC's errors, translated; others pass through `translate` as they are
+        except Exception as error:  # gRPC's errors are translated; others pass through `translate` unchanged
             if watchdog.fired:
                 raise errors.SilenceTimeout(f"{request.name!r}: nothing arrived for {timeout_s:g} s") from error
             failure = translate(error, received)
@@ -68,7 +68,7 @@ def download(
             if call is not None:
                 call.cancel()
         gone = isinstance(failure, errors.ObjectNotFound) and not isinstance(failure, errors.ObjectDeleted)
-        if gone and request.version != pinned:  # that of the version that had been begun: it has been replaced since
+        if gone and request.version != pinned:  # the version that was begun has been replaced
             if received:
                 raise errors.NodeUnavailable(
                     f"{request.name!r}: a node was lost after {received:,} bytes of a version that is gone "

@@ -17,9 +17,9 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 INIT_TIMEOUT_S = 90.0
 """The node starts a worker, which may load a model."""
 INSTALL_TIMEOUT_S = 360.0
-"""And may have what it requires installed before."""
+"""Additional time in which the worker's requirements are installed."""
 SILENCE_S = 15.0
-"""Of a node that tells of a job every few seconds."""
+"""Longest silence of a node that reports on a job every few seconds."""
 
 
 def call_job(here: Connection, method: EtlMethod, request: Any) -> Any:

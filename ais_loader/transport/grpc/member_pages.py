@@ -1,4 +1,4 @@
-"""Paged listing of the members of an archive, of one version of it."""
+"""Paged listing of the members of one version of an archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promote call to one node: what it answers, and how long it may be silent."""
+"""Promote call to one node: its results, and its longest silence."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def promote_request(spec: PromoteSpec) -> wire.PromoteRequest:
 
 
 def run_promotion(here: Connection, request: wire.PromoteRequest) -> Generator[PromoteResult, None, int]:
-    """What becomes of each file, as it becomes known; returns how many files the node has seen.
+    """Yield the result of each file as it becomes known. Returns the number of files that the node has seen.
 
-    Raises what the node says of the whole, NodeUnavailable, SilenceTimeout; files before that are promoted.
+    Raises the node's error about the whole promotion, NodeUnavailable, SilenceTimeout; files before that are promoted.
     """
     with here.in_use():
         call = here.promote.Run(request)

@@ -1,4 +1,4 @@
-"""Put calls, which carry objects to a node and may take as long as they move."""
+"""Put calls, which carry objects to a node and may continue as long as bytes move."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ais_loader.transport.grpc.watchdog import Watchdog
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 CALL_TIMEOUT_S = 60.0
-"""Of any call to a node."""
+"""Timeout of any call to a node."""
 
 
 class PutAnswers:
@@ -42,7 +42,7 @@ class PutAnswers:
 
 
 def put_large(here: Connection, messages: Iterator[pb.PutRequest]) -> pb.ObjectInfo:
-    """A PUT that may take as long as its bytes do, while they move."""
+    """Put one large object. The call may continue as long as its bytes move."""
     watchdog = Watchdog(CALL_TIMEOUT_S)
 
     def watched() -> Iterator[pb.PutRequest]:

@@ -1,4 +1,4 @@
-"""Messages of a PUT: an object's description and its bytes, or the error that a store would answer."""
+"""Messages of a PUT: an object's description and its bytes, or the error that a store would return."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ais_loader.wire.lane import DATA, LAST
 
 
 def put_header(spec: PutSpec) -> pb.PutHeader:
-    """Raises BucketNotFound, InvalidName, InvalidRequest for what no message can carry."""
+    """Build the header. Raises BucketNotFound, InvalidName, InvalidRequest for values that no message can carry."""
     _check(spec)
     header = pb.PutHeader(
         bucket=spec.bucket,
@@ -41,9 +41,9 @@ def set_condition(condition: pb.PutCondition, spec: PutSpec) -> None:
 
 
 def put_messages(spec: PutSpec, source: Source, failure: list[Exception]) -> Iterator[pb.PutRequest]:
-    """One try of a PUT, from its header to its end.
+    """Yield the messages of one attempt of a PUT, from its header to its end.
 
-    What the caller's own file raises goes to `failure`: the stream then ends early, and nothing is stored.
+    An exception of the caller's own file is appended to `failure`. The stream then ends early, and nothing is stored.
     """
     yield pb.PutRequest(header=put_header(spec))
     size_bytes = checksum = 0
@@ -62,13 +62,14 @@ def put_messages(spec: PutSpec, source: Source, failure: list[Exception]) -> Ite
 def put_by_lane(
     lane: CallLane, spec: PutSpec, source: Source, failed: Callable[[Exception], errors.LoaderError]
 ) -> pb.ObjectInfo:
-    """One try of a PUT. Raises LoaderError, of what breaks by `failed`; and what the caller's own file raises."""
+    """Make one attempt of a PUT through a lane. Raises LoaderError (`failed` translates a broken connection), and what
+    the caller's own file raises."""
     with lane.call(PUT, failed) as call:
         call.send(pb.PutRequest(header=put_header(spec)).SerializeToString(), more=True)
         size_bytes = checksum = 0
         for chunk in source.chunks(copied=False):
             call.send(chunk, DATA, more=True)
-            # While the node writes them: it compares when all have come.
+            # Computed while the node writes the chunks; the node compares after the last one.
             size_bytes, checksum = size_bytes + len(chunk), crc32c(chunk, checksum)
             if call.is_answered:
                 break
@@ -80,13 +81,13 @@ def put_by_lane(
 
 
 def small_object(spec: PutSpec, data: bytes) -> pb.SmallObject:
-    """One object of a group. Raises as `put_header`, and ContentMismatch for bytes that are not those announced."""
+    """Build one object of a group. Raises like `put_header`, and ContentMismatch for a size that was not announced."""
     _check(spec)
     if spec.size_bytes is not None and len(data) != spec.size_bytes:
         raise errors.ContentMismatch(f"{spec.name!r}: announced {spec.size_bytes:,} bytes, got {len(data):,}")
     checksum = crc32c(data) if spec.checksum is None else spec.checksum
     small = pb.SmallObject(bucket=spec.bucket, name=spec.name, checksum=checksum, data=data)
-    # In place: a message that is made to be copied into another one costs twice as much as all of this.
+    # In place: building a message and copying it into another one costs twice as much as all of this.
     if spec.metadata:
         small.metadata.update(spec.metadata)
     set_condition(small.condition, spec)
@@ -94,7 +95,7 @@ def small_object(spec: PutSpec, data: bytes) -> pb.SmallObject:
 
 
 def spec_of(small: pb.SmallObject, doubtful_since_s: float | None) -> PutSpec:
-    """What `small_object` was made of. `doubtful_since_s`: see `WriteTries`."""
+    """Rebuild the spec from which `small_object` made the message. `doubtful_since_s`: see `WriteTries`."""
     condition = small.condition
     return PutSpec(
         bucket=small.bucket,

@@ -1,6 +1,5 @@
-"""Bulk put stream: many small objects in few messages, cut into groups, sent ahead of their acknowledgements, and sent
-again when the stream breaks before an acknowledgement came.
-"""
+"""Bulk put stream: many small objects in few messages. Groups are sent ahead of their acknowledgements, and sent again
+if the stream breaks before an acknowledgement arrived."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from ais_loader.wire.object_info import stored_of
 GROUP_BYTES = 1 << 20
 GROUP_OBJECTS = 256
 LARGE_BYTES = 4 << 20
-"""An object from this size on is a PUT of its own."""
+"""Objects of at least this size are PUTs of their own."""
 _GROUPS_AHEAD = 4
 
 Result: TypeAlias = ObjectInfo | errors.LoaderError
@@ -32,7 +31,7 @@ Work: TypeAlias = Group | tuple[PutSpec, Source] | errors.LoaderError
 
 
 class AnswerStream(Protocol):
-    """The acknowledgements of one stream of groups. `next` raises LoaderError; `close` ends the stream at once."""
+    """Acknowledgements of one stream of groups. `next` raises LoaderError; `close` ends the stream at once."""
 
     def __next__(self) -> pb.PutManyResponse: ...
     def close(self) -> None: ...
@@ -48,7 +47,7 @@ def put_many(
     *,
     retry_s: float,
 ) -> Generator[Result, None, None]:
-    """One result per object, in order. Raises NodeUnavailable when nobody answers for `retry_s`."""
+    """Yield one result per object, in order. Raises NodeUnavailable if no node answers for `retry_s`."""
     sender = GroupSender(open_stream, retry_s)
     try:
         for work in _grouped(objects):
@@ -73,7 +72,8 @@ def put_many(
 
 
 def _grouped(objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[Work]:
-    """Small objects in groups; alone, in order: large ones, files of unknown size, and what no message can carry."""
+    """Group small objects. Yield alone, in order: large objects, files of unknown size, and errors of objects that no
+    message can carry."""
     group: Group = []
     group_bytes = 0
     for spec, source in objects:
@@ -104,14 +104,14 @@ def _grouped(objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[Work]:
 
 
 class _SentGroup:
-    """A group on its way."""
+    """A group that has been sent."""
 
     def __init__(self, objects: Group) -> None:
         self.objects = objects
         self.began_s: float | None = None
-        """When it left on the stream that there is now."""
+        """Start of its transmission on the current stream."""
         self.doubtful_since_s: float | None = None
-        """When the first try began that may have been done."""
+        """Start of the first attempt that may have taken effect."""
 
     def request(self) -> pb.PutManyRequest:
         if self.doubtful_since_s is not None:
@@ -122,7 +122,7 @@ class _SentGroup:
 
 
 class GroupSender:
-    """Keeps up to _GROUPS_AHEAD groups on their way."""
+    """Sends groups, with up to _GROUPS_AHEAD of them unacknowledged."""
 
     def __init__(self, open_stream: OpenStream, retry_s: float) -> None:
         self.open_stream = open_stream
@@ -131,10 +131,10 @@ class GroupSender:
         self._outgoing: queue.SimpleQueue[_SentGroup | None] = queue.SimpleQueue()
         self._answers: AnswerStream | None = None
         self.doubtful_since_s: float | None = None
-        """Of the objects whose results come now: when the first try began that may have stored them, if any."""
+        """For the objects whose results come now: start of the first attempt that may have stored them, if any."""
 
     def send(self, group: Group) -> Iterator[Result]:
-        """Put a group on its way; yields what has been acknowledged meanwhile."""
+        """Send a group. Yields the results that have arrived meanwhile."""
         sent = _SentGroup(group)
         self._unacknowledged.append(sent)
         if self._answers is None:
@@ -151,16 +151,16 @@ class GroupSender:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether something that has not been acknowledged may have been stored."""
+        """Whether an unacknowledged object may have been stored."""
         return any(sent.doubtful_since_s is not None for sent in self._unacknowledged)
 
     def doubts(self) -> Iterator[float | None]:
-        """Of each object that has not been acknowledged: when the first try began that may have stored it, if any."""
+        """Yield, for each unacknowledged object, the start of the first attempt that may have stored it, if any."""
         for sent in self._unacknowledged:
             yield from [sent.doubtful_since_s] * len(sent.objects)
 
     def close(self) -> None:
-        """End the stream; what has not been acknowledged may have been stored."""
+        """End the stream. Unacknowledged objects may have been stored."""
         self._outgoing.put(None)
         if self._answers is not None:
             self._answers.close()
@@ -204,7 +204,7 @@ class GroupSender:
         for result in answer.result:
             if result.WhichOneof("result") == "error":
                 refusal = errors.from_node(result.error.kind, result.error.message)
-                # Who is sent to another node tries again there.
+                # An object that is redirected to another node is tried again there.
                 is_over = sent.doubtful_since_s is not None and not isinstance(refusal, errors.StaleMap)
                 yield of_a_repeat(refusal) if is_over else refusal
             else:

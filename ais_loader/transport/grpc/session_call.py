@@ -1,4 +1,4 @@
-"""Session's call over gRPC: messages queued for the thread by which grpcio sends."""
+"""A session's call over gRPC: messages are queued for the thread by which grpcio sends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class GrpcCall:
-    """A `Call`. `stub`: the multi-callable of the session's method, of bytes."""
+    """A `Call`. `stub`: the multi-callable of the session's method, for bytes."""
 
     def __init__(self, stub: Any) -> None:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()

@@ -11,11 +11,12 @@ from ais_loader.wire.generated import ais_snapshots_pb2 as pb
 
 
 def call_snapshots(here: Connection, action: SnapshotAction, bucket: str, name: str) -> list[SnapshotInfo]:
-    """The snapshots made, or there; none when one was deleted. Raises grpc.RpcError, BucketNotFound, InvalidName."""
+    """Return the snapshots that were created, or exist; none after a deletion. Raises grpc.RpcError, BucketNotFound,
+    InvalidName."""
     require_bucket(bucket)
     require_text(name, errors.InvalidName, "snapshot name")
     stub = here.snapshots
-    # Where there is no deadline the time is that of the objects.
+    # Calls without a deadline take as long as the number of objects requires.
     if action == "create":
         return [_info(bucket, stub.CreateSnapshot(pb.CreateSnapshotRequest(bucket=bucket, name=name)))]
     if action == "delete":

@@ -1,4 +1,4 @@
-"""Tenant of calls, which a node is told with each of them; batches within a session carry it in their requests."""
+"""Tenant of calls, sent as metadata with each of them; batches within a session carry it in their requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ais_loader.wire.reserved import TENANT_KEY
 
 
 def metadata_of(tenant: str) -> tuple[tuple[str, bytes], ...]:
-    """Of a call that is made for it."""
+    """Return the metadata of a call that is made for this tenant."""
     return ((TENANT_KEY, tenant.encode()),) if tenant else ()
 
 
@@ -39,5 +39,5 @@ class _Details(grpc.ClientCallDetails):  # type: ignore[misc]
 
 
 def naming(channel: grpc.Channel, tenant: str) -> grpc.Channel:
-    """The channel, whose calls say for whom they are made; without a tenant the channel itself."""
+    """Return the channel with the tenant added to its calls; without a tenant, the channel itself."""
     return grpc.intercept_channel(channel, _Naming(tenant)) if tenant else channel

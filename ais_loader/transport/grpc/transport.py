@@ -1,9 +1,9 @@
 """Transport to one storage node over gRPC. With `connection`, the only client module that imports grpc.
 
-Channels connect lazily and belong to the process that made them. gRPC does not survive a fork, so connections are let
-go before one and made anew when they are next used: batches in flight resume by themselves, and calls are waited for,
-or made again; see `fork_safety`. Calls that only read, and writes whose bytes can be sent again, are retried with
-growing, jittered pauses while nobody answers.
+Channels connect lazily and belong to the process that created them. gRPC does not survive a fork, so connections are
+closed before a fork and opened again on next use: batches in flight resume by themselves, and calls are waited for, or
+repeated; see `fork_safety`. Calls that only read, and writes whose bytes can be sent again, are retried with growing,
+jittered pauses while no node answers.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from ais_loader.wire.lane import MAX_PUT_MESSAGE_BYTES
 
 T = TypeVar("T")
 INDEX_TIMEOUT_S = 600.0
-"""An archive without an index is read whole first."""
+"""An archive without an index is read completely first."""
 _FORKS_PER_CALL = 5
-"""How often a call that a fork has ended is made again; more are failures of its node, as far as it goes."""
+"""How often a call that a fork has ended is repeated. Beyond that, it counts as a failure of the node."""
 
 _TRANSPORTS = AllForked()
 take_part(_TRANSPORTS)
@@ -69,7 +69,7 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
     """A `Transport` to one storage node, by one endpoint or by the first of several that answers.
 
     Args:
-        patience_s: how long callers wait for a node that does not answer, where they do not leave it to `retry_s`.
+        patience_s: how long callers wait for a node that does not answer, if they do not rely on `retry_s`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
         )
 
     def _here(self) -> Connection:
-        """This process's connection; a new one is not made while the process is being forked."""
+        """Return this process's connection. No new one is created while the process is being forked."""
         connection = self._connection
         if connection is not None and not self._closed:
             return connection
@@ -141,7 +141,7 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
             return here.session()
 
     def _abandon(self, failed: Connection) -> None:
-        """Turn to the next endpoint, if there is one; gRPC itself goes on trying the only one."""
+        """Switch to the next endpoint, if there is one; gRPC itself keeps reconnecting to the only one."""
         if len(self._endpoints) > 1:
             with GATE.call():
                 with self._lock:
@@ -152,8 +152,8 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
                 failed.let_go()
 
     def let_go(self, *, cut: bool = False) -> None:
-        """End what is under way, as if it had broken, and connect anew when it is needed: because it is not for a
-        while, or for a fork. `cut`: calls have been given their time before a fork."""
+        """End everything in progress, as if the connection had broken; it is opened again on next use. Called for a
+        fork, or when the connection is not needed for a while. `cut`: calls have had their time before a fork."""
         with GATE.call():
             with self._lock:
                 connection, self._connection = self._connection, None
@@ -161,12 +161,14 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
                 connection.let_go(cut=cut)
 
     def forget_inherited(self) -> None:
-        """In a forked child: connections are the parent's, and a lock may be held by a thread that is not here."""
+        """Called in a forked child: connections are the parent's, and a lock may be held by a thread that does not
+        exist here."""
         self._lock = threading.Lock()
         self._connection = None
 
     def _call(self, call: Callable[[Connection], T], *, retry: bool = True, tries: WriteTries | None = None) -> T:
-        """One unary call, tried again while nobody answers; `tries` of a write, which `call` begins."""
+        """Make one unary call, with retries while no node answers. `tries`: the attempts of a write, which `call`
+        begins."""
         if tries is None:
             return self._tried(call, retry, WriteTries())
         with tries.told():
@@ -220,8 +222,8 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
     # -- objects
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
-        header = put_header(spec)  # raises what no message can carry
-        # A node refuses such a name, and says so by gRPC. The identity of the write is not in the header yet.
+        header = put_header(spec)  # raises for values that no message can carry
+        # A node rejects a header that is too large with a gRPC error. The write id is not in the header yet.
         by_lane = header.ByteSize() <= MAX_PUT_MESSAGE_BYTES // 2
 
         def send(here: Connection) -> pb.ObjectInfo:
@@ -248,7 +250,7 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
         return put_many(objects, self.open_puts, self.put, retry_s=self._retry_s)
 
     def open_puts(self, messages: Iterator[pb.PutManyRequest]) -> AnswerStream:
-        """One PutMany call: groups of objects in, their acknowledgements out."""
+        """Open one PutMany call: groups of objects in, their acknowledgements out."""
         with GATE.call():
             here = self._connected()
             with here.in_use():
@@ -289,7 +291,8 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
         verify: bool,
         timeout_s: float,
     ) -> Iterator[Buffer]:
-        """A batch of one on a session of its own; what is too large for a batch is streamed by a call of its own."""
+        """Get an object as a batch of one on a session of its own. An object too large for a batch is streamed by a
+        separate call."""
         require_object(bucket, name)
         whole = start == 0 and length is None and member is None
         if whole and (data := self.get_small(bucket, name, timeout_s)) is not None:
@@ -307,7 +310,8 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
             yield from self._download(rest, timeout_s)
 
     def get_small(self, bucket: str, name: str, timeout_s: float, *, local: bool = False) -> Buffer | None:
-        """A whole object by the shortest way; None where that is not the way, which includes every failure but one.
+        """Get a whole object on the fastest path. Returns None if that path does not apply, and on every failure but
+        one.
 
         Raises SilenceTimeout.
         """
@@ -333,7 +337,7 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
         )
 
     def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
-        """The call that streams an object, and what its errors mean."""
+        """Open the call that streams an object. Also return the translation of its errors."""
         with GATE.call():
             here = self._connected()
 
@@ -388,9 +392,9 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
         has_others: bool = False,
         skip_missing_drives: bool = False,
     ) -> pb.ListResponse:
-        """One page of what the node has, which may end before `page_size` objects.
+        """Return one page of the node's objects, which may end before `page_size` objects.
 
-        `has_others`: whether other nodes are asked as well, and none is waited for that does not answer.
+        `has_others`: whether other nodes are asked as well, so that a node that does not answer is not waited for.
         """
         request = pb.ListRequest(
             bucket=bucket,
@@ -408,7 +412,7 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
         return listed_members(self.member_page, bucket, name, prefix, page_size)
 
     def member_page(self, request: pb.ListMembersRequest) -> pb.ListMembersResponse:
-        # The first who asks waits for the index.
+        # The first caller waits for the index.
         answer: pb.ListMembersResponse = self._call(
             lambda here: here.objects.ListMembers(request, timeout=INDEX_TIMEOUT_S)
         )
@@ -417,7 +421,7 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         request = promote_request(spec)
         looked = promote_pb.LookRequest(path=request.path, recursive=request.recursive)
-        self.look_at(looked, timeout_s=CALL_TIMEOUT_S)  # which is tried again while the node is not there
+        self.look_at(looked, timeout_s=CALL_TIMEOUT_S)  # retried while the node does not answer
         yield from self.run_promotion(request)
 
     def run_promotion(self, request: promote_pb.PromoteRequest) -> Generator[PromoteResult, None, int]:
@@ -437,7 +441,7 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
         return watch_job(self._here(), name)
 
     def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo:
-        # No deadline: the time is the transform's, which has one.
+        # No deadline: the transform has its own.
         return object_info(self._call(lambda here: here.etl.CopyObject(request)).info)
 
     # -- batches
@@ -470,7 +474,7 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
                 return DedicatedStreamAnswers(here.own_pool(), request, window_bytes, broken)
 
     def cluster_map(self, known_version: int, *, timeout_s: float, retry: bool) -> cluster_pb.GetMapResponse:
-        """What the node knows of its cluster. Raises Unsupported for a node that knows no clusters."""
+        """Return the node's map of its cluster. Raises Unsupported for a node without one."""
         request = cluster_pb.GetMapRequest(known_version=known_version)
         answer: cluster_pb.GetMapResponse = self._call(
             lambda here: here.cluster.GetMap(request, timeout=timeout_s), retry=retry
@@ -509,7 +513,7 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
         }
 
     def _lane_kind(self) -> str:
-        """By what sessions go now: "unix" or "tcp", a lane; "grpc" without one, and before the first session."""
+        """Transport of the sessions: "unix" or "tcp" (a lane), or "grpc" without one and before the first session."""
         with self._lock:
             lanes = self._connection.lanes if self._connection is not None else None
         return "grpc" if lanes is None else lanes.kind

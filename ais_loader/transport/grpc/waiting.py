@@ -1,7 +1,7 @@
-"""Waiting for a node's answer: for long while the node is the only one, for as long as it is alive where others are.
+"""Waiting for a node's answer: for a long time if the node is the only one, and while it is alive if there are others.
 
-A node that stands still, or whose machine is gone, keeps its connections: nothing tells it from one that is busy but
-that it answers no other call either.
+A node that hangs, or whose machine is gone, keeps its connections. It differs from a busy node only in that it answers
+no other call either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ais_loader.transport.grpc.watchdog import Watchdog
 
 
 def answered(here: Connection, method: Any, request: Any, *, has_others: bool) -> Any:
-    """The answer of one unary call. Raises NodeUnavailable where others can be asked, and gRPC's errors."""
+    """Return the answer of one unary call. Raises NodeUnavailable if others can be asked, and gRPC's errors."""
     if not has_others:
         return method(request, timeout=CALL_TIMEOUT_S)
     call = method.future(request)
@@ -27,8 +27,8 @@ def answered(here: Connection, method: Any, request: Any, *, has_others: bool) -
 
 @contextlib.contextmanager
 def watched(here: Connection, call: Any, *, has_others: bool) -> Iterator[Watchdog]:
-    """A call that is cancelled at the end, and when its node is silent for too long. Raises SilenceTimeout then;
-    NodeUnavailable, and as soon as the node turns out to be gone, where others can be asked."""
+    """Watch a call, and cancel it at the end, or when its node is silent for too long. Raises SilenceTimeout then. If
+    others can be asked, raises NodeUnavailable, as soon as the node is found to be gone."""
     watchdog = Watchdog(CALL_TIMEOUT_S, here.is_alive if has_others else None)
     with watchdog.guard(call.cancel):
         try:

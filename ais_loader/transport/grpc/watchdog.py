@@ -1,4 +1,4 @@
-"""Idle watchdog: ends a call on which nothing moves, since gRPC's own deadline is for a call as a whole."""
+"""Idle watchdog: ends a call without progress, because gRPC's own deadline applies to the call as a whole."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ import time
 from collections.abc import Callable
 
 LOOK_S = 2.0
-"""Between two looks whether a node that says nothing is there."""
+"""Interval of the checks whether a silent node is alive."""
 
 
 class Watchdog:
-    """Cancels a call after `timeout_s` without a sign of life, until it is stopped. A context manager.
+    """Cancels a call after `timeout_s` without activity, until it is stopped. A context manager.
 
     Args:
-        is_alive: asked every `LOOK_S` of silence, in the watchdog's thread; a node that is not is waited for no longer.
+        is_alive: called every `LOOK_S` of silence, in the watchdog's thread. If it returns False, the call is
+            cancelled.
     """
 
     def __init__(self, timeout_s: float, is_alive: Callable[[], bool] | None = None) -> None:
         self.timeout_s = timeout_s
         self.fired = False
         self.silent_s = 0.0
-        """For how long nothing had moved when it fired."""
+        """Duration of the silence when it fired."""
         self._is_alive = is_alive
         self._seen_at = time.monotonic()
         self._stopped = threading.Event()
 
     def guard(self, cancel: Callable[[], object]) -> Watchdog:
-        """Begin; `cancel` is called from another thread."""
+        """Start watching. `cancel` is called from another thread."""
         threading.Thread(target=self._watch, args=(cancel,), name="ais-loader watchdog", daemon=True).start()
         return self
 
     def seen(self) -> None:
-        """Something has moved."""
+        """Note activity."""
         self._seen_at = time.monotonic()
 
     def rest(self) -> None:
-        """Nothing is expected to move until `seen` is called again."""
+        """Suspend the limit until `seen` is called again."""
         self._seen_at = math.inf
 
     def _watch(self, cancel: Callable[[], object]) -> None:

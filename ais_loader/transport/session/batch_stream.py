@@ -1,8 +1,8 @@
-"""Batch stream over sessions: keeps credit flowing, resumes when a session breaks, checks that the answer is whole.
+"""Batch stream over sessions: grants credit, resumes when a session breaks, and verifies that the answer is complete.
 
-Every entry arrives exactly once. When a session breaks, the rest is asked for anew, from the first entry that is
-missing; a large entry goes on from its last byte, in the version it began with. END's counts and digest are compared
-with what arrived, so a short or altered answer is an error and never a short batch.
+Every entry arrives exactly once. When a session breaks, the rest is requested again, from the first missing entry on. A
+large entry continues at the byte where it stopped, in the version it began with. The counts and the digest in END are
+compared with what arrived, so a short or altered answer is an error and never a short batch.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ WINDOW_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class StreamPolicy:
-    """When a batch gives up."""
+    """Limits after which a batch gives up."""
 
     timeout_s: float
-    """Longest silence of a node that is connected."""
+    """Longest silence of a connected node."""
     retry_s: float
-    """How long to go on reconnecting, or being told to come back, without any progress."""
+    """Time for which reconnects and rejections are retried without any progress."""
     verify_payload: bool
 
 
 class Answers(Protocol):
-    """Of one batch that has been asked for. Belongs to one thread, but for `cancel`."""
+    """Answers to one batch request. Belongs to one thread, except `cancel`."""
 
     def next(self, timeout_s: float) -> Event:
-        """Waits. Raises queue.Empty when nothing comes for `timeout_s`; after END, a reject or Broken nothing does."""
+        """Wait for the next event. Raises queue.Empty after `timeout_s` without one. No event follows END, a reject or
+        Broken."""
 
     def grant(self, payload_bytes: int) -> None:
-        """The consumer is done with so many bytes: the node may send as many more."""
+        """Grant credit: the consumer has released this many bytes, and the node may send as many more."""
 
     def cancel(self) -> None:
-        """Abandon the batch; whoever waits in `next` is told. Never blocks, may be called again."""
+        """Abandon the batch; a thread that waits in `next` is notified. Never blocks, may be called repeatedly."""
 
 
 class SharedAnswers:
-    """Through a session with a thread of its own, which sorts what comes for several batches."""
+    """Answers through a session, whose reading thread distributes the events of several batches."""
 
     def __init__(self, session: Session, request: pb.BatchRequest) -> None:
         request.initial_credit_bytes = WINDOW_BYTES
@@ -65,7 +66,7 @@ class SharedAnswers:
         return self._inbox.get(timeout=timeout_s)
 
     def grant(self, payload_bytes: int) -> None:
-        """A quarter of the window at a time."""
+        """Return credit in steps of a quarter of the window."""
         self._unreturned_bytes += payload_bytes
         if self._unreturned_bytes >= WINDOW_BYTES // 4:
             self._session.grant(self._batch_id, self._unreturned_bytes)
@@ -77,11 +78,11 @@ class SharedAnswers:
 
 
 class GrpcStream:
-    """A `FrameStream`. Belongs to one thread, but for `close`.
+    """A `FrameStream`. Belongs to one thread, except `close`.
 
     Args:
-        ask: sends a request, with the credit that it begins with; raises NodeUnavailable, Closed.
-        node: who is asked, for people.
+        ask: sends a request with its initial credit; raises NodeUnavailable, Closed.
+        node: name of the node, for messages.
     """
 
     def __init__(
@@ -98,13 +99,13 @@ class GrpcStream:
         self._patience = Patience(policy.retry_s)
         self.retries = self.hedged = 0
         self.paused_s = 0.0
-        """Spent waiting before those."""
+        """Time spent waiting before those retries."""
         self._taken_bytes = 0
-        """Of the last frame, which the consumer has until it comes for the next."""
+        """Payload of the last frame, which the consumer may use until it requests the next one."""
         self._done = self._closed = False
         self._answers: Answers | None = None
         self._failure: errors.LoaderError | None = None
-        """Of asking: nothing has been sent."""
+        """Error of a request that could not be sent."""
         request.receiver_checks = True
         self._begin(self._request)
 
@@ -145,7 +146,7 @@ class GrpcStream:
         raise StopIteration
 
     def read_all(self) -> list[bytes] | None:
-        return None  # what crosses a network comes in frames
+        return None  # data from a network arrives in frames
 
     def close(self) -> None:
         self._closed = True
@@ -161,11 +162,11 @@ class GrpcStream:
         except errors.NodeUnavailable as error:
             self._failure = error
             return
-        if self._closed:  # by another thread, meanwhile
+        if self._closed:  # closed by another thread in the meantime
             self._answers.cancel()
 
     def _resume(self) -> None:
-        """Ask for what has not arrived yet."""
+        """Request the entries that have not arrived yet."""
         rest = pb.BatchRequest()
         rest.CopyFrom(self._request)
         for values in entry_values(rest).values():
@@ -179,11 +180,11 @@ class GrpcStream:
         self._begin(rest)
 
     def _ask_checked(self) -> None:
-        """Bytes that the node did not look at were wrong: it is to look, from here on, and to say what it finds."""
+        """Request the rest with verification by the node: bytes that the node had not verified were wrong."""
         if self._answers is not None:
             self._answers.cancel()
         self._request.receiver_checks = False
-        self._request.verify_ranges = True  # else it would read a range, and send what it has read
+        self._request.verify_ranges = True  # otherwise the node would not verify a range before it sends it
         self.retries += 1
         self._resume()
 

@@ -1,7 +1,7 @@
-"""Call lanes at the client: lanes that carry calls with one answer of gRPC's methods, one after another.
+"""Call lanes at the client: lanes that carry gRPC methods with one answer, one call after another.
 
-They are kept for the next call, as connections are. A lane on which anything has gone wrong is not: whoever broke off
-in the middle of a call ends the connection.
+Idle lanes are kept for the next call, like connections. A lane on which a call failed is closed: a node or client that
+stops in the middle of a call ends the connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ais_loader.wire.lane import CALL, FAILED, HEADER, LAST, MAX_RESPONSE_BYTES,
 
 PUT = "Objects/Put"
 SILENCE_TIMEOUT_S = 60.0
-"""For a node to take anything of what is sent to it, and to answer."""
+"""Longest time for a node to accept any bytes, and to answer."""
 _KEPT = 16
 _HELD_BYTES = 64 << 10
 _SEND_BUFFER_BYTES = 4 << 20
@@ -28,7 +28,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class CallLanes:
-    """Those of one connection to a node. Thread-safe. `lanes`: None where none are to be opened."""
+    """Call lanes of one connection to a node. Thread-safe. `lanes`: None disables them."""
 
     def __init__(self, lanes: Lanes | None) -> None:
         self._lanes = lanes
@@ -38,7 +38,7 @@ class CallLanes:
         self._closed = False  # guarded by _lock
 
     def take(self, method: str) -> CallLane | None:
-        """One that nobody else uses; its user gives it back, or closes it. None where there is none."""
+        """Take a lane for exclusive use; the caller returns or closes it. Returns None if there is none."""
         if self._lanes is None:
             return None
         while True:
@@ -72,19 +72,19 @@ class CallLanes:
             self._all.discard(lane)
 
     def close(self) -> None:
-        """Calls under way break."""
+        """Close all lanes; running calls break."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
             in_use = self._all.difference(idle)
         for lane in in_use:
-            lane.cancel()  # and its user closes it
+            lane.cancel()  # its user closes it
         for lane in idle:
             lane.close()
 
 
 class CallLane:
-    """Belongs to whoever has taken it."""
+    """A lane for calls. Belongs to the caller that took it."""
 
     def __init__(self, lane: Lane, lanes: CallLanes) -> None:
         self._lane = lane
@@ -92,13 +92,13 @@ class CallLane:
         self._socket = lane.socket
         if self._socket.family == socket.AF_UNIX:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        self._socket.settimeout(SILENCE_TIMEOUT_S)  # of each wait
+        self._socket.settimeout(SILENCE_TIMEOUT_S)  # for each wait
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
 
     @property
     def has_ended(self) -> bool:
-        """Of one without a call: whether the node has ended it."""
+        """Whether the node has ended a lane on which no call is running."""
         return self.is_readable
 
     @property
@@ -106,14 +106,14 @@ class CallLane:
         return bool(self._readable.poll(0))
 
     def call(self, method: str, failed: Callable[[Exception], errors.LoaderError]) -> LaneCall:
-        """Begin a call. `failed`: the error of a connection that breaks."""
+        """Begin a call. `failed` translates the error of a broken connection."""
         return LaneCall(self, self._socket, method, failed)
 
     def give_back(self) -> None:
         self._lanes.give_back(self)
 
     def cancel(self) -> None:
-        """From any thread: whoever sends or receives finds out."""
+        """End the lane, from any thread: a thread that sends or receives on it gets an error."""
         self._lane.cancel()
 
     def close(self) -> None:
@@ -122,9 +122,9 @@ class CallLane:
 
 
 class LaneCall:
-    """A call under way. Used as a context manager: left with an error, it ends the connection.
+    """A running call, used as a context manager. Leaving the block with an error ends the connection.
 
-    Everything raises LoaderError.
+    All methods raise LoaderError.
     """
 
     def __init__(
@@ -135,16 +135,16 @@ class LaneCall:
         self._failed = failed
         name = method.encode()
         self._held = HEADER.pack(len(name), CALL) + name
-        """What leaves with the next message."""
+        """Bytes to be sent with the next message."""
         self._over = False
 
     @property
     def is_answered(self) -> bool:
-        """Whether the node has said something before it has heard all."""
+        """Whether the node has answered before it received everything."""
         return self._lane.is_readable
 
     def send(self, message: Buffer, kind: int = MESSAGE, *, more: bool = False) -> None:
-        """`more`: another one follows at once, and if this one is small it may leave with that."""
+        """Send a message. `more`: another one follows at once, and a small message may be sent together with it."""
         header = self._held + HEADER.pack(len(message), kind)
         if more and len(message) <= _HELD_BYTES:
             self._held = header + message
@@ -161,11 +161,11 @@ class LaneCall:
             raise errors.SilenceTimeout(f"the node took nothing for {SILENCE_TIMEOUT_S:g} s") from error
         except OSError as error:
             if self._lane.is_readable:
-                self.answer()  # raises why, if the node has said so
+                self.answer()  # raises the reason, if the node has sent one
             raise self._failed(error) from error
 
     def answer(self) -> bytes:
-        """The call is over then."""
+        """Receive an answer. The call has ended then."""
         try:
             size_bytes, kind = HEADER.unpack(self._exactly(HEADER.size))
             if size_bytes > MAX_RESPONSE_BYTES or kind not in (MESSAGE, LAST, FAILED, REFUSED):

@@ -1,7 +1,8 @@
-"""Lane at the client: a stream socket beside gRPC that carries sessions, opened by what gRPC says of it.
+"""Lane at the client: a stream socket beside the gRPC connection that carries sessions. The node offers it through
+gRPC.
 
-A lane is taken where there is one. Where there is none - a node of a version before, a proxy in between, a port that
-cannot be reached - sessions go by gRPC as they always can, and lanes are tried again after a while.
+A lane is used wherever it is available. Where it is not (an older node, a proxy in between, an unreachable port),
+sessions use gRPC, and lanes are tried again after a while.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from ais_loader.wire.lane import FAILED, GREETING, HEADER, MAGIC, MAX_RESPONSE_B
 CONNECT_TIMEOUT_S = 1.0
 _TRY_AGAIN_S = 30.0
 _UNTAKEN_MS = 20_000
-"""For a request that the node's machine does not acknowledge."""
+"""Limit for data that the node's machine does not acknowledge."""
 _RECYCLED_FROM_BYTES = 256 << 10
-"""A smaller message has memory of its own: malloc has that at hand, and a recycled buffer would have much too much."""
+"""Smaller messages get memory of their own: malloc has it at hand, and a recycled buffer would be far too large."""
 
 
 class Lanes:
     """Opens lanes to one node. Thread-safe.
 
     Args:
-        host: by which gRPC reaches the node.
-        ask: asks the node for a place, by gRPC; None where it has none to offer.
+        host: address at which gRPC reaches the node.
+        ask: requests an offer from the node through gRPC; returns None if the node has none.
     """
 
     def __init__(self, host: str, ask: Callable[[], pb.OpenLaneResponse | None]) -> None:
         self._host = host
         self._ask = ask
         self._not_before_s: dict[str, float] = {}
-        """When lanes are tried again: for sessions (""), and for calls of a method."""
+        """Time at which lanes are tried again: for sessions (""), and for calls of a method."""
         self.kind = "grpc"
-        """What sessions go by: "unix", "tcp", or "grpc" where there is no lane."""
+        """Transport of the sessions: "unix", "tcp", or "grpc" if there is no lane."""
 
     def open(self, method: str = "") -> Lane | None:
-        """For a session, or for calls of a method. None where there is no lane now."""
+        """Open a lane for a session, or for calls of a method. Returns None if none is available now."""
         if time.monotonic() < self._not_before_s.get(method, 0.0):
             return None
         lane = self._opened(method)
@@ -72,7 +73,8 @@ class Lanes:
         return None
 
     def _by_unix(self, offer: pb.OpenLaneResponse) -> socket.socket:
-        """The abstract name of a node on another machine, or in another network namespace, is nobody's here."""
+        """Connect by an abstract name. No socket has the name here if the node is on another machine or in another
+        network namespace."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(CONNECT_TIMEOUT_S)
@@ -94,9 +96,9 @@ class Lanes:
 
 
 class Lane:
-    """A `Stream` whose user waits at the socket itself, and the `Call` of a session. Owns the socket.
+    """A `Stream` whose user waits on the socket itself, and the `Call` of a session. Owns the socket.
 
-    Raises OSError when it cannot be opened.
+    Raises OSError if it cannot be opened.
     """
 
     def __init__(self, sock: socket.socket, token: bytes) -> None:
@@ -123,7 +125,7 @@ class Lane:
         return self.receive()
 
     def ask_in_parts(self, message: bytes, cut: Callable[[int], int]) -> tuple[bytes, bytes]:
-        """As `ask`. `cut` says of an answer of so many bytes where its first part ends: each has memory of its own."""
+        """Like `ask`. `cut` maps the answer's size to the end of its first part; each part has memory of its own."""
         self.tell(message)
         return self._in_parts(cut)
 
@@ -158,7 +160,8 @@ class Lane:
     # -- many questions and answers at the same time
 
     def send(self, message: bytes) -> None:
-        """From any thread, and never waits: what the node does not take at once is sent by a thread of its own."""
+        """Send a message, from any thread, without blocking: a separate thread sends what the socket does not accept at
+        once."""
         data: bytes | memoryview = HEADER.pack(len(message), MESSAGE) + message
         with self._lock:
             if not self._backlog and self._sender is None:
@@ -167,7 +170,7 @@ class Lane:
                 except BlockingIOError:
                     sent = 0
                 except OSError:
-                    return  # whoever reads finds out
+                    return  # the reading thread gets the error
                 if sent == len(data):
                     return
                 data = memoryview(data)[sent:]
@@ -190,18 +193,18 @@ class Lane:
                     self._backlog.clear()
 
     def __iter__(self) -> Iterator[bytes | memoryview]:
-        """What comes, until the session has ended. Raises OSError, FrameError, and why the node has ended it."""
+        """Yield messages until the session ends. Raises OSError, FrameError, and the node's reason for ending it."""
         try:
             while (message := self._message()) is not None:
                 yield message
-                del message  # it is others' now, and its buffer the next one's when they are done
+                del message  # its consumers own it now; its buffer is recycled when they are done
         finally:
             self._socket.close()
 
     # -- receiving
 
     def _message(self) -> bytes | memoryview | None:
-        """The next one; None when the node has ended the session between two."""
+        """Return the next message; None if the node has ended the session between two messages."""
         size_bytes = self._header()
         if size_bytes is None:
             return None
@@ -210,7 +213,7 @@ class Lane:
     def _recycled(self, size_bytes: int) -> memoryview:
         view = recycled.take(size_bytes)
         missing = view
-        while missing:  # once, unless a signal or a time-out ends such a call early
+        while missing:  # one iteration, unless a signal or a timeout interrupts the call
             count = self._socket.recv_into(missing, 0, socket.MSG_WAITALL)
             if not count:
                 raise ConnectionError("the lane broke in the middle of a message")
@@ -218,8 +221,8 @@ class Lane:
         return view.toreadonly()
 
     def _header(self) -> int | None:
-        """The size of the next message. Raises why the node has ended the session."""
-        # One call where all is there, which it is unless the connection has broken.
+        """Return the size of the next message. Raises the node's reason for ending the session."""
+        # One call returns the whole header, unless the connection has broken.
         header = self._socket.recv(HEADER.size, socket.MSG_WAITALL)
         if len(header) < HEADER.size:
             if header and not self._ended:
@@ -237,7 +240,7 @@ class Lane:
         data = self._socket.recv(size_bytes, socket.MSG_WAITALL) if size_bytes else b""
         if len(data) == size_bytes:
             return data
-        parts = [data]  # a signal, or a time-out, ends such a call early
+        parts = [data]  # a signal or a timeout interrupts such a call
         missing = size_bytes - len(data)
         while missing and parts[-1]:
             parts.append(self._socket.recv(missing, socket.MSG_WAITALL))

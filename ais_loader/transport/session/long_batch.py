@@ -1,7 +1,8 @@
-"""Dedicated stream of a long batch, driven by whoever takes its frames: no thread stands between it and the network.
+"""Dedicated stream of a long batch, driven by the thread that consumes its frames, without a thread in between.
 
-What the node may send ahead lies in gRPC's buffers meanwhile, so the window of HTTP/2 has to have room for all of it:
-else frames would wait in the node, in the memory that all of its clients share, for as long as a consumer pauses.
+Payload that the node sends ahead is held in gRPC's buffers, so the HTTP/2 window must have room for all of it.
+Otherwise frames would wait in the node's frame memory, which all of its clients share, for as long as a consumer
+pauses.
 """
 
 from __future__ import annotations
@@ -19,26 +20,28 @@ from ais_loader.wire.frame import FrameError, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 FIRST_WINDOW_BYTES = 8 << 20
-"""Payload that a node may send ahead at first: enough where an answer takes less than `_FAR_S`, and more would have
-left the caches of the processor before it is read."""
+"""Payload that a node may send ahead at first. It suffices if an answer takes less than `_FAR_S`; more would have left
+the CPU caches before it is read."""
 MAX_WINDOW_BYTES = 16 << 20
 _FAR_S = 0.005
-"""A frame that was waited for so long says that more has to be under way."""
+"""A longer wait for a frame means that more payload must be in flight."""
 _LARGER_BYTES = 8 << 20
-"""Than any message."""
+"""Larger than any message."""
 _HEAP_BYTES = 16 << 20
-"""What glibc is to keep is twice this: a message, what gRPC makes it from, and what is read of the one before."""
+"""glibc then keeps twice this: a message, the pieces from which gRPC assembles it, and the unread rest of the previous
+one."""
 OWN_CHANNEL_OPTIONS = (
     *CHANNEL_OPTIONS,
-    ("grpc.http2.lookahead_bytes", MAX_WINDOW_BYTES + (8 << 20)),  # credit may be overdrawn by a frame
+    ("grpc.http2.lookahead_bytes", MAX_WINDOW_BYTES + (8 << 20)),  # a frame may overdraw the credit
     ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.max_frame_size", _LARGER_BYTES),  # else 16 KiB without the probe, and 0.07 s of CPU time more for a GB
+    ("grpc.http2.max_frame_size", _LARGER_BYTES),  # otherwise 16 KiB without the probe: 0.07 s more CPU time per GB
 )
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep the memory of one message for the next: it takes that for granted once a larger buffer has been
-    let go (mallopt(3), M_MMAP_THRESHOLD). Else each is given back and faulted in again: 0.1 to 0.2 s for a GB."""
+    """Make glibc keep the memory of one message for the next. It does so once a larger buffer has been freed
+    (mallopt(3), M_MMAP_THRESHOLD). Otherwise each message's memory is returned to the kernel and faulted in again: 0.1
+    to 0.2 s for each GB."""
     bytes(_HEAP_BYTES)
 
 
@@ -47,9 +50,9 @@ class DedicatedStreamAnswers:
 
     Args:
         window_bytes: most that the node may send ahead of the consumer.
-        broken: called with what broke the stream, to translate it.
+        broken: translates the error that broke the stream.
 
-    Raises ValueError, gRPC's word for a channel that another thread has just closed.
+    Raises ValueError, which is gRPC's error for a channel that another thread has just closed.
     """
 
     def __init__(
@@ -65,9 +68,9 @@ class DedicatedStreamAnswers:
         self._window_bytes = request.initial_credit_bytes = min(self._limit_bytes, FIRST_WINDOW_BYTES)
         self._unreturned_bytes = 0
         self._lock = threading.Lock()
-        self._cancelled = False  # guarded by _lock, as the next
+        self._cancelled = False  # guarded by _lock, like the next
         self._over: Broken | None = None
-        """What there is to say when nothing comes any more; the stream belongs to others then."""
+        """Event to return once nothing more comes. The stream belongs to other batches from then on."""
         self._pooled = pool.take()
         self._batch_id = next(self._pooled.batch_ids)
         with self._pooled.lock:
@@ -83,7 +86,7 @@ class DedicatedStreamAnswers:
         if self._over is not None:
             return self._over
         with pooled.lock:
-            if self._over is not None:  # as `cancel` has been called
+            if self._over is not None:  # `cancel` has been called
                 return self._over
             began_s = time.monotonic()
             pooled.deadline = began_s + timeout_s
@@ -96,7 +99,7 @@ class DedicatedStreamAnswers:
                 if pooled.overdue and not self._cancelled:
                     raise queue.Empty from error
                 return broken
-            except BaseException as error:  # as a KeyboardInterrupt: gRPC has taken the stream down
+            except BaseException as error:  # such as KeyboardInterrupt, for which gRPC has ended the stream
                 self._break(EOFError(str(error)))
                 raise
             pooled.deadline = float("inf")
@@ -116,7 +119,7 @@ class DedicatedStreamAnswers:
         return pooled.stream.ask(pb.SessionRequest(batch_id=self._batch_id, credit=credit).SerializeToString())
 
     def grant(self, payload_bytes: int) -> None:
-        """A quarter of the window at a time, together with the question for the next frame."""
+        """Return credit in steps of a quarter of the window, together with the request for the next frame."""
         self._unreturned_bytes += payload_bytes
 
     def cancel(self) -> None:
@@ -125,7 +128,7 @@ class DedicatedStreamAnswers:
                 return
             self._cancelled = True
             self._pooled.stream.cancel()
-        if self._pooled.lock.acquire(blocking=False):  # else whoever waits in `next` ends it
+        if self._pooled.lock.acquire(blocking=False):  # otherwise the thread that waits in `next` ends it
             try:
                 if self._over is None:
                     self._break(EOFError("closed"))

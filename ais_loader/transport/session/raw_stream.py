@@ -1,9 +1,9 @@
-"""Caller-driven bidirectional stream: no thread stands between a question and its answer.
+"""Caller-driven bidirectional stream: no thread stands between a request and its answer.
 
 grpcio's own stream object sends from one thread and receives in another, and waking them costs more than a small
-answer does. Its unary calls do better: the calling thread waits at gRPC's queue itself. The same building block (a
-"segregated" call of grpcio's native module) serves a stream as well, and does twice the questions per second. It is no
-public API, so it is used only where it is found as it is known; elsewhere the stream object does the work.
+answer. Its unary calls do better: the calling thread waits at gRPC's queue itself. The same building block, a
+"segregated" call of grpcio's native module, also supports streams and reaches twice the requests per second. It is no
+public API, so it is used only if the native module has the expected names; otherwise the public stream object is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import grpc
 
 try:
     from grpc._cython import cygrpc
-except ImportError:  # pragma: no cover - a grpcio that is laid out otherwise
+except ImportError:  # pragma: no cover - a grpcio with another layout
     cygrpc = None
 
 _NEEDED = (
@@ -33,7 +33,7 @@ _NO_FLAGS = 0
 
 
 class Stream(Protocol):
-    """One question at a time. Belongs to one thread at a time, but for `cancel`."""
+    """A bidirectional stream with one request at a time. Belongs to one thread at a time, except `cancel`."""
 
     def tell(self, message: bytes) -> None:
         """Send a message. Raises EOFError when the stream has ended."""
@@ -42,17 +42,17 @@ class Stream(Protocol):
         """Send a message, and return the next one that arrives. Raises EOFError when the stream has ended."""
 
     def receive(self) -> bytes | memoryview:
-        """The message after that."""
+        """Return the next message. Raises EOFError when the stream has ended."""
 
     def cancel(self) -> None:
-        """End it, from any thread: whoever waits in `ask` gets an EOFError."""
+        """End the stream, from any thread: a thread that waits in `ask` gets an EOFError."""
 
     def close(self) -> None:
-        """End it, from the thread that uses it, and let go of everything."""
+        """End the stream, from the thread that uses it, and free its resources."""
 
 
 def open_stream(channel: grpc.Channel, method: str, metadata: tuple[tuple[str, bytes], ...] = ()) -> Stream:
-    """Raises ValueError when the channel is closed."""
+    """Open a stream. Raises ValueError when the channel is closed."""
     native = getattr(channel, "_channel", None)
     if all(hasattr(cygrpc, name) for name in _NEEDED) and hasattr(native, "segregated_call"):
         return DirectStream(native, method, metadata)
@@ -60,14 +60,14 @@ def open_stream(channel: grpc.Channel, method: str, metadata: tuple[tuple[str, b
 
 
 class DirectStream:
-    """On grpcio's native module."""
+    """A stream on grpcio's native module."""
 
     def __init__(self, native: Any, method: str, said: tuple[tuple[str, bytes], ...]) -> None:
         metadata = (
             cygrpc.SendInitialMetadataOperation(said or None, _NO_FLAGS),
             cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),
         )
-        # The status is awaited from the beginning: a call of which nothing is awaited is taken down by grpcio.
+        # The status is requested at the beginning: grpcio ends a call that waits for nothing.
         status = (cygrpc.ReceiveStatusOnClientOperation(_NO_FLAGS),)
         self._call = native.segregated_call(
             cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS,
@@ -115,23 +115,23 @@ class DirectStream:
         try:
             event = self._call.next_event()
         except BaseException:
-            self._due.clear()  # grpcio has taken the call down before it let an interrupt through
+            self._due.clear()  # grpcio ended the call before it passed the interrupt on
             raise
         self._due.discard(event.tag)
         if event.tag == "message":
             self._received = event.batch_operations[-1].message()
 
     def cancel(self) -> None:
-        self._call.cancel(cygrpc.StatusCode.cancelled, "let go")  # harmless when it has ended
+        self._call.cancel(cygrpc.StatusCode.cancelled, "let go")  # harmless after the end
 
     def close(self) -> None:
         self.cancel()
-        while self._due:  # what was begun has to be fetched, or gRPC keeps it for ever
+        while self._due:  # started operations must be collected, or gRPC keeps them forever
             self._next_event()
 
 
 class IteratorStream:
-    """On grpcio's public API."""
+    """A stream on grpcio's public API."""
 
     def __init__(self, channel: grpc.Channel, method: str, metadata: tuple[tuple[str, bytes], ...]) -> None:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()

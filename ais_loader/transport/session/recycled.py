@@ -1,17 +1,18 @@
-"""Recycled buffers: memory for what is received, which comes back when the last view of it has gone.
+"""Recycled buffers: memory for received messages, which returns when its last view has been freed.
 
-Memory that is new to a process costs a page fault for every 4 KiB, which takes longer than to copy as much into it, and
-malloc gives freed memory back to the kernel as soon as some frames lie free together.
+Memory that is new to a process costs a page fault for every 4 KiB, which takes longer than copying as much data into
+it. malloc returns freed memory to the kernel as soon as some adjacent frames are free.
 
-A block must not be used again while anything refers to its memory. It is lent as an array of its own, which
-memoryviews, arrays and tensors over it, and slices of those, all hold; when that array is freed, its weak reference
-puts the block among the idle ones. This alone decides nothing: NumPy makes an array of an array refer to the memory's
-owner directly, and so does a caller who follows `.obj` and `.base`. Before an idle block is used again, its references
-are therefore counted. A block that somebody still holds is forgotten, and freed with its last holder. The idle ones are
-bounded.
+A block must not be reused while anything refers to its memory. It is lent as a separate array, to which memoryviews,
+arrays and tensors over it, and slices of those, all hold a reference. When that array is freed, its weak reference puts
+the block into the idle list. This alone is not sufficient: NumPy makes an array of an array refer directly to the owner
+of the memory, and so does a caller who follows `.obj` and `.base`. Before an idle block is reused, its references are
+therefore counted. A block that is still referenced is dropped from the list, and freed with its last reference. The
+size of the idle list is bounded.
 
-Why not a finalizer: those of Python's own classes run while the collector of cycles still sees who holds the object,
-and only once for an object. A plain array takes no part in collections, so it goes when nothing refers to it any more.
+A finalizer would not do: finalizers of Python classes run while the cycle collector still has references to the object,
+and only once per object. A plain array takes no part in garbage collection, so it is freed when nothing refers to it
+any more.
 """
 
 from __future__ import annotations
@@ -24,37 +25,37 @@ import numpy as np
 import numpy.typing as npt
 
 IDLE_BYTES = 16 << 20
-"""Most that lies idle in a process."""
+"""Most bytes in idle blocks of a process."""
 _STEP_BYTES = 256 << 10
-"""Sizes are multiples of this, so that frames of about one size have blocks of one."""
+"""Block sizes are multiples of this, so that frames of similar size share one block size."""
 _LOOKS = 8
 
 Block = npt.NDArray[np.uint8]
 
 _idle: list[Block] = []
-"""The one that came last, which is the likeliest to be in the processor's caches, is the first to be taken. Memory is
-freed anywhere, in the middle of these functions too: there is no lock, each step is one call of the list's."""
+"""Idle blocks. The last one added is the likeliest to be in the CPU caches and is taken first. Memory can be freed
+anywhere, even inside these functions, so there is no lock: each step is one atomic call of the list."""
 _lent: dict[int, _Loan] = {}
-"""By identity: a weak reference that nobody holds calls nobody."""
+"""Weak references by their identity: a weak reference that is itself freed never runs its callback."""
 
 
 class _Loan(weakref.ref[Block]):
-    """Of the array that a block is lent as."""
+    """Weak reference to the array as which a block is lent."""
 
     __slots__ = ("block",)
     block: Block
 
 
 class _Exporter(np.ndarray):
-    """What views show as their object: that of a read-only one has to have a hash, or the view has none."""
+    """The object that views expose as `.obj`: without a hash of it, a read-only view cannot be hashed."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 def take(size_bytes: int) -> memoryview:
-    """Room for so many bytes, to be written to by whoever asks, who hands out views of it that are read-only.
+    """Return writable memory of this size. The caller fills it, and then hands out read-only views of it.
 
-    Whatever is in it at first is of no meaning. At most a fifth of it, or 256 KiB, is kept beside what was asked for.
+    Its initial content is undefined. The block exceeds the requested size by at most a fifth, or 256 KiB.
     """
     block = _fitting(-(-size_bytes // _STEP_BYTES) * _STEP_BYTES)
     lent = block[:size_bytes]
@@ -83,18 +84,18 @@ def _fitting(wanted_bytes: int) -> Block:
 
 
 def _take_last(blocks: list[Block]) -> tuple[Block, int]:
-    """With the number of its references."""
+    """Pop the last block, and return it with its reference count."""
     block = blocks.pop()
     return block, sys.getrefcount(block)
 
 
 _UNSHARED = _take_last([np.empty(1, np.uint8)])[1]
-"""References of a block that nobody else holds; how many depends on the interpreter."""
+"""Reference count of a block with no other reference; it depends on the interpreter."""
 
 
 def _give_back(loan: weakref.ref[Block]) -> None:
     if _lent is None:
-        return  # the process ends, and this module has gone before
+        return  # the process ends, and this module has been torn down
     _idle.append(_lent.pop(id(loan)).block)
     while sum(map(len, _idle)) > IDLE_BYTES:
         with contextlib.suppress(IndexError):

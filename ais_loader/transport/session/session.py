@@ -1,10 +1,31 @@
 """Client half of a GetBatch session: many batches on one stream, each with an inbox of its own.
 
-One thread per session reads the stream and sorts what it gets; whoever waits for a batch waits at its inbox, with a
-deadline. What may be in flight is bounded by the credit that each batch grants, so no inbox can fill memory. A session
-that breaks tells all its batches, which ask a new one for what they have not got yet.
+The problem. The threads of a process request many batches from one node, and a call for each batch would cost more than
+a small batch (docs/decisions/0001-batches-on-one-session.md). Therefore all batches share one stream. One thread per
+session reads it and puts each response into the inbox of its batch. A consumer waits at its inbox, with a deadline of
+its own. Credit, which each batch grants, bounds what is in flight, so that no inbox can fill memory.
 
-No gRPC here: a session is made from a function that opens the stream, and bytes.
+The invariant. A batch that is not cancelled gets events until its END, a reject or `Broken`, and exactly one of these
+is its last event. No consumer waits for a session that has died: `begin` registers the inbox and `_end` marks the
+session as broken under the same lock. Either `begin` sees the mark and delivers `Broken` itself, or `_end` sees the
+inbox.
+
+What happens when the node dies halfway through a batch:
+
+1. The stream breaks. The reading thread gets an error, translates it and puts `Broken` into all inboxes.
+2. An inbox is a queue: frames that were received before the break are delivered before `Broken`.
+3. The consumer (`batch_stream`, `cluster.merged_stream`) knows what has arrived. It requests the rest on a
+   new session, or from another node: the entries that are missing, and of a large entry the bytes after
+   the last one received, in the version that it began with.
+4. A new batch on the dead session gets `Broken` at once. `Connection.session` replaces a session that is
+   not `alive`.
+
+A node that hangs keeps its connection, so nothing happens here; the consumer's deadline ends the wait. A message that
+cannot be decoded ends the whole session, because it may have belonged to any batch. A batch that its consumer cancels
+loses its inbox first; frames that still arrive for it are dropped. Errors of sending are ignored: the reading thread
+gets them as well.
+
+This module does not depend on gRPC: it is given a function that opens a stream of bytes.
 """
 
 from __future__ import annotations
@@ -25,16 +46,16 @@ class Call(Protocol):
     """An open bidirectional stream of serialized messages."""
 
     def send(self, message: bytes) -> None:
-        """From any thread; never waits. Whether it arrives, what comes back tells."""
+        """Send a message, from any thread, without blocking. A failure shows when the stream is read."""
 
     def __iter__(self) -> Iterator[bytes | memoryview]: ...
     def cancel(self) -> object:
-        """End it, from any thread: whoever iterates is woken."""
+        """End the stream, from any thread: a thread that iterates over it is woken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The session has died; nothing more comes on it."""
+    """Last event of a batch whose session has died."""
 
     error: LoaderError
 
@@ -44,7 +65,7 @@ Inbox: TypeAlias = "queue.SimpleQueue[Event]"
 
 
 class Receiver(Protocol):
-    """Where the events of one batch go; called by the session's reading thread, and must not wait."""
+    """Destination of the events of one batch. The session's reading thread calls `put`, which must not block."""
 
     def put(self, event: Event, /) -> None: ...
 
@@ -67,7 +88,7 @@ class Session:
         return self._broken is None
 
     def begin(self, request: pb.BatchRequest, inbox: Receiver) -> int:
-        """Send a batch; its answer arrives in the inbox. Returns the batch's id."""
+        """Send a batch request; its answer arrives in the inbox. Returns the batch's id."""
         batch_id = next(self._ids)
         with self._lock:
             if self._broken is not None:
@@ -94,16 +115,16 @@ class Session:
             for message in self._call:
                 response = decode_response(message)
                 inbox = self._inboxes.get(response.batch_id)
-                if inbox is not None:  # else it was cancelled meanwhile
+                if inbox is not None:  # otherwise the batch was cancelled in the meantime
                     if response.frame is None or response.end is not None:
                         self._inboxes.pop(response.batch_id, None)
                     inbox.put(response)
-                del message, response  # nothing of it is kept while the next one is waited for
+                del message, response  # keep no reference to a message while waiting for the next one
             error = self._translate(EOFError("the node ended the session"))
         except FrameError as malformed:
             error = LoaderError(f"the node sent what is not a frame: {malformed}")
             self._call.cancel()
-        except Exception as failure:  # noqa: BLE001 - a thread's boundary: every batch of the session is told
+        except Exception as failure:  # noqa: BLE001 - a thread's boundary: all batches get the error
             error = self._translate(failure)
         self._end(Broken(error))
 

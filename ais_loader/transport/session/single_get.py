@@ -1,8 +1,8 @@
-"""Single GET: small reads with the shortest way there and back, on sessions that one caller uses at a time.
+"""Single GET: small reads on the fastest path, on sessions that one caller uses at a time.
 
-A shared session has a thread that sorts what arrives, and handing an answer from thread to thread costs as much as the
-answer itself. Here the caller drives its own stream: one request, one batch of one entry, whatever comes until END.
-Anything but a complete good answer is left to the ordinary way, which knows how to retry, resume and explain.
+A shared session has a thread that distributes what arrives, and handing an answer from thread to thread costs as much
+as the answer itself. Here the caller drives its own stream: one request, one batch of one entry, and all messages until
+END. Anything but a complete and correct answer is left to the ordinary path, which retries, resumes and explains.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from ais_loader.wire.frame import (
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 _CREDIT_BYTES = 1 << 40
-"""The caller wants all of it in memory: nothing is gained by slowing the node down."""
+"""The caller wants all of the object in memory, so slowing the node down gains nothing."""
 _APART_BYTES = 64 << 10
-"""From this size on the object is received into memory of its own, and not copied out of a message."""
+"""Objects of at least this size are received into memory of their own, not copied out of a message."""
 T = TypeVar("T", bytes, memoryview)
 
 
 class SingleGet:
-    """Such reads, on the streams of a pool. Thread-safe; belongs to the process that made it."""
+    """Single GETs on the streams of a pool. Thread-safe; belongs to the process that made it."""
 
     def __init__(self, pool: StreamPool, verify_payload: bool) -> None:
         self._pool = pool
         self._verify_payload = verify_payload
 
     def get(self, request: pb.BatchRequest, timeout_s: float) -> bytes | memoryview | None:
-        """The bytes of the request's one entry, or None when the ordinary way has to be taken.
+        """Return the bytes of the request's only entry, or None if the ordinary path has to be taken.
 
-        Raises SilenceTimeout when nothing arrives for `timeout_s`; for an entry that passes through transforms what
-        they fail with, which nobody is asked for twice.
+        Raises SilenceTimeout after `timeout_s` without a message. For an entry with transforms, raises their errors,
+        because a failed transform is not requested twice.
         """
         request.initial_credit_bytes = _CREDIT_BYTES
         request.receiver_checks = True
         try:
             session = self._pool.take(time.monotonic() + timeout_s)
-        except ValueError:  # gRPC's word for a channel that another thread has just closed
+        except ValueError:  # gRPC's error for a channel that another thread has just closed
             return None
         keep = False
         failure: TransformError | None = None
@@ -60,7 +60,7 @@ class SingleGet:
                 keep = True
             except TransformError as error:
                 keep, data, failure = True, None, error
-            except Exception as error:  # whatever broke, the ordinary way meets it again and reports it
+            except Exception as error:  # the ordinary path meets the same failure and reports it
                 if session.overdue:
                     raise SilenceTimeout(f"nothing arrived for {timeout_s:g} s; is the node alive?") from error
                 data = None
@@ -71,7 +71,7 @@ class SingleGet:
         return data
 
     def _ask(self, session: PooledStream, request: pb.BatchRequest, timeout_s: float) -> bytes | memoryview | None:
-        """Raises anything when the stream cannot be used again."""
+        """Send the request and receive the answer. Raises any error if the stream cannot be used again."""
         batch_id = next(session.batch_ids)
         asked = pb.SessionRequest(batch_id=batch_id, request=request).SerializeToString()
         kinds = (pb.TRANSFORMED,) if request.transform else (pb.STORED, pb.UNCHECKED)
@@ -86,7 +86,7 @@ class SingleGet:
                     return self._compared(payload, checksum, kind)
             message = prefix + payload
         else:
-            message = bytes(session.stream.ask(asked))  # which gRPC's are
+            message = bytes(session.stream.ask(asked))  # gRPC returns bytes already
         for kind in kinds:
             if (single := decode_single(message, batch_id, digest_of_ok, kind)) is not None:
                 return self._compared(*single, kind)
@@ -105,7 +105,7 @@ class SingleGet:
         batch_id: int,
         timeout_s: float,
     ) -> bytes | memoryview | None:
-        """From an answer that begins with this message, and is not one of the short form."""
+        """Return the entry from an answer that begins with this message and is not in the short form."""
         parts: list[memoryview] = []
         checksum, check, wrong = 0, AnswerCheck(1), None
         while True:
@@ -119,7 +119,7 @@ class SingleGet:
                     fault = frame.errors.get(0, EntryFault(""))
                     wrong = entry_error(int(frame.status[0]), fault.message, fault.kind)
                 elif request.transform and frame.checksum_kind[0] != pb.TRANSFORMED:
-                    raise FrameError("an entry as it is stored")  # the ordinary way says of which node
+                    raise FrameError("an entry as it is stored")  # the ordinary path reports of which node
                 parts.append(frame.payload)
                 checksum = frame.checksum.item()
                 session.deadline = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""Stream pool: open streams that one caller uses at a time, kept for the next one, watched, and ended all at once."""
+"""Stream pool: streams that one caller uses at a time, reused, watched for deadlines, and closed together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TICK_S = 0.25
 
 
 class PooledStream:
-    """A stream on loan. Whoever uses it holds `lock` meanwhile."""
+    """A stream on loan. Its user holds `lock` meanwhile."""
 
     __slots__ = ("batch_ids", "deadline", "last_use", "lock", "overdue", "stream")
 
@@ -24,13 +24,13 @@ class PooledStream:
         self.lock = threading.Lock()
         self.batch_ids = itertools.count(1)
         self.deadline = float("inf")
-        """Monotonic time at which it is cancelled, and `overdue` from then on."""
+        """Monotonic time at which the stream is cancelled and marked as `overdue`."""
         self.overdue = False
         self.last_use = False
 
 
 class StreamPool:
-    """Thread-safe; belongs to the process that made it."""
+    """Pool of streams. Thread-safe; belongs to the process that made it."""
 
     def __init__(self, open_stream: Callable[[], Stream]) -> None:
         self._open_stream = open_stream
@@ -40,13 +40,14 @@ class StreamPool:
         self._watchdog: threading.Thread | None = None
 
     def take(self, deadline: float = float("inf")) -> PooledStream:
-        """Raises ValueError, gRPC's word for a channel that another thread has just closed."""
+        """Take an idle stream, or open one. Raises ValueError, which is gRPC's error for a channel that another thread
+        has just closed."""
         with self._lock:
             pooled = self._idle.pop() if self._idle else PooledStream(self._open_stream())
             pooled.deadline = deadline
             self._busy.add(pooled)
             if self._watchdog is None:
-                # A weak reference: a pool that nobody uses any more ends its watchdog with itself.
+                # A weak reference: the watchdog ends when the pool is freed.
                 self._watchdog = threading.Thread(
                     target=_watch, args=(weakref.ref(self),), name="ais-loader watchdog", daemon=True
                 )
@@ -54,7 +55,7 @@ class StreamPool:
         return pooled
 
     def give_back(self, pooled: PooledStream, *, keep: bool) -> None:
-        """By whoever holds its lock, or has just held it. `keep`: it can be used again."""
+        """Return a stream. The caller holds its lock, or has just released it. `keep`: it can be used again."""
         with self._lock:
             self._busy.discard(pooled)
             keep = keep and not pooled.last_use and len(self._idle) < MAX_IDLE
@@ -64,7 +65,7 @@ class StreamPool:
             pooled.stream.close()
 
     def cancel_overdue(self) -> None:
-        """End the streams that have been silent for too long; whoever waits for one is woken."""
+        """Cancel the streams that have been silent for too long; threads that wait for them are woken."""
         now = time.monotonic()
         with self._lock:
             overdue = [pooled for pooled in self._busy if pooled.deadline < now]
@@ -82,7 +83,7 @@ class StreamPool:
             pooled.stream.close()
         for pooled in busy:
             pooled.stream.cancel()
-            if pooled.lock.acquire(blocking=False):  # else whoever waits there wakes up and closes it
+            if pooled.lock.acquire(blocking=False):  # otherwise the thread that waits there wakes up and closes it
                 try:
                     pooled.stream.close()
                 finally:
