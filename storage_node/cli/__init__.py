@@ -1,3 +1,2 @@
 """Operator's commands of `ais-loader`, found by their entry points: `serve`, `cluster` with `cluster_drives`, `doctor`;
-`settings` has the options that they share.
-"""
+`settings` has their common options."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from storage_node.ops.commands import Result
 
 _JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Ray sets it for the entry point of a submitted job."""
+"""Set by Ray for the entry point of a submitted job."""
 
 
 _root = click.option(
@@ -34,7 +34,7 @@ _root = click.option(
     show_envvar=True,
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    callback=lambda context, parameter, root: root.expanduser(),  # a shell leaves the ~ of --root=~/data alone
+    callback=lambda context, parameter, root: root.expanduser(),  # shells do not expand the ~ of --root=~/data
     help="Folder below which nodes have their drives: DIR/NODE/DRIVE. The same path on every host.",
 )
 _address = click.option(
@@ -135,7 +135,7 @@ def up(
     from storage_node.ops import commands
     from storage_node.ops.ray_head import require_ray
 
-    require_ray()  # before anything is made
+    require_ray()  # before anything is created
     if durability is not None:
         assignments = (*assignments, f"durability={durability}")
     assignments += etl_assignments(etl_code=etl_code, etl_command=etl_command, etl_server=etl_server)
@@ -325,7 +325,7 @@ def status(root: Path, again_s: float | None, as_json: bool) -> None:
         except ValueError as error:
             raise click.ClickException(str(error)) from error
         if again_s is not None and not as_json:
-            click.clear()  # where standard output is a terminal
+            click.clear()  # only if standard output is a terminal
         with Lines() as lines:
             if as_json:
                 lines.add(json.dumps(found))
@@ -346,7 +346,7 @@ def _absolute(root: Path) -> Path:
 
 
 def _make_room(root: Path) -> None:
-    """The root, where it is missing; what is in the way of nodes is found out before anything is started."""
+    """Create the root if it is missing. Detects what would keep nodes from using it before anything is started."""
     from storage_node.store.drive.identity import is_drive_folder
 
     try:
@@ -371,10 +371,10 @@ def _ray_address(given: str) -> str:
 
 
 def _alone(root: Path, address: str, work: Callable[[], Any], *, ends: bool = False) -> Any:
-    """One command at a time for a root; with a Ray of somebody else, there is nothing to keep here.
+    """Run one command at a time for a root. With an external Ray there is nothing to lock here.
 
-    Where nothing is there is nothing to take turns at. One that only ends something leaves no folder where no cluster
-    has been.
+    Without a root there is nothing to lock either. A command that only ends something creates no folder where no
+    cluster has been.
     """
     from storage_node.ops.ray_head import FOLDER_NAME, only_command
 
@@ -385,7 +385,7 @@ def _alone(root: Path, address: str, work: Callable[[], Any], *, ends: bool = Fa
 
 
 def _listening(work: Callable[[], Result]) -> Result:
-    """The same work; a usage error where it would have nodes listen on a network, and nobody said so."""
+    """Run `work`; raise a usage error if nodes would listen on a network without --insecure."""
     from storage_node.ops.commands import BeyondLoopback
 
     try:
@@ -395,8 +395,8 @@ def _listening(work: Callable[[], Result]) -> Result:
 
 
 def _show(root: Path, result: Result, *, as_json: bool) -> None:
-    """What runs; exit code 1 when not all of it does."""
-    from ais_loader.objects.client import URL_VARIABLE
+    """Show the running nodes; exit code 1 if not all of them serve."""
+    from ais_loader.client import URL_VARIABLE
     from storage_node.ops import ray_head
 
     head = result.head

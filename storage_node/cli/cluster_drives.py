@@ -24,7 +24,7 @@ _root = click.option(
     show_envvar=True,
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    callback=lambda context, parameter, root: root.expanduser(),  # a shell leaves the ~ of --root=~/data alone
+    callback=lambda context, parameter, root: root.expanduser(),  # shells do not expand the ~ of --root=~/data
     help="Folder below which nodes have their drives: DIR/NODE/DRIVE.",
 )
 _node = click.option(
@@ -244,7 +244,7 @@ def _summary(node: NodeOfDrives) -> str:
 
 
 def moving_texts(moving: dict[str, Any]) -> list[str]:
-    """What is under way inside a node, for people."""
+    """Describe the moves in progress inside a node, for people."""
     texts = []
     if moving["moving"]:
         texts.append(f"about {count_text(moving['objects_left'], 'object')} to be moved between drives")
@@ -254,7 +254,7 @@ def moving_texts(moving: dict[str, Any]) -> list[str]:
 
 
 def drive_line(drive: dict[str, Any]) -> str:
-    """One drive, for people; `drive` as `drive_commands.described` gives it."""
+    """Describe one drive for people; `drive` comes from `drive_commands.described`."""
     parts = [f"{printable(drive['path'] or drive['uuid'])}: {drive['state']}"]
     if drive["size_bytes"]:
         free = f"{size_text(drive['free_bytes'])} free of {size_text(drive['size_bytes'])}"

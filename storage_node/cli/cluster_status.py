@@ -1,4 +1,4 @@
-"""What `ais-loader cluster status` shows: one line of sums, a table of nodes, and what is wrong with each."""
+"""Output of `ais-loader cluster status`: one line of sums, a table of nodes, and the problems of each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ if TYPE_CHECKING:
     pass
 
 _COUNTED = 1_000_000
-"""Objects by the drives' rough estimate: up to so many are counted, which takes the nodes a second or so."""
+"""Up to this estimate, objects are counted exactly, which takes the nodes about a second."""
 COUNTING_S = 5.0
-"""What counting may take, beside a node that is connected and says nothing, too."""
+"""Limit for counting, also if a connected node does not answer."""
 _QUIET = ("active", "unknown")
 
 
 def counted(found: dict[str, Any]) -> dict[str, Any]:
-    """Objects of all buckets, each once, and their bytes; None for both where they cannot be known, or not soon."""
+    """Count the objects of all buckets, each once, and their bytes; None for both if unknown, or not known soon."""
+    from ais_loader.client import connect
     from ais_loader.errors import LoaderError
     from ais_loader.objects.client import connect
     from ais_loader.values.options import ClusterOptions
@@ -31,7 +32,7 @@ def counted(found: dict[str, Any]) -> dict[str, Any]:
     try:
         with (
             connect(found["url"], mode="r", options=ClusterOptions(retry_s=0)) as client,
-            after(COUNTING_S, client.close),  # what waits for an answer then ends as Closed
+            after(COUNTING_S, client.close),  # a call that waits for an answer then raises Closed
         ):
             sums = [client.bucket(info.name).summary("", depth=0) for info in client.buckets()]
     except LoaderError:
@@ -46,7 +47,7 @@ def counted(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_condition(found: dict[str, Any], lines: Lines) -> None:
-    """`found` as `cluster_status` gives it, with what `counted` adds."""
+    """Show `found`, the result of `cluster_status` with what `counted` adds."""
     nodes: Sequence[dict[str, Any]] = found["nodes"]
     if found["map_version"]:
         lines.add(_sums(found))
@@ -121,6 +122,6 @@ def _about(node: dict[str, Any]) -> Iterable[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, with columns as wide as what is in them."""
+    """Format rows as lines, with columns as wide as their content."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

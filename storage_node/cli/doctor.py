@@ -1,4 +1,4 @@
-"""`ais-loader doctor`: a store checked, repaired as far as it can be, and catalogs rebuilt."""
+"""`ais-loader doctor`: checks a store, repairs it as far as possible, and rebuilds catalogs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HINTS = {
     **dict.fromkeys(("later-epoch", "unknown-bucket", "record-differs", "staging", "misplaced"), _REPAIR),
     "open-permissions": _CLOSE,
 }
-"""What can be done about a finding, by its kind."""
+"""Advice for findings, by kind."""
 
 
 @click.command()
@@ -132,10 +132,10 @@ def _examine(
 
 
 def _advance(bar: tqdm[Any]) -> Callable[[str, int], None]:
-    """A bar that counts anew for each thing that is done."""
+    """Return a progress callback whose bar restarts for each step."""
 
     def advance(doing: str, done: int) -> None:
-        if bar.disable:  # without a terminal, and it has no description then
+        if bar.disable:  # without a terminal; it has no description then
             return
         if bar.desc != doing:
             bar.set_description_str(doing, refresh=False)
@@ -168,7 +168,7 @@ def _show(report: Report) -> None:
     from storage_node.store.drive.identity import is_drive_folder
 
     wrong = [f for f in (*report.errors, *report.warnings) if f.kind in _HINTS]
-    # Of a folder that holds something else there is nothing to be made anew.
+    # A folder with other content offers nothing to rebuild.
     wrong = [f for f in wrong if f.kind != "identity-lost" or is_drive_folder(Path(f.drive))]
     for hint in dict.fromkeys(_HINTS[f.kind] for f in wrong):
         note(hint)
@@ -190,7 +190,7 @@ def _drive_line(drive: DriveSummary) -> str:
 
 def _finding_line(finding: Finding) -> str:
     about = "/".join(part for part in (finding.bucket, finding.name) if part)
-    named = finding.message.startswith(finding.drive)  # also true of a finding about the whole store, with no drive
+    named = finding.message.startswith(finding.drive)  # also for a finding about the whole store, without a drive
     where = ": ".join(printable(part) for part in ("" if named else finding.drive, about) if part)
     file = f" [{printable(finding.path)}]" if finding.path else ""
     done = f" -> {printable(finding.repaired)}" if finding.repaired is not None else ""
@@ -212,8 +212,9 @@ def _verdict(report: Report) -> str:
 
 
 def _ask_node(url: str, *, as_json: bool) -> bool:
-    """Show what a node says of itself, or those of its cluster; whether all of them answer, and all drives work."""
-    from ais_loader.objects.client import connect
+    """Show the health of a node, or of the nodes of its cluster. Return whether all of them answer, and all drives
+    work."""
+    from ais_loader.client import connect
 
     with waiting(f"{url} to answer"), connect(url) as client:
         described: dict[str, Any] = client.describe()
@@ -235,7 +236,7 @@ def _ask_node(url: str, *, as_json: bool) -> bool:
 
 
 def _value_lines(name: str, value: object) -> Iterator[str]:
-    """A value in one line; what it consists of, such as settings and nodes, in a line each."""
+    """Format a value as one line; a mapping or a list of mappings as one line per part."""
     if isinstance(value, Mapping):
         yield f"{name}:"
         yield from (f"  {key}: {value[key]}" for key in sorted(value))

@@ -1,4 +1,4 @@
-"""Options `--etl-code`, `--etl-command` and `--etl-server`, the same for a node and for a cluster."""
+"""Options `--etl-code`, `--etl-command` and `--etl-server`, shared by nodes and clusters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OPTIONS = (
 
 
 def takes_etl(command: F) -> F:
-    """With parameters etl_code, etl_command and etl_server."""
+    """Add the parameters etl_code, etl_command and etl_server to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -62,7 +62,7 @@ def commands_of(etl_command: tuple[str, ...]) -> dict[str, str]:
 
 
 def etl_assignments(*, etl_code: bool, etl_command: tuple[str, ...], etl_server: tuple[str, ...]) -> tuple[str, ...]:
-    """As with --set, of what was given. Raises click.UsageError."""
+    """Convert the options to assignments like those of --set. Raises click.UsageError."""
     for one in etl_server:
         if not one or any(letter.isspace() for letter in one):
             raise click.UsageError(f"{one!r}: a server with a space in it goes into --config")

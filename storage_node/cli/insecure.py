@@ -1,4 +1,4 @@
-"""Option `--insecure`, without which no command has a node listen beyond loopback."""
+"""Option `--insecure`, without which no command makes a node listen beyond loopback."""
 
 from __future__ import annotations
 

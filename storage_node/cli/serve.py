@@ -30,7 +30,7 @@ _FIELDS = {
     "etl_command": "etl_commands",
     "etl_server": "etl_servers",
 }
-"""Of the options that have a name of their own, what they set."""
+"""Fields set by the options that have a name of their own."""
 
 
 @click.command()
@@ -262,7 +262,7 @@ def serve(
     _require_address(peer_host, chosen.peer_port, "--peer-port", taken)
     if chosen.metrics_port is not None:
         _require_address(host, chosen.metrics_port, "--metrics-port", taken)
-    drives = tuple(drive.expanduser() for drive in drives)  # a shell leaves the ~ of --drive=~/data alone
+    drives = tuple(drive.expanduser() for drive in drives)  # shells do not expand the ~ of --drive=~/data
     tell_of_new_stores()
     try:
         run_node(drives, chosen, announce)
@@ -271,9 +271,9 @@ def serve(
 
 
 def _config(options: dict[str, Any], settings: dict[str, Any]) -> ServerConfig:
-    """Options of the command line count most, then `settings`, then defaults."""
-    from storage_node.settings.config import ServerConfig
-    from storage_node.settings.sources import WrongSetting, configured, merged
+    """Build the configuration: command-line options take precedence over `settings`, and those over defaults."""
+    from storage_node.config import ServerConfig
+    from storage_node.settings import WrongSetting, configured, merged
 
     context = click.get_current_context()
     typed = {
@@ -305,9 +305,9 @@ def _weights(given: tuple[str, ...]) -> dict[str, float]:
 
 
 def _require_address(host: str, port: int, option: str, others: dict[tuple[str, int], str]) -> None:
-    """Find out here whether this address can be listened on: gRPC would bury the reason in lines of its log.
+    """Check that this address can be listened on: gRPC would bury the reason in lines of its log.
 
-    `others` are the addresses that this node listens on too, by option; this one is added.
+    `others`: further addresses that this node listens on, with their options; this one is added.
     """
     if port and (other := others.get((host, port))) is not None:
         raise click.UsageError(f"{other} and {option} are both port {port} of {host}: they need different ports")

@@ -1,4 +1,4 @@
-"""Options `--config FILE` and `--set NAME=VALUE`, the same for a node and for a cluster."""
+"""Options `--config FILE` and `--set NAME=VALUE`, shared by nodes and clusters."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ set_option = click.option(
 
 
 def given_settings(config: Path | None, assignments: tuple[str, ...], *, of_cluster: bool) -> dict[str, Any] | None:
-    """What was asked for, in the settings' own units; None for nothing. A usage error names what is wrong."""
-    from storage_node.settings.sources import NODES, WrongSetting, merged, read_assignments, read_file, require_cluster
+    """Return the given settings, in their own units; None if there are none. A usage error names the wrong one."""
+    from storage_node.settings import NODES, WrongSetting, merged, read_assignments, read_file, require_cluster
 
     if config is None and not assignments:
         return None

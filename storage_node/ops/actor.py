@@ -1,9 +1,9 @@
-"""Ray actor of a storage node: Ray places its process and starts it again, and has no part in anything else.
+"""Ray actor of a storage node: Ray places its process and restarts it, and is involved in nothing else.
 
-The class is plain; whoever starts it makes the actor of it (`ray_actors`), so that this module needs no Ray. What
-an actor must not do decides its shape: an exception in `__init__` ends an actor for good, whatever `max_restarts`
-says, so `__init__` raises nothing and waits for nothing. The node's server has a thread and an event loop of its own,
-and outlives the actor's loop for as long as draining takes.
+The class is plain; `ray_actors` turns it into an actor, so that this module does not need Ray. The limits of an actor
+decide its shape: an exception in `__init__` ends an actor permanently, whatever `max_restarts` is, so `__init__` raises
+nothing and waits for nothing. The node's server has a thread and an event loop of its own, and outlives the actor's
+loop while it drains.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOOK_GRACE_S = 2.0
 
 
 class StorageNodeActor:
-    """See `Supervisor` for the arguments and for `status`."""
+    """A storage node as a Ray actor. See `Supervisor` for the arguments and for `status`."""
 
     def __init__(self, root: str, uuid: str, host: str) -> None:
         os.umask(0o077)  # logs, and the files of catalogs
@@ -36,17 +36,18 @@ class StorageNodeActor:
         return self._node.status()
 
     def renew(self) -> None:
-        """Serve anew with the settings that are kept now; returns at once."""
+        """Restart the server with the current settings; returns at once."""
         self._node.renew()
 
     def hurry(self) -> None:
-        """Try at once what is being waited for."""
+        """Retry at once what is being waited for."""
         self._node.hurry()
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Drain: running calls finish, for `grace_s`; then the drives are free. The process waits to be ended."""
+        """Drain: running calls finish within `grace_s`; then the drives are closed. The process remains until it is
+        ended."""
         self._node.stop(grace_s)
 
     def __ray_shutdown__(self) -> None:
-        """Called by Ray where it ends the process with a warning."""
+        """Called by Ray when it ends the process with a warning."""
         self._node.stop(HOOK_GRACE_S)

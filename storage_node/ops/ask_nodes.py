@@ -1,4 +1,4 @@
-"""Node polling: nodes asked how they are, by their endpoints alone; no Ray, and no cluster, has to be up for it."""
+"""Node polling: asks nodes for their state, given only their endpoints. Neither Ray nor a cluster has to be running."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the node at an endpoint says; without an answer `described` is None and `problem` says why."""
+    """Answer of the node at an endpoint. Without one, `described` is None and `problem` has the reason."""
 
     endpoint: str
-    """Where clients reach it, and where it was asked."""
+    """Address at which clients reach the node, and at which it was asked."""
     uuid: str = ""
     map: cluster_pb.ClusterMap | None = None
     described: objects_pb.DescribeResponse | None = None
     problem: str = ""
     progress: replica_pb.ProgressResponse | None = None
-    """How far it is with making copies equal; None also of a node of a version that does not say."""
+    """Progress of repair; None also for an older node, which does not report it."""
     drives: cluster_pb.ListDrivesResponse | None = None
-    """Likewise."""
+    """The node's drives; None also for an older node, which does not report them."""
     peer_endpoint: str = ""
-    """Where other nodes and operators reach it."""
+    """Address at which other nodes and operators reach it."""
 
     @property
     def features(self) -> Sequence[str]:
-        """What it can do that nodes before it could not."""
+        """Features of the node that older nodes lack."""
         return self.described.feature if self.described is not None else ()
 
 
 def ask_nodes(endpoints: Iterable[str], caller: Caller, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Answer]:
-    """By endpoint, of those for clients; all at once."""
+    """Ask all nodes in parallel, by their endpoints for clients. Returns the answers by endpoint."""
     several = list(dict.fromkeys(endpoints))
     if not several:
         return {}
@@ -86,7 +86,8 @@ def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_T
 
 
 def newest_map(answers: Iterable[Answer]) -> cluster_pb.ClusterMap | None:
-    """None when nobody who answered is part of a cluster. Raises ValueError when they are part of different ones."""
+    """Return the newest map; None if no node that answered is in a cluster. Raises ValueError if they are in different
+    ones."""
     maps = [answer.map for answer in answers if answer.map is not None]
     if len({map_.cluster_uuid for map_ in maps}) > 1:
         of = "; ".join(f"{a.endpoint} of {a.map.cluster_uuid.hex()}" for a in answers if a.map is not None)

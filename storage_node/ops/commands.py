@@ -1,7 +1,7 @@
-"""Cluster life-cycle commands: up, add, remove, down. Each may be repeated, and goes on where it was left.
+"""Cluster life-cycle commands: up, add, remove, down. Each may be repeated, and continues where it was interrupted.
 
-The order is the same for all: the drives say which nodes there are, Ray runs one actor for each, and the map, changed
-last, says who takes part. Nothing is remembered anywhere else.
+The order is the same for all. The drives define which nodes exist, Ray runs one actor for each, and the map, which is
+changed last, defines the members. No other state is kept.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What `up` and `add` were told."""
+    """Arguments of `up` and `add`."""
 
     root: Path
     address: str = ""
-    """Of a Ray that runs; without it the root gets a Ray of its own on this machine."""
+    """Address of a running Ray. Without it, the root gets a Ray of its own on this machine."""
     nodes: int | None = None
-    """New ones where there are none; one on each host without it."""
+    """Number of nodes to create if there are none; None: one on each host."""
     drives_per_node: int = 1
     host_per_node: bool | None = None
-    """Count each node as a host; None: where a cluster of several nodes is made on one machine, or is so already."""
+    """Count each node as a host. None: if a cluster of several nodes is created on one machine, or already does so."""
     dashboard: bool = True
     settings: Settings | None = None
-    """Over those that the nodes have had, from now on."""
+    """Settings to merge into the current ones, from now on."""
     settings_instead: bool = False
-    """In their place."""
+    """Replace the current settings instead."""
     insecure: bool = False
     """Nodes may listen beyond loopback."""
     timeout_s: float = 60.0
@@ -59,7 +59,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Result:
-    """What runs now."""
+    """The running nodes."""
 
     map: pb.ClusterMap
     nodes: list[dict[str, Any]]
@@ -76,11 +76,11 @@ Tell = Callable[[str], None]
 
 
 class BeyondLoopback(ClusterError):
-    """Nodes would listen on a network, and nobody has said that they may."""
+    """Nodes would listen on a network without permission to do so."""
 
 
 def up(plan: Plan, tell: Tell) -> Result:
-    """Start all nodes that have drives below the root, on all hosts; make nodes where there are none.
+    """Start all nodes that have drives below the root, on all hosts; create nodes if there are none.
 
     Raises BeyondLoopback, ClusterError, LoaderError, OSError.
     """
@@ -103,11 +103,11 @@ def up(plan: Plan, tell: Tell) -> Result:
 
 
 def add(plan: Plan, tell: Tell, wipe: str = "") -> Result:
-    """Make one more node, on the host that has the fewest, and let it join. Raises as `up`.
+    """Create one more node, on the host that has the fewest, and add it to the cluster. Raises like `up`.
 
     Args:
-        wipe: a node that is not in the cluster any more, by its folder or the beginning of its uuid: its drives are
-            emptied, and the new node is made on them.
+        wipe: a node that is no longer in the cluster, by its folder or the beginning of its uuid: its drives are
+            emptied, and the new node is created on them.
     """
     _require_nodes(plan)
     with _ray(plan, tell) as head:
@@ -124,12 +124,13 @@ def add(plan: Plan, tell: Tell, wipe: str = "") -> Result:
 
 
 def remove(root: Path, address: str, name: str, *, lost: bool, timeout_s: float, tell: Tell) -> str:
-    """Let a node hand over its objects and leave; returns its uuid. With `lost` it is taken out as it is.
+    """Remove a node after it has handed over its objects; return its uuid. With `lost`, remove it as it is.
 
     Args:
         name: the node's folder, or the beginning of its uuid.
 
-    Raises as `up`; ClusterError also when the node has not handed over everything within `timeout_s`: it goes on.
+    Raises like `up`; also ClusterError if the node has not handed over everything within `timeout_s`. It continues
+    then.
     """
     _require_nodes(Plan(root=root, address=address))
     with _ray(Plan(root=root, address=address), tell):
@@ -151,9 +152,9 @@ def remove(root: Path, address: str, name: str, *, lost: bool, timeout_s: float,
 
 
 def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
-    """Drain and end the nodes of a root, and the Ray that `up` started for it. Data stays.
+    """Drain and stop the nodes of a root, and the Ray that `up` started for it. Data stays.
 
-    Returns how many nodes were ended and how many processes of Ray. Raises ClusterError.
+    Returns the numbers of stopped nodes and of ended Ray processes. Raises ClusterError.
     """
     head = ray_head.remembered(root)
     stopped = 0
@@ -162,8 +163,8 @@ def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
         with ray_actors.connected(where, ray_head.environment(root, head) if head is not None and not address else {}):
             hosts = ray_actors.look(root)
             names = {node.uuid: node.name for host in hosts for node in (*host.found.nodes, *host.found.removed)}
-            with contextlib.suppress(ClusterError):  # nobody answers who knows the map
-                # Also nodes of hosts that are away, or Ray would start them when those are back.
+            with contextlib.suppress(ClusterError):  # no node answers that knows the map
+                # Include nodes of hosts that are away. Otherwise Ray would start them when those hosts return.
                 names = {
                     node.uuid.hex(): node.uuid.hex() for node in _map_of(hosts, peer_secret.operator(root)).node
                 } | names
@@ -181,7 +182,7 @@ def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
 
 
 def tail_of_log(root: Path, address: str, name: str, lines: int) -> list[str]:
-    """The last lines that a node has logged; `name` as for `remove`. Raises ClusterError, OSError."""
+    """Return the last lines of a node's log; `name` as for `remove`. Raises ClusterError, OSError."""
     here = [Host("", "this machine", find_nodes(root))]
     node, _ = _find(here, name)
     if node is not None:
@@ -197,7 +198,7 @@ def tail_of_log(root: Path, address: str, name: str, lines: int) -> list[str]:
 
 
 def followed_log(root: Path, name: str, lines: int) -> Iterator[str]:
-    """The same of a node of this machine, and what it logs from then on, for ever. Raises ClusterError, OSError."""
+    """Yield the last lines of a node's log on this machine, then new ones forever. Raises ClusterError, OSError."""
     here = [Host("", "this machine", find_nodes(root))]
     node, _ = _find(here, name)
     if node is None:
@@ -209,14 +210,14 @@ def followed_log(root: Path, name: str, lines: int) -> Iterator[str]:
 
 
 def _require_nodes(plan: Plan) -> None:
-    """Before a Ray is started for nothing. Raises ClusterError."""
+    """Require existing nodes, before a Ray is started in vain. Raises ClusterError."""
     if not plan.address and not (found := find_nodes(plan.root)).nodes:
         problems = f": {'; '.join(found.problems)}" if found.problems else ""
         raise ClusterError(f"no nodes below {plan.root}{problems}; `cluster up` makes the first")
 
 
 def _require_loopback(plan: Plan, hosts: Sequence[Host]) -> None:
-    """Before anything is made or started. Raises BeyondLoopback."""
+    """Check the addresses before anything is created or started. Raises BeyondLoopback."""
     given = [plan.settings or {}, *(host.settings.values for host in hosts)]
     one_by_one = [table for settings in given for table in (settings, *settings.get(NODES, {}).values())]
     peer_hosts = [table["peer_host"] for table in one_by_one if "peer_host" in table]
@@ -226,7 +227,7 @@ def _require_loopback(plan: Plan, hosts: Sequence[Host]) -> None:
 
 
 def _require_nobody(root: Path) -> None:
-    """A root that has no Ray of its own has no nodes of its own Ray either. Raises ClusterError."""
+    """Require that no node of this root runs: one that does belongs to another Ray. Raises ClusterError."""
     said = {one.listening or one.endpoint: one for one in node_file.read_all(root) if one.endpoint and not one.removed}
     serving = [
         where
@@ -247,7 +248,7 @@ def _no_node(name: str, hosts: Sequence[Host], root: Path) -> str:
 
 @contextlib.contextmanager
 def _ray(plan: Plan, tell: Tell) -> Iterator[RayHead | None]:
-    """A connection to the Ray that is meant; its head where it is the root's own."""
+    """Connect to the Ray of this plan. Yields its head if it belongs to the root."""
     if plan.address:
         with ray_actors.connected(plan.address):
             yield None
@@ -256,7 +257,7 @@ def _ray(plan: Plan, tell: Tell) -> Iterator[RayHead | None]:
     if head is None:
         _require_nobody(plan.root)
     if head is None or not head.answers():
-        if ended := ray_head.end(plan.root):  # what is left of one that died would hold on to the drives
+        if ended := ray_head.end(plan.root):  # the rest of a dead one would keep the drives open
             tell(f"ended {ended} processes that a dead Ray had left")
         peer_secret.make(plan.root)
         tell("starting Ray on this machine")
@@ -266,7 +267,7 @@ def _ray(plan: Plan, tell: Tell) -> Iterator[RayHead | None]:
 
 
 def nodes_of(hosts: Sequence[Host]) -> dict[str, tuple[NodeDrives, Host]]:
-    """By uuid. Of hosts that see the same folder the first one counts."""
+    """Map uuids to nodes. If several hosts see the same folder, the first one counts."""
     nodes: dict[str, tuple[NodeDrives, Host]] = {}
     for host in hosts:
         for node in host.found.nodes:
@@ -275,7 +276,7 @@ def nodes_of(hosts: Sequence[Host]) -> dict[str, tuple[NodeDrives, Host]]:
 
 
 def _wipe(root: Path, hosts: Sequence[Host], name: str, tell: Tell) -> None:
-    """Raises ClusterError."""
+    """Empty a node's drives and create a new node on them. Raises ClusterError."""
     node, host = node_to_wipe(hosts, name, _map_of(hosts, peer_secret.operator(root)))
     ray_actors.stop(node.uuid, DRAIN_GRACE_S)
     tell(f"emptying {', '.join(map(str, node.drives))}")
@@ -283,7 +284,7 @@ def _wipe(root: Path, hosts: Sequence[Host], name: str, tell: Tell) -> None:
 
 
 def node_to_wipe(hosts: Sequence[Host], name: str, map_: pb.ClusterMap) -> tuple[NodeDrives, Host]:
-    """Raises ClusterError for a name that is none, or that of a node of the cluster."""
+    """Find the node to wipe. Raises ClusterError for an unknown name, or that of a node in the cluster."""
     there = {node.uuid: (node, host) for host in hosts for node in (*host.found.nodes, *host.found.removed)}
     found = [(node, host) for node, host in there.values() if node.name == name or node.uuid.startswith(name)]
     if len(found) != 1:
@@ -296,9 +297,9 @@ def node_to_wipe(hosts: Sequence[Host], name: str, map_: pb.ClusterMap) -> tuple
 
 
 def first_nodes(hosts: Sequence[Host], nodes: int | None) -> dict[str, int]:
-    """How many nodes to make on each host, by address, where there are none; `nodes` in all, or one on each.
+    """Return the number of nodes to create on each host, by address: `nodes` in total, or one on each.
 
-    Raises ClusterError where there have been some: an empty folder may be a disk that is not mounted.
+    Raises ClusterError if there have been nodes before: an empty folder may be a disk that is not mounted.
     """
     absent = [f"node {uuid} of {host.name}" for host in hosts for uuid in host.found.absent]
     problems = [problem for host in hosts for problem in host.found.problems]
@@ -314,7 +315,7 @@ def first_nodes(hosts: Sequence[Host], nodes: int | None) -> dict[str, int]:
 
 def _make_first(plan: Plan, hosts: Sequence[Host], tell: Tell) -> None:
     counts = first_nodes(hosts, plan.nodes)
-    try:  # before anything is made that would have to be unmade
+    try:  # check before anything is created
         require_nodes(plan.settings or {}, [f"node-{at + 1}" for at in range(max(counts.values()))])
     except WrongSetting as error:
         raise ClusterError(str(error)) from error
@@ -361,7 +362,7 @@ def _run(plan: Plan, hosts: Sequence[Host], head: RayHead | None, notes: list[st
 def _agree(
     plan: Plan, started: Sequence[Started], statuses: dict[str, dict[str, Any]], notes: list[str]
 ) -> pb.ClusterMap:
-    """The map with all nodes that serve, where they serve."""
+    """Return the map with all serving nodes, at their current addresses."""
     serving = [one for one in started if statuses[one.node.uuid].get("endpoint")]
     endpoints = [statuses[one.node.uuid]["endpoint"] for one in serving]
     if not endpoints:
@@ -448,7 +449,7 @@ def _find(hosts: Sequence[Host], name: str) -> tuple[NodeDrives | None, Host | N
 
 
 def _member(map_: pb.ClusterMap, name: str, hosts: Sequence[Host], root: Path) -> str:
-    """Of a node that no host has drives of."""
+    """Return the uuid of a node without drives on any host."""
     found = [member.uuid.hex() for member in map_.node if member.uuid.hex().startswith(name)]
     if len(found) > 1:
         raise ClusterError(f"{name} names {len(found)} nodes of the cluster; give more of the uuid")
@@ -468,7 +469,7 @@ def _change(map_: pb.ClusterMap, edit: Edit, names: Mapping[str, str], caller: C
 
 
 def _end_orphans(root: Path, head: RayHead, tell: Tell) -> int:
-    """Nodes that go on serving without their Ray: tell them to end, so that running calls can finish."""
+    """Stop nodes that keep serving without their Ray, by a signal, so that running calls can finish."""
     ours = set(head.processes())
     ended, caller = 0, peer_secret.operator(root)
     for said in node_file.read_all(root):

@@ -1,7 +1,8 @@
-"""Crash-loop backoff: a process that ends soon after it began, time and again, waits longer and longer to try again.
+"""Crash-loop backoff: a process that repeatedly ends soon after its start waits longer and longer before the next
+attempt.
 
-Ray starts a node's process again at once, whatever it died of: a drive whose catalog crashes whoever opens it would
-keep a processor busy for ever, and nobody would be told. What is counted stands in `node.json`, as no process is left
+Ray restarts a node's process at once, whatever ended it. A drive whose catalog crashes every process that opens it
+would keep a CPU busy forever, without notice to anyone. The count is kept in `node.json`, because no process survives
 that could remember it.
 """
 
@@ -15,25 +16,25 @@ from storage_node.ops.node_file import NodeFile
 
 SHORT_LIFE_S = 30.0
 FREE_TRIES = 3
-"""So many short lives are what operators, and tests, do to nodes."""
+"""Number of short lives that operators and tests may cause without a penalty."""
 BACKOFF = Backoff(2.0, 300.0, jitter=0)
 
 
 def rest_s(short_lives: int) -> float:
-    """How long to wait before the next try."""
+    """Return the delay before the next attempt."""
     over = short_lives - FREE_TRIES
     return 0.0 if over < 0 else BACKOFF.pause_s(over)
 
 
 def told(said: NodeFile, pid_is_new: bool) -> NodeFile:
-    """What the file of the former life means to this one, when it looks at it first."""
+    """Interpret the file of the previous process, when a new one first reads it."""
     if not pid_is_new or not said.born_s:
         return said
     return replace(said, born_s=0.0, short_lives=said.short_lives + 1)
 
 
 def problem(short_lives: int, until_s: float, log: str) -> str:
-    """`until_s`: since 1970."""
+    """Describe the delay. `until_s`: in seconds since 1970."""
     when = time.strftime("%H:%M:%S UTC", time.gmtime(until_s))
     return (
         f"its process has ended {short_lives} times within {SHORT_LIFE_S:g} s of its start; it is tried again at "

@@ -1,4 +1,4 @@
-"""Decommissioning: waits until a node has handed over its objects, and says meanwhile who is not done."""
+"""Decommissioning: waits until a node has handed over its objects, and reports which nodes are not done."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ def wait_until_out(
     tell: Callable[[str], None],
 ) -> None:
     """Args:
-        map_: one in which the node is.
-        uuid: its.
-        names: of nodes, for people, by their uuids.
-        caller: as whom the nodes are asked.
 
-    Raises ClusterError when it is still in the map after `timeout_s`.
+      map_: a map that contains the node.
+      uuid: the node's uuid.
+      names: names of nodes for messages, by their uuids.
+      caller: identity for the calls to the nodes.
+
+    Raises ClusterError if the node is still in the map after `timeout_s`.
     """
     tell(f"{names.get(uuid, uuid)} hands over its objects")
     deadline = time.monotonic() + timeout_s
@@ -50,7 +51,7 @@ def wait_until_out(
 
 
 def not_done(map_: pb.ClusterMap, names: Mapping[str, str], answers: Mapping[str, Answer]) -> Sequence[str]:
-    """Who holds a change of the map up, and why."""
+    """Return the nodes that delay a change of the map, with the reasons."""
     found = []
     for member in map_.node:
         name, answer = names.get(member.uuid.hex(), member.endpoint), answers.get(member.endpoint)

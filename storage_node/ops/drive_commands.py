@@ -1,6 +1,6 @@
-"""Drive commands of an operator, sent to the nodes that have the drives: no Ray has to be up for it.
+"""Drive commands of an operator, sent to the nodes that have the drives. Ray does not have to be running.
 
-Nodes are found by what stands beside the drives below a root, and by the map; see `status`.
+Nodes are found by the files beside the drives below a root, and by the map; see `status`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from storage_node.ops.ray_head import ClusterError
 
 CALL_TIMEOUT_S = 3.0
 CHANGE_TIMEOUT_S = 120.0
-"""A drive is opened, or its running commits are waited for."""
+"""A drive is opened, or its running commits are awaited."""
 _AT_ONCE = 32
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
@@ -35,20 +35,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeOfDrives:
-    """A running node and its drives. `drives` is None where it did not answer, and `problem` says why."""
+    """A running node and its drives. If it did not answer, `drives` is None and `problem` has the reason."""
 
     uuid: str
     name: str
-    """Of its folder; the uuid for one that has none on this machine."""
+    """Name of its folder; the uuid for a node without a folder on this machine."""
     endpoint: str
     drives: pb.ListDrivesResponse | None
     problem: str = ""
     caller: Caller = OPERATOR
-    """As whom it is told."""
+    """Identity for calls to the node."""
 
 
 def nodes_with_drives(root: Path) -> list[NodeOfDrives]:
-    """All nodes that are known below a root, by name. Raises ClusterError when there are none."""
+    """Return all known nodes below a root, by name. Raises ClusterError if there are none."""
     said = [one for one in read_all(root) if not one.removed]
     names = {node.uuid: node.name for node in find_nodes(root).nodes}
     caller = peer_secret.operator(root)
@@ -73,7 +73,8 @@ def nodes_with_drives(root: Path) -> list[NodeOfDrives]:
             return NodeOfDrives(uuid, name, "", None, "it never served", caller)
         if (drives := listed.get(uuid)) is not None:
             return NodeOfDrives(uuid, name, endpoint, drives, caller=caller)
-        # Asked once more, alone: the answer above does not say why it has no drives, and may only have come too late.
+        # Ask once more, separately: the first answer does not tell why it has no drives, and may only have come too
+        # late.
         try:
             return NodeOfDrives(uuid, name, endpoint, drives_at(endpoint, caller), caller=caller)
         except ClusterError as error:
@@ -84,16 +85,16 @@ def nodes_with_drives(root: Path) -> list[NodeOfDrives]:
 
 
 def drives_at(endpoint: str, caller: Caller) -> pb.ListDrivesResponse:
-    """Raises ClusterError."""
+    """List the drives of a node. Raises ClusterError."""
     return order(endpoint, caller, lambda node: node.ListDrives(pb.ListDrivesRequest(), timeout=CALL_TIMEOUT_S))
 
 
 def order(
     endpoint: str, caller: Caller, call: Callable[[rpc.DrivesStub], pb.ListDrivesResponse]
 ) -> pb.ListDrivesResponse:
-    """The drives of the node that clients reach at `endpoint`, after a call on its Drives service.
+    """Call the Drives service of the node that clients reach at `endpoint`; return its drives.
 
-    Raises ClusterError with what it has against it.
+    Raises ClusterError with the node's reason.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -109,7 +110,7 @@ def order(
 
 
 def find_node(nodes: Sequence[NodeOfDrives], name: str) -> NodeOfDrives:
-    """By the name of its folder or the beginning of its id; "" means the only one. Raises ClusterError."""
+    """Find a node by the name of its folder or the beginning of its id; "" means the only one. Raises ClusterError."""
     found = [node for node in nodes if not name or node.name == name or node.uuid.startswith(name)]
     if len(found) > 1 and not name:
         raise ClusterError(f"{len(found)} nodes: say which one with --node ({', '.join(node.name for node in found)})")
@@ -117,7 +118,7 @@ def find_node(nodes: Sequence[NodeOfDrives], name: str) -> NodeOfDrives:
 
 
 def find_drive(nodes: Sequence[NodeOfDrives], node: str, drive: str) -> tuple[NodeOfDrives, Drive]:
-    """By its path, the name of its folder or the beginning of its id. Raises ClusterError."""
+    """Find a drive by its path, the name of its folder or the beginning of its id. Raises ClusterError."""
     if not drive:
         raise ClusterError("an empty name is no drive")
     among = [find_node(nodes, node)] if node else list(nodes)
@@ -146,7 +147,7 @@ def _only(found: Sequence[T], kind: str, name: str, known: Sequence[str]) -> T:
 
 
 def new_folder(root: Path, node: NodeOfDrives) -> Path:
-    """The first `drive-N` that is not there beside the node's other drives. Raises ClusterError."""
+    """Return the first unused `drive-N` beside the node's other drives. Raises ClusterError."""
     paths = [Path(drive.path) for drive in node.drives.drive if drive.path] if node.drives is not None else []
     if not paths:
         raise ClusterError(f"{node.name}: none of its drives is found: give the new one's path")
@@ -157,7 +158,8 @@ def new_folder(root: Path, node: NodeOfDrives) -> Path:
 
 
 def require_below(root: Path, path: Path) -> Path:
-    """A drive's folder is ROOT/<node>/<drive>: elsewhere its node would not find it again. Raises ClusterError."""
+    """Require that a drive's folder is ROOT/<node>/<drive>: elsewhere its node would not find it again. Raises
+    ClusterError."""
     try:
         parts = path.relative_to(root).parts
     except ValueError:
@@ -170,7 +172,7 @@ def require_below(root: Path, path: Path) -> Path:
 
 
 def add(node: NodeOfDrives, path: Path) -> pb.ListDrivesResponse:
-    """Raises ClusterError, as all that follow."""
+    """Add a drive. Raises ClusterError, like all functions that follow."""
     request = pb.AddDriveRequest(path=str(path))
     return order(node.endpoint, node.caller, lambda stub: stub.AddDrive(request, timeout=CHANGE_TIMEOUT_S))
 
@@ -206,7 +208,7 @@ def _that(drive: Drive) -> pb.DriveRequest:
 
 
 def described(drive: Drive) -> dict[str, object]:
-    """JSON-able; the keys are documented in docs/cluster.md."""
+    """Describe a drive as JSON; the keys are documented in docs/cluster.md."""
     return {
         "uuid": drive.uuid,
         "path": drive.path,
@@ -223,7 +225,7 @@ def described(drive: Drive) -> dict[str, object]:
 
 
 def moving(drives: pb.ListDrivesResponse) -> dict[str, object]:
-    """What is under way inside a node; JSON-able."""
+    """Describe the moves in progress inside a node, as JSON."""
     return {
         "moving": drives.moving,
         "objects_left": drives.objects_left,

@@ -1,10 +1,10 @@
 """Node discovery on a host: the drives below a root, grouped by the store they belong to.
 
-    ROOT/<node>/<drive>/drive.json    who the drive is: a node is the drives that carry its uuid, wherever they lie
-    ROOT/<node>/node.json             what a node says of itself; see `node_file`
+ROOT/<node>/<drive>/drive.json    the drive's identity: a node is the set of drives with its uuid, in any folder
+ROOT/<node>/node.json             the node's own state; see `node_file`
 
-Identity and data belong to the drives. Names of folders are for people: drives may be moved from one to another, or to
-another host, and are the same node there. New nodes are made only when asked for, and by default folders `node-1`,
+Identity and data belong to the drives. Names of folders are for people: drives may be moved to another folder, or to
+another host, and are the same node there. New nodes are created only on request, by default in folders `node-1`,
 `node-2` with `drive-1`, `drive-2`; a disk mounted at such a place beforehand is used.
 """
 
@@ -27,16 +27,16 @@ from storage_node.store.store_record import StoreRecord
 
 @dataclass(frozen=True, slots=True)
 class NodeDrives:
-    """A node as its drives tell of it."""
+    """A node, as described by its drives."""
 
     uuid: str
-    """32 hex digits: that of the store on the drives."""
+    """32 hex digits: the uuid of the store on the drives."""
     drives: tuple[Path, ...]
     """In the order of their paths; never empty. Some of the node's drives may be missing."""
 
     @property
     def folder(self) -> Path:
-        """Where the node keeps what it says of itself."""
+        """Folder in which the node keeps its state."""
         return self.drives[0].parent
 
     @property
@@ -46,22 +46,22 @@ class NodeDrives:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What lies below a root."""
+    """Nodes and problems below a root."""
 
     nodes: tuple[NodeDrives, ...] = ()
-    """By name; without those that were removed from their cluster."""
+    """Sorted by name; without those that were removed from their cluster."""
     removed: tuple[NodeDrives, ...] = ()
     absent: tuple[str, ...] = ()
     """Uuids of nodes that were here, and have no drive here now."""
     problems: tuple[str, ...] = ()
-    """Folders that should be drives and cannot be used, and why."""
+    """Folders that should be drives and cannot be used, with the reasons."""
 
     def node(self, uuid: str) -> NodeDrives | None:
         return next((node for node in self.nodes if node.uuid == uuid), None)
 
 
 def find_nodes(root: Path) -> Found:
-    """Look below `root`; a root that does not exist has nothing. Raises nothing: what cannot be read is a problem."""
+    """Search below `root`; a missing root has no nodes. Raises nothing: an unreadable folder is a problem."""
     known: dict[Path, DriveIdentity] = {}
     problems: list[str] = []
     said: dict[str, node_file.NodeFile] = {}
@@ -93,7 +93,7 @@ def find_nodes(root: Path) -> Found:
 
 
 def group_drives(known: Mapping[Path, DriveIdentity]) -> list[NodeDrives]:
-    """Nodes, by the folder of their first drive."""
+    """Group drives by node, in the order of each node's first drive."""
     by_store: dict[str, list[Path]] = {}
     for drive in sorted(known):
         by_store.setdefault(known[drive].store_uuid, []).append(drive)
@@ -101,7 +101,7 @@ def group_drives(known: Mapping[Path, DriveIdentity]) -> list[NodeDrives]:
 
 
 def _given_up(known: Mapping[Path, DriveIdentity]) -> list[Path]:
-    """Drives of which another drive of their node knows that they are not the node's any more."""
+    """Return the drives that no longer belong to their node, according to another drive of it."""
     newest: dict[str, StoreRecord] = {}
     for drive, identity in known.items():
         with contextlib.suppress(StoreFormatError, OSError):
@@ -116,7 +116,7 @@ def _given_up(known: Mapping[Path, DriveIdentity]) -> list[Path]:
 
 
 def plan_new_nodes(root: Path, taken: Iterable[str], nodes: int, drives_per_node: int) -> list[tuple[Path, ...]]:
-    """Folders for the drives of new nodes, none of them below a folder that is taken."""
+    """Plan folders for the drives of new nodes, outside of folders that are in use."""
     if nodes < 0 or drives_per_node < 1:
         raise ValueError(f"nodes={nodes}, drives_per_node={drives_per_node}: need at least 0 and 1")
     used = set(taken)
@@ -131,7 +131,7 @@ def plan_new_nodes(root: Path, taken: Iterable[str], nodes: int, drives_per_node
 
 
 def make_nodes(root: Path, nodes: int, drives_per_node: int) -> list[NodeDrives]:
-    """New and empty nodes beside those that are there. Raises LoaderError, OSError."""
+    """Create new, empty nodes beside the existing ones. Raises LoaderError, OSError."""
     found = find_nodes(root)
     taken = {drive.parent.name for node in (*found.nodes, *found.removed) for drive in node.drives}
     taken |= {folder.name for folder in _folders(root, []) if node_file.read(folder) is not None}
@@ -140,7 +140,7 @@ def make_nodes(root: Path, nodes: int, drives_per_node: int) -> list[NodeDrives]
 
 
 def make_node(drives: Sequence[Path]) -> NodeDrives:
-    """A new store on empty or missing folders. Raises LoaderError."""
+    """Create a new store on empty or missing folders. Raises LoaderError."""
     store = Store.open(drives, mode="a")
     try:
         made = NodeDrives(store.store_uuid, tuple(sorted(drives)))
@@ -150,15 +150,15 @@ def make_node(drives: Sequence[Path]) -> NodeDrives:
 
 
 def wipe_node(node: NodeDrives) -> NodeDrives:
-    """Empty a node's drives, and make a new node on them. Raises LoaderError, OSError.
+    """Empty a node's drives, and create a new node on them. Raises LoaderError, OSError.
 
-    Ended half-way, it can be done again: until everything is gone, the node counts as removed.
+    An interrupted call can be repeated: until everything is deleted, the node counts as removed.
     """
     said = node_file.read(node.folder)
     node_file.write(node.folder, node_file.NodeFile(node.uuid, said.endpoint if said is not None else "", removed=True))
     for drive in node.drives:
         for entry in drive.iterdir():
-            # A drive's folder may be where a disk is mounted: it stays.
+            # Keep the folder itself: a disk may be mounted there.
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
@@ -179,7 +179,7 @@ def _folders(parent: Path, problems: list[str]) -> list[Path]:
 
 
 def _looks_like_a_drive(folder: Path) -> bool:
-    """A folder of other things is nobody's problem."""
+    """Whether a folder seems to be a drive. Folders with other content are no problem."""
     try:
         return identities.is_drive_folder(folder)
     except (StoreFormatError, OSError):

@@ -1,8 +1,8 @@
 """Node file, `node.json`: a node's ports, process and last problem, kept beside its drives.
 
-A convenience, not the truth: which node a drive belongs to stands on the drive, who is a member stands in the cluster's
-map. The file lets a node keep its ports from one life to the next and notice that its lives are short, and lets an
-operator ask a cluster whose Ray is dead.
+It is a convenience, not the authority: a drive records which node it belongs to, and the cluster's map records the
+members. The file lets a node keep its ports across restarts and detect that its processes die young, and lets an
+operator reach a cluster whose Ray is dead.
 """
 
 from __future__ import annotations
@@ -20,40 +20,41 @@ FILE_NAME = "node.json"
 class NodeFile:
     uuid: str
     endpoint: str = ""
-    """host:port by which clients could reach it last; empty before it ever served."""
+    """host:port at which clients last reached the node; empty if it never served."""
     removed: bool = False
-    """It left its cluster, and its objects with it: it is not started any more."""
+    """The node has left its cluster, with its objects: it is not started any more."""
     problem: str = ""
-    """What it waits for, when it is up and cannot serve."""
+    """What a running node that cannot serve is waiting for."""
     listening: str = ""
-    """host:port on this machine, where that is not `endpoint`."""
+    """host:port on this machine, if that is not `endpoint`."""
     peer: str = ""
     """host:port on this machine for other nodes and operators."""
     metrics: str = ""
-    """host:port of its metrics; empty when they are not served."""
+    """host:port of its metrics; empty if they are not served."""
     born_s: float = 0.0
-    """When its present life began, in seconds since 1970; 0 once it has lasted, or has ended in order."""
+    """Start of the current process, in seconds since 1970; 0 once it has lasted, or has ended in order."""
     short_lives: int = 0
-    """How many before that ended soon, one after the other."""
+    """Number of consecutive short-lived processes before it."""
 
     @property
     def port(self) -> int:
-        """That it listens on; 0 when there is none."""
+        """Port that it listens on; 0 if there is none."""
         return _port(self.listening or self.endpoint)
 
     @property
     def peer_port(self) -> int:
-        """For other nodes; 0 when there is none."""
+        """Port for other nodes; 0 if there is none."""
         return _port(self.peer)
 
     @property
     def metrics_port(self) -> int:
-        """0 when there is none."""
+        """Port of its metrics; 0 if there is none."""
         return _port(self.metrics)
 
 
 def read(folder: Path) -> NodeFile | None:
-    """None where there is none, or none that makes sense: it is written anew when the node serves."""
+    """Read the file. Returns None if there is none, or none that can be decoded: the node writes it again when it
+    serves."""
     try:
         given = json.loads((folder / FILE_NAME).read_bytes())
         if not isinstance(given["uuid"], str):
@@ -66,12 +67,12 @@ def read(folder: Path) -> NodeFile | None:
 
 
 def write(folder: Path, said: NodeFile) -> None:
-    """Whole and lasting on return. Raises OSError."""
+    """Write the file, atomically and durably. Raises OSError."""
     write_atomically(folder / FILE_NAME, json.dumps(asdict(said)).encode())
 
 
 def note_problem(root: Path, uuid: str, problem: str) -> None:
-    """For whoever asks how a node is that does not answer; only where it has a file already. Raises OSError."""
+    """Record a problem, to be shown when the node does not answer; only if it has a file already. Raises OSError."""
     for folder in _folders(root):
         said = read(folder)
         if said is not None and said.uuid == uuid and said.problem != problem:
@@ -79,7 +80,7 @@ def note_problem(root: Path, uuid: str, problem: str) -> None:
 
 
 def read_all(root: Path) -> list[NodeFile]:
-    """Those of all nodes below a root, also of nodes that have no drive there now."""
+    """Read the files of all nodes below a root, including nodes that have no drive there now."""
     return [said for folder in _folders(root) if (said := read(folder)) is not None]
 
 

@@ -1,4 +1,4 @@
-"""Node log, where an operator finds it whatever has become of Ray: ROOT/.cluster/log/UUID.log."""
+"""Node log, at a path that does not depend on Ray: ROOT/.cluster/log/UUID.log."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def path_of(root: Path, uuid: str) -> Path:
 
 
 def begin(root: Path, uuid: str) -> None:
-    """Everything that this process logs goes there, and its stacks when it crashes. Raises OSError."""
+    """Direct the log of this process, and its stacks if it crashes, to the file. Raises OSError."""
     path = path_of(root, uuid)
-    path.parent.parent.mkdir(mode=0o700, exist_ok=True)  # never the root itself: it may be a disk that is not mounted
+    path.parent.parent.mkdir(mode=0o700, exist_ok=True)  # never the root itself: a disk may not be mounted
     path.parent.mkdir(mode=0o700, exist_ok=True)
     handler = RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=1, delay=False)
     handler.setFormatter(logging.Formatter(_FORMAT))
     ours = logging.getLogger("storage_node")
     ours.setLevel(logging.INFO)
     ours.addHandler(handler)
-    # A descriptor of its own, which stays when the file is put aside.
+    # A descriptor of its own, which survives the rotation of the file.
     faulthandler.enable(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
 
 
 def follow(root: Path, uuid: str, lines: int) -> Generator[str, None, None]:
-    """The last lines, and whatever comes after them, for ever; also from a file that takes the place of this one.
+    """Yield the last lines, then new lines forever, also from the file that replaces this one after a rotation.
 
-    A node that has logged nothing yet is waited for.
+    Waits for a node that has not logged anything yet.
     """
     path = path_of(root, uuid)
     recent: deque[str] = deque(maxlen=lines)
@@ -51,17 +51,17 @@ def follow(root: Path, uuid: str, lines: int) -> Generator[str, None, None]:
     file, rest = _opened(path), ""
     try:
         if file is not None:
-            *whole, rest = file.read().split("\n")  # 4 MiB at most; what comes next is read from here
+            *whole, rest = file.read().split("\n")  # 4 MiB at most; later reads continue here
             recent.extend(whole)
         yield from recent
         while True:
             while file is not None and (read := file.read(_PIECE)):
                 *whole, rest = (rest + read).split("\n")
                 yield from whole
-            # Put aside, or not there yet; the last lines of the old file have been read.
+            # Rotated, or not created yet; the last lines of the old file have been read.
             if (file is None or _other(file, path)) and (newer := _opened(path)) is not None:
                 if file is not None:
-                    *whole, rest = (rest + file.read()).split("\n")  # written before it was put aside
+                    *whole, rest = (rest + file.read()).split("\n")  # written before the rotation
                     yield from whole
                     file.close()
                 file = newer
@@ -80,7 +80,7 @@ def _opened(path: Path) -> TextIO | None:
 
 
 def _other(file: TextIO, path: Path) -> bool:
-    """Whether another file has this name now."""
+    """Whether the path now refers to another file."""
     try:
         there, here = os.stat(path), os.fstat(file.fileno())
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def _other(file: TextIO, path: Path) -> bool:
 
 
 def tail(root: Path, uuid: str, lines: int) -> list[str]:
-    """The last ones, also of the file that was put aside before. Raises FileNotFoundError, OSError."""
+    """Return the last lines, including those of the previous, rotated file. Raises FileNotFoundError, OSError."""
     path = path_of(root, uuid)
     found: deque[str] = deque(maxlen=lines)
     for one in (path.with_name(f"{path.name}.1"), path):

@@ -1,8 +1,8 @@
 """Secret of a cluster below a root: its nodes and its operators' commands prove to each other that they know it.
 
-    ROOT/.cluster/peer-secret     made for a root that has a Ray of its own; used wherever it is there
+ROOT/.cluster/peer-secret     created for a root that has a Ray of its own; used wherever it exists
 
-The setting `peer_secret_file` names another file. On several machines the same file has to be on each of them.
+The setting `peer_secret_file` names another file. On several machines, each needs the same file.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ def path_of(root: Path) -> Path:
 
 
 def make(root: Path, secret: str = "") -> None:
-    """Unless there is one. Raises OSError."""
+    """Create the secret unless there is one. Raises OSError."""
     path = path_of(root)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_secret(path, secret)
 
 
 def default_file(root: Path) -> str:
-    """Of the nodes below a root whose settings name none; empty where there is none."""
+    """Return the secret file of nodes below a root whose settings name none; empty if there is none."""
     return str(path_of(root)) if path_of(root).exists() else ""
 
 
 def operator(root: Path) -> Caller:
-    """As whom commands call the nodes below a root. Raises ClusterError."""
+    """Return the identity with which commands call the nodes below a root. Raises ClusterError."""
     try:
         named = settings_store.read(root).values.get(SETTING, "")
     except (OSError, WrongSetting):
-        named = ""  # whoever needs the settings says what is wrong with them
+        named = ""  # code that needs the settings reports the error
     try:
         return Caller(read_secret(named or default_file(root)))
     except (OSError, ValueError) as error:

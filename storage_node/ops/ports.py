@@ -1,7 +1,7 @@
-"""Port choice for a node: a port that it keeps across restarts, and that nothing else takes by chance.
+"""Port choice for a node: a port that it keeps across restarts, and that no other program gets by chance.
 
-Linux hands out ports from 32768 up to outgoing connections, Ray 10002 to 19999 to its workers: a node that wants to
-find its port free again after a restart stays out of both.
+Linux assigns ports from 32768 up to outgoing connections, and Ray assigns 10002 to 19999 to its workers. A node that
+needs its port again after a restart avoids both ranges.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ def usable_ports() -> Iterator[int]:
 
 
 def usable_peer_ports() -> Iterator[int]:
-    """Apart from those that nodes begin with for clients, so that these are counted through."""
+    """Yield ports outside of the first range of client ports, so that those stay consecutive."""
     yield from range(8480, 10_000)
     yield from range(20_000, 32_768)
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a node could listen there now; a name that is no address of this machine counts as taken."""
+    """Whether a node could listen there now. A name that is no address of this machine counts as taken."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.create_server(address[:2], family=family):
@@ -34,7 +34,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_port(host: str, avoid: Collection[int] = (), among: Iterable[int] | None = None) -> int:
-    """The first free one. Raises OSError when there is none."""
+    """Return the first free port. Raises OSError if there is none."""
     for port in usable_ports() if among is None else among:
         if port not in avoid and is_free(host, port):
             return port

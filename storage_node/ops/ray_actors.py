@@ -1,8 +1,8 @@
-"""Ray driver: which hosts there are and what is on them, nodes' actors started, watched and ended.
+"""Ray driver: finds the hosts and what is on them, and starts, watches and ends the actors of nodes.
 
-The only module that talks to Ray for an operator, on the one connection that a process has (`connected`). Actors are
-detached and named after their node, so that whoever starts one that runs gets that one; they are pinned to their host
-(`ray_hosts`).
+This is the only module that talks to Ray for an operator, on the one connection that a process has (`connected`).
+Actors are detached and named after their node, so that starting a running actor returns that one. They are pinned to
+their host (`ray_hosts`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from storage_node.settings.sources import WrongSetting
 NAMESPACE = "ais-loader"
 TASK_TIMEOUT_S = 60.0
 LOOK_TIMEOUT_S = 30.0
-"""A host that has died counts as alive for some 15 s more."""
+"""A host that has died counts as alive for about 15 s more."""
 ANSWER_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = "30"
-"""Ray's own 5 s are too few on a machine that is busy with starting it."""
+"""Ray's default of 5 s is too short on a machine that is busy starting it."""
 _POLL_S = 0.1
 
 
@@ -53,7 +53,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A node's actor, and where it should run."""
+    """A node's actor, and the host that it should run on."""
 
     node: NodeDrives
     host: Host
@@ -62,11 +62,11 @@ class Started:
 
 @contextlib.contextmanager
 def connected(address: str, variables: Mapping[str, str] | None = None) -> Iterator[None]:
-    """A connection of this process to a Ray that runs. Raises ClusterError."""
+    """Connect this process to a running Ray. Raises ClusterError."""
     os.environ.update(variables or {})
     os.environ.setdefault("RAY_gcs_rpc_server_connect_timeout_s", CONNECT_TIMEOUT_S)
     if os.environ.get("RAY_ADDRESS", "").startswith("http"):
-        del os.environ["RAY_ADDRESS"]  # where jobs are submitted; Ray itself would take it for its own address
+        del os.environ["RAY_ADDRESS"]  # the address for job submission, which Ray would take for its own
     with needs("ray", "a cluster's nodes", ClusterError):
         import ray
     try:
@@ -80,7 +80,7 @@ def connected(address: str, variables: Mapping[str, str] | None = None) -> Itera
 
 
 def look(root: Path) -> list[Host]:
-    """One short task on every host; in the order of their addresses. One that does not answer is told as a problem."""
+    """Run one short task on every host; sorted by address. A host that does not answer is reported as a problem."""
     import ray
 
     addresses = sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]})
@@ -96,31 +96,31 @@ def look(root: Path) -> list[Host]:
 
 
 def make(root: Path, counts: Mapping[str, int], drives_per_node: int) -> None:
-    """New nodes' drives: so many on each host, by its address. Raises ClusterError."""
+    """Create drives for new nodes: a given number on each host, by its address. Raises ClusterError."""
     made = {address: _on(address, _make).remote(root, count, drives_per_node) for address, count in counts.items()}
     for address, task in made.items():
         _get(task, f"making drives on {address}")
 
 
 def mark_removed(host: Host, node: NodeDrives) -> None:
-    """From now on the node is not started any more. Raises ClusterError."""
+    """Mark a node so that it is not started any more. Raises ClusterError."""
     _get(_on(host.address, _mark_removed).remote(node), f"noting on {host.address} that {node.name} is removed")
 
 
 def wipe(host: Host, node: NodeDrives) -> None:
-    """Empty its drives, and make a new node on them. Raises ClusterError."""
+    """Empty a node's drives, and create a new node on them. Raises ClusterError."""
     _get(_on(host.address, wipe_node).remote(node), f"emptying the drives of {node.name} on {host.address}")
 
 
 def keep_settings(root: Path, hosts: Sequence[Host], settings: KeptSettings) -> None:
-    """On all of these hosts, for the nodes that start there. Raises ClusterError."""
+    """Store the settings on these hosts, for the nodes that start there. Raises ClusterError."""
     kept = {host.address: _on(host.address, settings_file.write).remote(root, settings) for host in hosts}
     for address, task in kept.items():
         _get(task, f"keeping the settings on {address}")
 
 
 def share_secret(root: Path, hosts: Sequence[Host]) -> None:
-    """Have the same peer secret below the root on all hosts; a new one if there is none. Raises ClusterError."""
+    """Store the same peer secret below the root on all hosts; a new one if there is none. Raises ClusterError."""
     asked = {host.address: _on(host.address, _secret_there).remote(root) for host in hosts if host.answers}
     found = {address: _get(task, f"reading the peer secret on {address}") for address, task in asked.items()}
     known = {secret for secret in found.values() if secret}
@@ -137,14 +137,14 @@ def share_secret(root: Path, hosts: Sequence[Host]) -> None:
 
 
 def tail_of_log(root: Path, host: Host, uuid: str, lines: int) -> list[str]:
-    """The end of a node's log. Raises ClusterError."""
+    """Return the end of a node's log. Raises ClusterError."""
     asked = _on(host.address, node_log.tail).remote(root, uuid, lines)
     told: list[str] = _get(asked, f"reading the log on {host.address}")
     return told
 
 
 def start(root: Path, host: Host, node: NodeDrives) -> Started:
-    """The node's actor, which may be running already."""
+    """Start the node's actor, or return the running one."""
     running = _actor(node.uuid)
     if running is not None:
         try:
@@ -153,7 +153,7 @@ def start(root: Path, host: Host, node: NodeDrives) -> Started:
                 running.hurry.remote()
             return Started(node, host, running)
         except ClusterError:
-            # Wanted back on a host that is not there any more, or stuck: its drives are here.
+            # It waits for a host that no longer exists, or hangs: its drives are here.
             _kill(node.uuid, running)
     import ray
 
@@ -176,7 +176,7 @@ def wait_serving(
     tell: Callable[[dict[str, Any]], None],
     done: Callable[[dict[str, Any]], bool] = lambda status: bool(status["state"] == "serving"),
 ) -> list[dict[str, Any]]:
-    """How the nodes are when all of them are `done`, or when the time is over. `tell` gets each change on the way."""
+    """Return the states of the nodes when all of them are `done`, or after `timeout_s`. `tell` gets each change."""
     deadline = time.monotonic() + timeout_s
     told: dict[str, tuple[str, str]] = {}
     while True:
@@ -192,23 +192,23 @@ def wait_serving(
 
 
 def renew(one: Started) -> None:
-    """Have a node serve anew, with the settings that are kept now. Raises ClusterError."""
+    """Make a node restart its server with the current settings. Raises ClusterError."""
     _get(one.actor.renew.remote(), f"telling node {one.node.name} to take over its settings", ANSWER_TIMEOUT_S)
 
 
 def stop(uuid: str, grace_s: float) -> bool:
-    """Drain a node and end its actor for good; False when there is none."""
+    """Drain a node and end its actor permanently. Returns False if there is none."""
     actor = _actor(uuid)
     if actor is None:
         return False
-    with contextlib.suppress(ClusterError):  # it hangs, or its process has just ended: then it is killed undrained
+    with contextlib.suppress(ClusterError):  # it hangs, or has just ended: it is killed without draining
         _get(actor.stop.remote(grace_s), "draining", grace_s + ANSWER_TIMEOUT_S)
     _kill(uuid, actor)
     return True
 
 
 def status_of(uuid: str) -> dict[str, Any] | None:
-    """What a node's actor says; None when there is none, or it does not answer."""
+    """Return the status of a node's actor; None if there is none, or it does not answer."""
     actor = _actor(uuid)
     if actor is None:
         return None
@@ -236,7 +236,7 @@ def _actor(uuid: str) -> Any | None:
 
 
 def _kill(uuid: str, actor: Any) -> None:
-    """Returns when the name is free. Raises ClusterError."""
+    """Kill an actor. Returns when its name is free. Raises ClusterError."""
     import ray
 
     ray.kill(actor, no_restart=True)
@@ -279,7 +279,7 @@ def _look(root: Path) -> tuple[str, Found, KeptSettings]:
 
 
 def _secret_there(root: Path) -> str | None:
-    """Peer secret of a host; "" if it has none, and None if it has no root."""
+    """Return the peer secret of a host; "" if it has none, and None if it has no root."""
     return read_secret(peer_secret.default_file(root)) if root.is_dir() else None
 
 

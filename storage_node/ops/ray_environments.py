@@ -1,8 +1,8 @@
-"""Ray's runtime environments for transforms: Ray makes them on this host, keeps them, and takes them away.
+"""Ray's runtime environments for transforms: Ray creates them on this host, caches them, and deletes them.
 
-An environment lives as long as something of Ray runs in it. That is an actor which does nothing, one for each transform
-that has begun here; it is this node's, and ends with it. Whatever else has the same requirements gets the same one, and
-Ray keeps what nobody uses while it has room (RAY_RUNTIME_ENV_PIP_CACHE_SIZE_GB).
+An environment exists as long as something of Ray runs in it. Here that is an idle actor, one for each transform started
+here; it belongs to this node and ends with it. Other users of the same requirements share the environment, and Ray
+keeps unused ones while it has space (RAY_RUNTIME_ENV_PIP_CACHE_SIZE_GB).
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from ais_loader.errors import TransformFailed
 from storage_node.ops.ray_hosts import pinned_to
 
 MAKE_TIMEOUT_S = 300.0
-"""For Ray to install the packages."""
+"""Time for Ray to install the packages."""
 _BEGIN_S = 60.0
-"""And to start a process in it, on a host that is busy."""
+"""Additional time to start a process in it, on a busy host."""
 _VERSIONS = re.compile(r" \(from versions: [^)]*\)")
 _ERRORS_TOLD = 3
 _TOLD = 500
 
 
 class RayEnvironments:
-    """An `Environments`, of a process that is a Ray actor.
+    """An `Environments` for a process that is a Ray actor.
 
     Args:
-        host: the address that Ray has for this host.
+        host: the address of this host in Ray.
     """
 
     def __init__(self, host: str) -> None:
         self._host = host
 
     async def make(self, requirements: Sequence[str], log: Callable[[bytes], None]) -> RayEnvironment:
-        """See `Environments`."""
+        """Create an environment. See `Environments`."""
         import ray
 
         packages = sorted(set(requirements))
@@ -78,7 +78,7 @@ class RayEnvironment:
 
 
 class _Inhabitant:
-    """For whose sake Ray keeps an environment."""
+    """An idle actor that keeps Ray from deleting an environment."""
 
     def python(self) -> str:
         import sys
@@ -89,12 +89,12 @@ class _Inhabitant:
 def _end(actor: Any) -> None:
     import ray
 
-    with contextlib.suppress(Exception):  # Ray itself may have gone, and all actors with it
+    with contextlib.suppress(Exception):  # Ray itself may be gone, with all actors
         ray.kill(actor)
 
 
 def _why(said: str) -> str:
-    """What of Ray's account of a failure tells why: what the installer calls errors, else its last line."""
+    """Extract the reason from Ray's report of a failure: the installer's errors, or else the last line."""
     lines = [_VERSIONS.sub("", line.strip()) for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR:", "error:"))] or [
         line for line in lines if "No module named" in line or "Error:" in line

@@ -1,12 +1,12 @@
 """Private Ray head for one root on this machine: started, found again and ended without touching any other Ray.
 
-    ROOT/.cluster/ray.json    which processes they are, and where they listen
-    ROOT/.cluster/token       whoever may read it may use this Ray (and so run code)
-    ROOT/.cluster/ray.log     what `ray start` said
+ROOT/.cluster/ray.json    its processes, and their addresses
+ROOT/.cluster/token       anyone who can read it can use this Ray (and so run code)
+ROOT/.cluster/ray.log     output of `ray start`
 
-`ray start --block` gets a session (setsid) of its own, which all that it starts stays in: a session's number is not
-given out again while a member lives, so that ending "what we started" means ending that session. `ray stop` goes by
-the names of processes, and would end every Ray of the machine.
+`ray start --block` gets a session (setsid) of its own, in which all its children stay. A session's number is not reused
+while a member lives, so "what we started" is exactly that session. `ray stop` selects processes by name, and would end
+every Ray on the machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TRIES = 3
 _POLL_S = 0.05
 _OBJECT_STORE_BYTES = 256 << 20
 _LONGEST_TEMPORARY = 20
-"""Characters. Ray puts sockets some 75 below its folder, and their paths must stay below 108."""
+"""In characters. Ray's socket paths are about 75 characters longer than its folder, and must stay below 108."""
 
 
 class ClusterError(LoaderError):
@@ -54,7 +54,7 @@ class RayHead:
     address: str
     """host:port of its GCS."""
     dashboard: str
-    """http://host:port, where jobs are submitted; empty without a dashboard."""
+    """http://host:port for submitting jobs; empty without a dashboard."""
     temporary: str
     session: int
     started_ticks: int
@@ -62,28 +62,28 @@ class RayHead:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to use this Ray, and to start it."""
+        """Variables that a process needs to use this Ray, and to start it."""
         return {
             "RAY_AUTH_MODE": "token",
-            # The only switch that keeps Ray from listening on every interface of the machine.
+            # The only switch that keeps Ray from listening on all interfaces of the machine.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_ENABLE_AUTO_CONNECT": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
 
     def processes(self) -> list[int]:
-        """Those that still live, in this machine's present life."""
+        """Return its living processes, unless the machine has rebooted since."""
         if self.boot != _boot_id():
             return []
         alive = {pid: stat for pid, stat in _processes().items() if stat.session == self.session and stat.state != "Z"}
         leader = alive.get(self.session)
-        # Another process may lead a session of this number, long after all of ours have gone.
+        # Another process may lead a session of this number, long after all of ours have ended.
         return [] if leader is not None and leader.started_ticks != self.started_ticks else sorted(alive)
 
     def answers(self) -> bool:
-        """Whether the session's leader lives, and one of its processes takes connections where its GCS is said to be.
+        """Whether the session's leader lives, and one of its processes listens at the recorded address of the GCS.
 
-        Another Ray that was started in the same moment may have been quicker to take the port.
+        Another Ray that was started at the same moment may have taken the port first.
         """
         pids = self.processes()
         return self.session in pids and _listens(pids, int(self.address.rpartition(":")[2]))
@@ -98,13 +98,13 @@ def log_path(root: Path) -> Path:
 
 
 def environment(root: Path, head: RayHead) -> dict[str, str]:
-    """Variables that let a process use the Ray of this root."""
+    """Return variables that let a process use the Ray of this root."""
     return {**head.environment, "RAY_AUTH_TOKEN_PATH": str(token_path(root))}
 
 
 @contextlib.contextmanager
 def only_command(root: Path) -> Iterator[None]:
-    """One command at a time changes what runs for a root. Raises ClusterError, OSError."""
+    """Lock: one command at a time changes what runs for a root. Raises ClusterError, OSError."""
     folder = root / FOLDER_NAME
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -119,7 +119,7 @@ def only_command(root: Path) -> Iterator[None]:
 
 
 def remembered(root: Path) -> RayHead | None:
-    """The Ray that was last started for a root, alive or not; None after it was ended."""
+    """Return the Ray that was last started for a root, alive or not; None after it was ended."""
     try:
         return RayHead(**json.loads((root / FOLDER_NAME / "ray.json").read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -127,34 +127,33 @@ def remembered(root: Path) -> RayHead | None:
 
 
 class _EndedEarly(ClusterError):
-    """Ray did not wait to be told."""
+    """Ray ended before it was told to."""
 
 
 def require_ray() -> None:
-    """Raises ClusterError where Ray is not installed."""
+    """Require that Ray is installed. Raises ClusterError."""
     with needs("ray", "a cluster's nodes", ClusterError):
         if importlib.util.find_spec("ray") is None:  # it is imported later, with other variables set
             raise ModuleNotFoundError("No module named 'ray'")
 
 
 def start(root: Path, *, dashboard: bool, timeout_s: float = START_TIMEOUT_S) -> RayHead:
-    """Start a Ray for this root on loopback, and return when it takes connections.
+    """Start a Ray for this root on loopback, and return when it accepts connections.
 
     Raises ClusterError, OSError.
     """
     for tries_left in reversed(range(_TRIES)):
         try:
             return _start(root, dashboard=dashboard, timeout_s=timeout_s)
-        except _EndedEarly:  # a port that was free when it was chosen may be another's by now
+        except _EndedEarly:  # another process may have taken a port since it was chosen
             if not tries_left:
                 raise
     raise AssertionError("the last try returns or raises")
 
 
 def _start(root: Path, *, dashboard: bool, timeout_s: float) -> RayHead:
-    """Raises as `start`."""
     (root / FOLDER_NAME).mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Ray's own defaults where they are free; 10002 to 19999 are its workers'.
+    # Ray's own defaults, if they are free; 10002 to 19999 belong to its workers.
     gcs, agent = _free_port(6379), _free_port(52_365)
     client = free_port(LOOPBACK, among=(10_001, *range(20_001, 21_000)))
     page = _free_port(8265) if dashboard else 0
@@ -204,7 +203,7 @@ def _start(root: Path, *, dashboard: bool, timeout_s: float) -> RayHead:
     deadline = time.monotonic() + timeout_s
     while not (head.answers() and _is_up(root)):
         if process.poll() is None and time.monotonic() > deadline and head.answers():
-            break  # some day it may say so in other words
+            break  # a later version of Ray may word it differently
         if process.poll() is not None or time.monotonic() > deadline:
             code = process.returncode
             why = f"ended with code {code}" if code is not None else f"did not start within {timeout_s:g} s"
@@ -216,9 +215,9 @@ def _start(root: Path, *, dashboard: bool, timeout_s: float) -> RayHead:
 
 
 def end(root: Path, timeout_s: float = END_TIMEOUT_S) -> int:
-    """Kill all that is left of the Ray of this root, and forget it. Returns how many processes there were.
+    """Kill all remaining processes of the Ray of this root, and delete its record. Returns their number.
 
-    Nodes are to be drained before. Raises ClusterError when something does not die.
+    Drain the nodes before. Raises ClusterError if a process does not end.
     """
     head = remembered(root)
     if head is None:
@@ -229,12 +228,12 @@ def end(root: Path, timeout_s: float = END_TIMEOUT_S) -> int:
         if time.monotonic() > deadline:
             raise ClusterError(f"processes of Ray that do not end: {', '.join(map(str, alive))}")
         seen.update(alive)
-        # The leader last: it tells this session from a later one with the same number.
+        # The leader last: it distinguishes this session from a later one with the same number.
         for pid in sorted(alive, key=lambda pid: pid == head.session):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(head.session, os.WNOHANG)  # when this process started it
+            os.waitpid(head.session, os.WNOHANG)  # in case this process started it
         time.sleep(_POLL_S)
     shutil.rmtree(head.temporary, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -243,9 +242,9 @@ def end(root: Path, timeout_s: float = END_TIMEOUT_S) -> int:
 
 
 def _ray_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """What Ray's processes, and the jobs that they run, inherit."""
+    """Return the environment that Ray's processes, and the jobs they run, inherit."""
     kept = {name: value for name, value in inherited.items() if not name.startswith("RAY_")}
-    # A job's `python` is found on this path: the one that has the package, whether its environment is active or not.
+    # A job's `python` is found on this path: the one that has the package, whether or not its environment is active.
     kept["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
     return kept
 
@@ -267,7 +266,7 @@ def _write_token(root: Path) -> None:
 
 
 def _is_up(root: Path) -> bool:
-    """Whether `ray start` says that all of it runs, and not its GCS alone: on a busy machine it may yet give up."""
+    """Whether `ray start` reports that all parts run, not only its GCS: on a busy machine it may still give up."""
     return "Ray runtime started" in log_path(root).read_text(errors="replace")
 
 
@@ -277,7 +276,7 @@ def _last_words(root: Path) -> str:
 
 
 def _listens(pids: Iterable[int], port: int) -> bool:
-    """Whether one of these processes listens there. Source: proc(5), /proc/net/tcp; 0A is LISTEN."""
+    """Whether one of these processes listens on the port. Source: proc(5), /proc/net/tcp; 0A is LISTEN."""
     sockets = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -290,9 +289,9 @@ def _listens(pids: Iterable[int], port: int) -> bool:
             if any(os.readlink(one) in sockets for one in Path(f"/proc/{pid}/fd").iterdir()):
                 return True
         except PermissionError:
-            return True  # somebody else's: that it lives has to do
+            return True  # another user's process: that it lives has to suffice
         except OSError:
-            continue  # it, or this file of it, is just going
+            continue  # the process, or its descriptor, has just ended
     return False
 
 
@@ -308,7 +307,7 @@ class _Stat:
 
 
 def _stat(pid: int) -> _Stat | None:
-    """From /proc; None for a process that is gone. Source: proc(5), fields 3, 6 and 22."""
+    """Read a process's state from /proc; None for one that has ended. Source: proc(5), fields 3, 6 and 22."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Rolling change of settings: kept on all hosts, and taken over by the nodes that run, one after the other."""
+"""Rolling change of settings: stored on all hosts, and adopted by the running nodes one after the other."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _POLL_S = 0.1
 
 
 def settle(root: Path, hosts: Sequence[Host], change: Settings | None, *, instead: bool) -> KeptSettings:
-    """Have every host that answers keep the newest settings, with what is to change in them.
+    """Store the newest settings, with the given changes, on every host that answers.
 
     Args:
-        change: over those that there are, or with `instead` in their place.
+        change: settings to merge into the existing ones, or with `instead` to replace them.
 
     Raises ClusterError, WrongSetting.
     """
@@ -29,7 +29,7 @@ def settle(root: Path, hosts: Sequence[Host], change: Settings | None, *, instea
     values = newest.values
     if change is not None:
         nodes = [node for host in hosts for node in host.found.nodes]
-        # Settings of a node that is gone may be taken back.
+        # Settings of a node that no longer exists may be reset.
         gone = set(values.get(NODES, {}))
         require_nodes(change, {node.name for node in nodes} | {node.uuid for node in nodes} | gone)
         values = merged({} if instead else values, change)
@@ -48,10 +48,10 @@ def take_over(
     timeout_s: float,
     tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Have the nodes that serve with other settings serve anew; how all nodes are then. Raises ClusterError.
+    """Restart the nodes that serve with other settings. Return the state of all nodes afterwards. Raises ClusterError.
 
-    One after the other, and each only when the one before serves its copies again: no object is out of reach that has
-    another copy, and settings with which a node cannot serve end the service of one.
+    Nodes restart one after the other, each only when the one before serves its replicas again: every object with
+    another replica stays available, and settings with which a node cannot serve stop only one node.
     """
     now = list(statuses)
     for at, one in enumerate(started):
@@ -74,7 +74,7 @@ def take_over(
 
 
 def _wait_until_trusted(endpoint: str, caller: Caller, timeout_s: float) -> None:
-    """Until the node has compared its copies with the others': before that, they are read elsewhere."""
+    """Wait until the node has compared its replicas with the others'. Before that, clients read them elsewhere."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         progress = ask_node(endpoint, caller).progress

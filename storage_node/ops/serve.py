@@ -1,4 +1,4 @@
-"""Main function of a node's process: serve until told to stop."""
+"""Main function of a node's process: serve until a signal arrives."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Have malloc reuse the memory of frames instead of giving it back to the kernel, page fault by page fault.
+    """Make malloc reuse the memory of frames instead of returning it to the kernel, which would cost page faults.
 
-    For a process that is a node and nothing else. Without glibc nothing happens.
+    For a process that is a node and nothing else. No effect without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -52,10 +52,10 @@ def run_node(
 
 
 def _wait_for_signals(until: threading.Event) -> None:
-    """Until a signal's handler has set the event.
+    """Wait until a signal handler has set the event.
 
-    The kernel may give a signal to any thread, above all to a process that goes on after a SIGSTOP; handlers run on
-    this one, and an event that it waits for would not wake it for them.
+    The kernel may deliver a signal to any thread, especially in a process that continues after a SIGSTOP. Python runs
+    the handler on this thread, but waiting on the event would not wake this thread for it.
     """
     woken, waking = socket.socketpair()
     with woken, waking:

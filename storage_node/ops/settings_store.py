@@ -1,7 +1,7 @@
-"""Settings file of a cluster, kept on every host beside its nodes' drives: ROOT/.cluster/settings.json.
+"""Settings file of a cluster, stored on every host beside its nodes' drives: ROOT/.cluster/settings.json.
 
-Nodes read it whenever they begin to serve, whoever starts them. Its version tells which of several hosts' files is the
-newest: a host that was away when settings were changed gets them from the next `cluster up`.
+Nodes read it whenever they start to serve, however they are started. Its version identifies the newest file among
+several hosts': a host that was away during a change gets the settings from the next `cluster up`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from storage_node.store.store_record import write_atomically
 @dataclass(frozen=True, slots=True)
 class KeptSettings:
     version: int = 0
-    """0: nobody has set anything."""
+    """0: no settings have been made."""
     values: dict[str, Any] = field(default_factory=dict)
     """See `storage_node.settings.sources`."""
     problem: str = ""
-    """Why the file cannot be used."""
+    """Reason why the file cannot be used."""
 
 
 def path_of(root: Path) -> Path:
@@ -31,7 +31,7 @@ def path_of(root: Path) -> Path:
 
 
 def read(root: Path) -> KeptSettings:
-    """Raises WrongSetting for a file that makes no sense, OSError for one that cannot be read."""
+    """Read the file. Raises WrongSetting if it cannot be decoded, OSError if it cannot be read."""
     try:
         kept = json.loads(path_of(root).read_bytes())
         return KeptSettings(int(kept["version"]), dict(kept["settings"]))
@@ -42,6 +42,6 @@ def read(root: Path) -> KeptSettings:
 
 
 def write(root: Path, kept: KeptSettings) -> None:
-    """Whole and lasting on return. Raises OSError."""
+    """Write the file, atomically and durably. Raises OSError."""
     path_of(root).parent.mkdir(mode=0o700, exist_ok=True)
     write_atomically(path_of(root), json.dumps({"version": kept.version, "settings": kept.values}, indent=1).encode())

@@ -1,6 +1,6 @@
-"""Cluster status, asked of the nodes: works with Ray dead, as long as one node answers.
+"""Cluster status, reported by the nodes: works with Ray dead, as long as one node answers.
 
-Where nodes are stands in the map, which those of this machine keep on their drives, and beside these drives.
+The addresses of nodes come from the map, which the nodes of this machine keep on their drives, and from the node files.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _WELL = ("active", "retiring")
 
 
 def cluster_status(root: Path) -> dict[str, Any]:
-    """JSON-able; the keys are documented in docs/cluster.md. Raises ValueError when nodes of two clusters answer."""
+    """Return the status as JSON; the keys are documented in docs/cluster.md. Raises ValueError if nodes of two clusters
+    answer."""
     said = {one.uuid: one for one in read_all(root) if not one.removed}
     found = find_nodes(root)
-    # Where a node listens is asked as well: its own machine may not get to the address that others have for it.
+    # Also ask at the listening address: this machine may not reach the address that is advertised to others.
     caller = peer_secret.operator(root)
     answers = ask_nodes((where for one in said.values() for where in (one.endpoint, one.listening) if where), caller)
     known = newest_map(answers.values()) or _map_on_drives(found)
@@ -63,10 +64,10 @@ def cluster_status(root: Path) -> dict[str, Any]:
 
 
 def disk_space(nodes: Iterable[dict[str, Any]]) -> tuple[int, int]:
-    """Free bytes and size of the file systems below these nodes' drives, each once.
+    """Return the free bytes and the size of the file systems below these nodes' drives, counting each once.
 
-    Drives of this machine are told apart by their device. Those of another one are on the same file system if it has
-    the same size and the same space free, to the byte.
+    Drives of this machine are distinguished by their device. Drives of another machine are on the same file system if
+    its size and its free space are equal, to the byte.
     """
     disks: dict[Any, tuple[int, int]] = {}
     for node in nodes:
@@ -77,7 +78,7 @@ def disk_space(nodes: Iterable[dict[str, Any]]) -> tuple[int, int]:
             # An address, without the port: nodes of one machine may count as different hosts.
             machine = node["endpoint"].rpartition(":")[0] or node["host"]
             key: Any = (machine, space)
-            if node["name"]:  # of this machine
+            if node["name"]:  # on this machine
                 with contextlib.suppress(OSError):
                     key = os.stat(drive["path"]).st_dev
             disks[key] = space
@@ -135,15 +136,16 @@ def _node(
         "drives": drives,
         "moving": drive_commands.moving(told) if told is not None else None,
         "repair": _repair(progress) if progress is not None else None,
-        # Those that repair has gone through are counted; the drives' own estimates are rough after a restart.
+        # Names that repair has seen are counted exactly; the drives' own estimates are rough after a restart.
         "objects_estimate": (progress.names_before if progress is not None else 0)
         or sum(drive["objects_estimate"] for drive in drives),
     }
 
 
 def _repair(progress: replica_pb.ProgressResponse) -> dict[str, Any]:
-    """`clean_version`: the newest map under which the node has found nothing to move; `doubtful_*`: copies that it
-    does not serve before they are up to date; `silent`: nodes that may have newer copies than those it serves."""
+    """Describe repair. `clean_version`: the newest map under which the node has found nothing to move; `doubtful_*`:
+    replicas that it does not serve before they are up to date; `silent`: nodes that may have newer replicas than those
+    it serves."""
     return {
         "clean_version": progress.clean_version,
         "names_seen": progress.names_seen,
@@ -178,7 +180,7 @@ def _shortages(progress: replica_pb.ProgressResponse) -> list[str]:
 
 
 def _map_on_drives(found: Found) -> pb.ClusterMap | None:
-    """The newest map that nodes of this machine knew, whether they run or not."""
+    """Return the newest map that nodes of this machine knew, whether they run or not."""
     newest: pb.ClusterMap | None = None
     for node in found.nodes:
         for drive in node.drives:
@@ -197,7 +199,7 @@ def _silence(answer: Answer | None) -> str:
 
 
 def _drive(drive: objects_pb.Drive) -> dict[str, Any]:
-    """Of a node of a version that tells no more."""
+    """Describe a drive of an older node, which reports less."""
     works = drive.state == "ok"
     return drive_commands.described(
         pb.DriveCondition(

@@ -1,10 +1,10 @@
-"""Supervisor of one node: keeps it serving on the drives that carry its uuid, for as long as its process lives.
+"""Supervisor of one node: keeps it serving on the drives that carry its uuid, as long as its process lives.
 
-Whatever is missing is waited for and said, never fatal: a drive that is not mounted yet, one whose former holder has
-not let go (a process that outlived its Ray), a port that is taken. A drive that appears later is taken in, by serving
-anew with it. Where the node serves at another address than the map says, the map is changed.
+A missing precondition is reported and waited for; it is never fatal: a drive that is not mounted yet, a drive that its
+former process still holds (one that outlived its Ray), a port that is taken. A drive that appears later is added, if
+necessary by a restart of the server. If the node serves at another address than the map has, the map is changed.
 
-One thread does all of it; `status` may be asked from any.
+One thread does all of this; `status` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from storage_node.settings.sources import configured, for_node
 BACKOFF = Backoff(0.1, 5.0, jitter=0)
 LOOK_INTERVAL_S = 2.0
 PORT_PATIENCE_S = 10.0
-"""How long a node waits for the port it had, before it takes another."""
+"""How long a node waits for its former port before it takes another."""
 METRICS_PORTS = 100
-"""Nodes of one machine take the first free one of so many, from that of the settings on."""
+"""Nodes of one machine take the first free one of this many ports, starting at the configured one."""
 PUBLISH_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
 
 
 class CrashedBefore(Exception):
-    """This node's processes have died young; the message says when it is tried again."""
+    """This node's processes have died young. The message has the time of the next attempt."""
 
 
 class Supervisor:
-    """Starts at `start`, which returns at once; see the module.
+    """Supervisor thread of a node. `start` returns at once; see the module.
 
     Args:
-        root: where to look for drives; see `drives`.
-        uuid: of the node.
-        host: address to listen on, for clients and for peers, and by which they reach it if the settings name no other.
+        root: folder with the drives; see `drives`.
+        uuid: the node's uuid.
+        host: address to listen on, for clients and for peers, and at which they reach it if the settings name no other.
         environments: see `NodeServer`.
 
-    Its settings are those that are kept below the root, as they are when it begins to serve.
+    Its settings are those stored below the root when it starts to serve.
     """
 
     def __init__(self, root: Path, uuid: str, host: str, environments: Environments | None = None) -> None:
@@ -68,7 +68,7 @@ class Supervisor:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ais-loader-supervisor", daemon=True)
         self._lock = threading.Lock()
-        self._server: NodeServer | None = None  # guarded by _lock, as all below
+        self._server: NodeServer | None = None  # guarded by _lock, like all below
         self._here: NodeDrives | None = None
         self._state = "starting"
         self._problem = ""
@@ -78,11 +78,11 @@ class Supervisor:
         self._metrics = ""
         self._renewing = False
         self._rested = False
-        """No more waiting because of former lives."""
+        """No more waiting because of earlier processes."""
         self._counted = False
-        """This life stands in the node's file."""
+        """The start of this process is recorded in the node's file."""
         self._lasted = False
-        """And has become a long one."""
+        """This process has lived long enough."""
         self._served_at_s = 0.0
         self._rest_until_s = 0.0
 
@@ -90,7 +90,7 @@ class Supervisor:
         self._thread.start()
 
     def status(self) -> dict[str, Any]:
-        """JSON-able. `state`: starting, waiting (`problem` says for what), serving, stopped."""
+        """Return the status as JSON. `state`: starting, waiting (`problem` says for what), serving, stopped."""
         with self._lock:
             server, here = self._server, self._here
             view = server.membership.view if server is not None else None
@@ -111,7 +111,7 @@ class Supervisor:
             }
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Let running calls finish for `grace_s`, and let go of the drives. May be called again."""
+        """Let running calls finish within `grace_s`, and close the drives. May be called again."""
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -124,13 +124,14 @@ class Supervisor:
             log.info("node %s: stopped", self.uuid)
 
     def renew(self) -> None:
-        """Serve anew, with the settings as they are now: running calls finish, new ones come back by themselves."""
+        """Restart the server with the current settings: running calls finish, and clients repeat new ones by
+        themselves."""
         with self._lock:
             self._renewing = True
         self._wake.set()
 
     def hurry(self) -> None:
-        """Whatever is waited for is tried now."""
+        """Retry at once whatever is being waited for."""
         with self._lock:
             self._rested = True
         self._wake.set()
@@ -140,7 +141,7 @@ class Supervisor:
         while not self._stopping.is_set():
             try:
                 self._tend()
-            except Exception as error:  # noqa: BLE001 - the process is there to go on trying, and to say why
+            except Exception as error:  # noqa: BLE001 - the process exists to keep trying, and to report why
                 if f"{error}" != self._problem:
                     log.warning("node %s: %s", self.uuid, error)
                 with self._lock:
@@ -148,7 +149,7 @@ class Supervisor:
                     self._state = "serving" if self._server is not None else "waiting"
                     self._tries += 1
                 if self._server is None:
-                    with contextlib.suppress(OSError):  # it is for people, and said by `status`, too
+                    with contextlib.suppress(OSError):  # for people; `status` reports it too
                         node_file.note_problem(self._root, self.uuid, self._problem)
                 pause_s = BACKOFF.pause_s(failures)
                 failures += 1
@@ -189,18 +190,18 @@ class Supervisor:
             self._note_life()
 
     def _take_in(self, appeared: Sequence[Path]) -> bool:
-        """Whether the node uses all drives that have appeared, as far as it may, without being started anew."""
+        """Make the node use all drives that have appeared. Returns False if that requires a restart of the server."""
         assert self._server is not None
         try:
             for drive in appeared:
                 self._server.take_in(drive)
-        except (LoaderError, OSError) as error:  # a time-out is one
+        except (LoaderError, OSError) as error:  # includes timeouts
             log.warning("node %s: %s", self.uuid, error)
             return False
         return True
 
     def _serve(self, here: NodeDrives) -> None:
-        """Raises what NodeServer.start raises, WrongSetting, CrashedBefore, OSError."""
+        """Start the server. Raises what NodeServer.start raises, WrongSetting, CrashedBefore, OSError."""
         said = node_file.read(here.folder)
         if said is None or said.uuid != self.uuid:
             said = NodeFile(self.uuid)
@@ -242,7 +243,7 @@ class Supervisor:
         except BaseException:
             server.stop(grace_s=0.0)
             with contextlib.suppress(OSError):
-                node_file.write(here.folder, said)  # it failed, and did not die
+                node_file.write(here.folder, said)  # the start failed, but the process did not die
             raise
         with self._lock:
             self._server, self._here, self._metrics = server, here, metrics
@@ -250,7 +251,7 @@ class Supervisor:
         log.info("node %s: serving %s at %s", self.uuid, ", ".join(map(str, here.drives)), endpoint)
 
     def _rest(self, folder: Path, said: NodeFile) -> None:
-        """Raises CrashedBefore until it is time for the next try."""
+        """Raise CrashedBefore until the next attempt is due."""
         if self._counted or self._rested or not (pause_s := crash_backoff.rest_s(said.short_lives)):
             return
         if not self._rest_until_s:
@@ -261,7 +262,7 @@ class Supervisor:
             raise CrashedBefore(crash_backoff.problem(said.short_lives, self._rest_until_s, str(log_path)))
 
     def _note_life(self) -> None:
-        """It was long enough, or ended as it should."""
+        """Record that this process has lived long enough, or has ended in order."""
         self._lasted = True
         said = node_file.read(self._here.folder) if self._here is not None else None
         if self._here is not None and said is not None and said.uuid == self.uuid:
@@ -287,7 +288,7 @@ class Supervisor:
         }
 
     def _publish(self) -> None:
-        """Have the map say where this node serves. Raises ChangeFailed."""
+        """Make the map have this node's current address. Raises ChangeFailed."""
         server = self._server
         view = server.membership.view if server is not None else None
         position = view.position.get(bytes.fromhex(self.uuid)) if view is not None else None
