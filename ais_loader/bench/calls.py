@@ -1,7 +1,7 @@
-"""Calls of each workload: what one thread of a measurement asks of the store, over and over.
+"""Calls of each workload: the requests that one thread of a measurement repeats.
 
-A call is what its latency is of: one GET, one batch, one listing, one session. A workload is a generator that makes
-one call after another and yields what came of each; what it raises counts as an error, and it is then made anew.
+A call is the unit of latency: one GET, one batch, one listing, one session. A workload is a generator that makes one
+call after another and yields their results. An exception counts as an error; the generator is then started again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ais_loader.values.entry import Entry, Item
 from ais_loader.values.options import ClusterOptions, LaneChoice
 
 WRONG_BYTES = "wrong-bytes"
-"""Kind of error of what came whole and is not what was put."""
+"""Kind of error of data that arrived completely but is not what was put."""
 
 
 class Done(NamedTuple):
-    """One call: how long it took, what came, and kinds of errors of single objects."""
+    """Result of one call: its duration, the objects and bytes received, and kinds of errors of single objects."""
 
     elapsed_ns: int
     objects: int
@@ -36,7 +36,7 @@ class Done(NamedTuple):
 
 
 def connected(plan: Plan) -> Client:
-    """A client as the plan wants it."""
+    """Connect a client for the plan."""
     if plan.embedded:
         return ais_loader.connect(plan.url, mode="a" if plan.writes else "r")
     lane: LaneChoice = "grpc" if plan.lane == "grpc" else "auto"
@@ -44,7 +44,7 @@ def connected(plan: Plan) -> Client:
 
 
 def numbers(plan: Plan, worker: int, epochs: int, salt: int = 0) -> Iterator[int]:
-    """Numbers of objects, in an order of this worker: all, again and again; or its share of each of `epochs`."""
+    """Yield object numbers in an order specific to this worker: all, repeatedly; or its share of each of `epochs`."""
     for epoch in range(epochs) if epochs else count():
         seed = [epoch, salt, 0 if epochs else worker + 1]
         order = np.random.default_rng(seed).permutation(plan.objects)
@@ -52,7 +52,7 @@ def numbers(plan: Plan, worker: int, epochs: int, salt: int = 0) -> Iterator[int
 
 
 class Calls:
-    """Calls of one thread, `worker` of all of the plan's workers, on a client that its process shares."""
+    """Calls of one thread, number `worker` of all of the plan's workers, on a client shared by its process."""
 
     def __init__(self, plan: Plan, client: Client, worker: int) -> None:
         self.plan = plan
@@ -63,7 +63,7 @@ class Calls:
         self._written = f"{WRITTEN}{worker:05d}/"
 
     def run(self, wanted: Iterator[int]) -> Iterator[Done]:
-        """Calls until `wanted` is at its end; of listings and sessions, one for each number."""
+        """Make calls until `wanted` ends. Listings and sessions make one call for each number or group."""
         runs: dict[str, Callable[[Iterator[int]], Iterator[Done]]] = {
             "get": lambda wanted: map(self._get, wanted),
             "get-batch": self._batches,
@@ -119,7 +119,7 @@ class Calls:
         return Done(time.perf_counter_ns() - start, came, size, errors)
 
     def _batches(self, wanted: Iterator[int]) -> Iterator[Done]:
-        """Batches with the next ones under way; a latency is from the moment when the batch was asked for."""
+        """Fetch batches with the next ones in flight. The latency of a batch begins when it is requested."""
         asked = (
             WithOpaque([self._entry(number) for number in group], time.perf_counter_ns())
             for group in self._groups(wanted)

@@ -1,7 +1,7 @@
-"""Conductor of a measurement: fills the bucket, has the clients measure, and puts together what they found.
+"""Conductor of a measurement: fills the bucket, has the clients measure, and combines their results.
 
-Every process is one of its own, also a single one: what the conductor does costs the measured ones nothing, and memory
-and processor time are theirs alone.
+Clients always run in processes of their own, even a single one: the conductor costs the measured processes nothing, and
+their memory and CPU time are theirs alone.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from ais_loader.objects.client import Client
 
 
 class Clients(Protocol):
-    """Those who ask, on this machine (`Crew`) or on others: each step returns when all have taken it."""
+    """The measuring clients, on this machine (`Crew`) or on others. Each step returns when all clients have completed
+    it."""
 
     lost: dict[str, str]
-    """Clients that did not come to their end, and why."""
+    """Clients that did not finish, with the reasons."""
 
     def start(self) -> None: ...
     def warm_up(self) -> None: ...
@@ -33,7 +34,7 @@ class Clients(Protocol):
 
 
 def prepare(client: Client, plan: Plan, filled: filling.Filled | None = None) -> bool:
-    """Make the bucket and what the plan reads; whether anything had to be put. Raises InvalidRequest."""
+    """Create the bucket and the data that the plan reads. Return whether anything was put. Raises InvalidRequest."""
     bucket = filling.own_bucket(client, plan.bucket, plan.copies)
     return plan.workload not in ("put", "put-many") and filling.fill(bucket, plan, filled)
 
@@ -45,11 +46,11 @@ def run(
     described: dict[str, Any] | None = None,
     clients: Callable[[Plan], Clients] = Crew,
 ) -> dict[str, Any]:
-    """Measure; the bucket is prepared. After KeyboardInterrupt the result is of what was done until then.
+    """Measure, in a prepared bucket. After KeyboardInterrupt, the result covers what was done until then.
 
-    Raises what a process could not connect for, and NodeUnavailable if one died.
+    Raises a process's connection error, and NodeUnavailable if a process died.
     """
-    new_histogram()  # raises what is missing before anything is started
+    new_histogram()  # raises an error about missing packages before anything is started
     described = described or {}
     nodes = machine.Nodes(described)
     cold = machine.make_cold(described) if plan.cold else None
@@ -79,7 +80,7 @@ def run(
 
 
 def finish(plan: Plan) -> None:
-    """Delete what the measurement has put; what it read stays for the next one."""
+    """Delete the objects that the measurement has put. The data it read stays for the next one."""
     if plan.writes:
         with connected(plan) as client:
             filling.forget_written(client.bucket(plan.bucket))

@@ -1,7 +1,7 @@
-"""Bytes of the objects that a measurement reads and writes: they follow from an object's number and size alone.
+"""Content of the objects that a measurement reads and writes, determined by an object's number and size alone.
 
-All are cut out of one pool of random bytes, each at a place of its own: making and comparing them costs next to
-nothing beside storing them, and one object's bytes are never taken for another's.
+All objects are cut from one pool of random bytes, at different positions. Generating and comparing them costs next to
+nothing compared with storing them, and one object's bytes are never mistaken for another's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 
 _POOL_BYTES = 1 << 22
 _STEP = 4099
-"""Odd: 4 Mi objects in a row begin at different places."""
+"""Odd, so that 4 Mi consecutive objects begin at different positions."""
 
 
 @functools.cache
@@ -21,7 +21,7 @@ def _pool() -> memoryview:
 
 
 def content(number: int, size_bytes: int) -> memoryview | bytes:
-    """A view of the pool, or a copy of it over and over where it is too short."""
+    """Return a view of the pool, or repetitions of it if it is too short."""
     start = number * _STEP % _POOL_BYTES
     if size_bytes <= _POOL_BYTES:
         return _pool()[start : start + size_bytes]
@@ -30,7 +30,7 @@ def content(number: int, size_bytes: int) -> memoryview | bytes:
 
 
 def equal(data: bytes | memoryview, number: int, size_bytes: int, start: int = 0) -> bool:
-    """Whether `data` is what that object has from `start` on; whether it is long enough is for the caller to say."""
+    """Whether `data` equals the object's bytes from `start` on. The caller checks the length."""
     if start + len(data) > size_bytes:
         return False
     view = memoryview(data)
@@ -42,6 +42,6 @@ def equal(data: bytes | memoryview, number: int, size_bytes: int, start: int = 0
 
 
 def content_at(number: int, start: int, length: int) -> memoryview:
-    """At most 4 MiB of an object, from its byte `start`."""
+    """Return at most 4 MiB of an object, from byte `start` on."""
     first = (number * _STEP + start) % _POOL_BYTES
     return _pool()[first : first + length]

@@ -1,4 +1,4 @@
-"""Crew of one client machine: the processes that measure, started, told what to do, followed and ended."""
+"""Crew of one client machine: starts, instructs, monitors and ends the measuring processes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ais_loader.bench.worker import work
 from ais_loader.errors import LoaderError, NodeUnavailable
 
 START_S = 120.0
-"""How long processes may take to import and connect."""
+"""Time for processes to import and connect."""
 END_S = 60.0
-"""How long a call may last once all are told to stop; a process that takes longer is ended."""
+"""Longest duration of a call after the processes were stopped; a process that takes longer is ended."""
 Live = Callable[[float, int, int, int], None]
-"""Told every half second: seconds, objects, bytes, errors."""
+"""Callback, called every half second with seconds, objects, bytes and errors."""
 FIGURES = ("objects", "bytes", "errors")
-"""Of what is under way."""
+"""Figures reported while a measurement runs."""
 
 
 class Crew:
-    """Processes of one machine in a measurement, `client` of the plan's clients; `part` is what came from them."""
+    """Processes of one machine, number `client` of the plan's clients. `parts` has their results."""
 
     def __init__(self, plan: Plan, client: int = 0) -> None:
         context = multiprocessing.get_context("spawn")
@@ -51,7 +51,7 @@ class Crew:
             self._all.append(process)
 
     def start(self) -> None:
-        """Until all are connected."""
+        """Wait until all processes are connected."""
         self._until_all("ready", START_S)
 
     def warm_up(self) -> None:
@@ -60,11 +60,11 @@ class Crew:
 
     def _tell(self, word: str) -> None:
         for pipe in self._running:
-            with contextlib.suppress(ConnectionError):  # it has ended, which its own end of the pipe tells
+            with contextlib.suppress(ConnectionError):  # it has ended, which its end of the pipe shows
                 pipe.send(word)
 
     def _until_all(self, kind: str, timeout_s: float) -> None:
-        """Wait until every process has said this, and nothing else."""
+        """Wait until every process has sent this message, and no other."""
         end = time.monotonic() + timeout_s
         for pipe in self._running:
             if not pipe.poll(max(0.0, end - time.monotonic())):
@@ -74,7 +74,7 @@ class Crew:
                 raise NodeUnavailable(f"a process of the measurement said {said} before it was {kind}: {value}")
 
     def follow(self, live: Live | None = None) -> bool:
-        """Measure until all have reported; false if they were told to stop before."""
+        """Measure until all have reported. Returns False if they were stopped before."""
         self._tell("go")
         start = time.monotonic()
         of_each: dict[Connection, dict[str, int]] = {}
@@ -95,7 +95,7 @@ class Crew:
                     live(time.monotonic() - start, *(self.so_far[name] for name in FIGURES))
             except KeyboardInterrupt:
                 if self.stop.is_set():
-                    raise  # a second one: now
+                    raise  # a second interrupt ends it at once
                 self.stop.set()
             if self.stop.is_set() and not told:
                 told = True
@@ -108,7 +108,7 @@ class Crew:
 
     @property
     def parts(self) -> list[Part]:
-        """After `follow`. Raises NodeUnavailable if nothing was measured."""
+        """Results, after `follow`. Raises NodeUnavailable if nothing was measured."""
         if not self._reports:
             raise NodeUnavailable("no process of the measurement came to its end; nothing was measured")
         total = Tally()
@@ -131,7 +131,7 @@ class Crew:
             said, value = pipe.recv()
         except (EOFError, ConnectionResetError):
             process = self._running[pipe]
-            process.join(1.0)  # its end of the pipe goes a moment before it does
+            process.join(1.0)  # its end of the pipe closes a moment before it ends
             raise NodeUnavailable(f"a process of the measurement died (exit code {process.exitcode})") from None
         if said == "failed":
             if isinstance(value, (LoaderError, OSError, ImportError)):
@@ -153,5 +153,5 @@ class Crew:
 
 
 def warm_up_s(plan: Plan) -> float:
-    """The longest that it may take."""
+    """Return the longest time that a warm-up may take."""
     return plan.warm_up_s + END_S + plan.retry_s

@@ -1,7 +1,7 @@
-"""Bucket of a measurement: made and filled once, marked as ours, found again by the next run.
+"""Bucket of a measurement: created and filled once, marked, and reused by the next run.
 
-A bucket holds any number of fills, each in a folder named after what it is; the marker of a fill is written last. A
-bucket without the marker of this command is somebody's data, and is left alone.
+A bucket holds any number of fills, each in a folder named after its content. The marker of a fill is written last. A
+bucket without this command's marker holds other data, and is left alone.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from ais_loader.objects.client import Client
 
 MARKER = ".ais-loader-bench"
 WRITTEN = "written/"
-"""Folder of what a measurement puts; emptied after it."""
+"""Folder of the objects that a measurement puts; emptied after it."""
 _SAYS = {"made_by": "ais-loader bench", "format": 1}
 
 Filled = Callable[[int, int], None]
-"""Called with objects made so far, and objects in all."""
+"""Callback, called with the number of objects created so far, and in total."""
 
 
 def own_bucket(client: Client, name: str, copies: int = 1) -> Bucket:
-    """The bucket of this name, made if there is none. Raises InvalidRequest for one that this command did not make."""
+    """Return the bucket of this name; create it if there is none. Raises InvalidRequest if this command did not create
+    it."""
     try:
         bucket = client.create_bucket(name, copies=copies)
     except BucketExists:
@@ -59,7 +60,7 @@ def is_filled(bucket: Bucket, plan: Plan) -> bool:
 
 
 def fill(bucket: Bucket, plan: Plan, filled: Filled | None = None) -> bool:
-    """Put what the plan reads, unless an earlier run did; whether anything was put."""
+    """Put the data that the plan reads, unless an earlier run did. Return whether anything was put."""
     if is_filled(bucket, plan):
         return False
     done = 0
@@ -74,12 +75,13 @@ def fill(bucket: Bucket, plan: Plan, filled: Filled | None = None) -> bool:
 
 
 def forget_written(bucket: Bucket) -> None:
-    """Delete what measurements have put."""
+    """Delete the objects that measurements have put."""
     bucket.delete_prefix(WRITTEN)
 
 
 def remove(client: Client, name: str) -> int:
-    """Delete the bucket with all fills; how many objects went. Raises InvalidRequest for one that is not ours."""
+    """Delete the bucket with all fills; return the number of objects. Raises InvalidRequest if this command did not
+    create it."""
     try:
         check_own(client.bucket(name))
     except BucketNotFound:

@@ -1,4 +1,4 @@
-"""Machine under a measurement: processor time and memory of nodes, and how caches were made cold."""
+"""Machine under a measurement: CPU time and memory of nodes, and the method by which caches were made cold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def name() -> str:
-    """This machine, as a result names it: which one, and what its figures depend on."""
+    """Describe this machine for a result: its name, and the properties on which the figures depend."""
     return (
         f"{platform.node()}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}, "
         f"Python {platform.python_version()}"
@@ -24,7 +24,7 @@ def name() -> str:
 
 
 class Nodes:
-    """Processes that serve a store, as far as they run on this machine; of others nothing is known."""
+    """Node processes of a store on this machine; nothing is known of others."""
 
     def __init__(self, described: Mapping[str, Any]) -> None:
         self.unseen: list[str] = []
@@ -37,11 +37,11 @@ class Nodes:
                 self.unseen.append(url)
 
     def cpu_s(self) -> float | None:
-        """Processor time until now; None where a node cannot be seen from here, or there is none."""
+        """Return the CPU time used so far; None if a node cannot be seen from here, or there is none."""
         return self._sum(_cpu_s)
 
     def begin_peak(self) -> None:
-        """Let peaks of memory begin here, where that is allowed."""
+        """Reset peak memory, where that is permitted."""
         for pid in self._pids:
             try:
                 reset_peak_rss(pid)
@@ -49,7 +49,7 @@ class Nodes:
                 return
 
     def peak_bytes(self) -> int | None:
-        """The most resident memory of all nodes together, each at its own time."""
+        """Return the sum of all nodes' peak resident memory, each at its own time."""
         found = self._sum(peak_rss_bytes)
         return None if found is None else int(found)
 
@@ -68,7 +68,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def host_of(url: str) -> str:
-    """Of `grpc://HOST:PORT`, or of HOST:PORT."""
+    """Return the host of `grpc://HOST:PORT`, or of HOST:PORT."""
     return url.removeprefix("grpc://").rpartition(":")[0].strip("[]")
 
 
@@ -84,7 +84,7 @@ def is_here(host: str) -> bool:
 
 
 def _is_python(pid: int) -> bool:
-    """Whether it may be a node: a number of another machine, or of a container, may be of any process here."""
+    """Whether the process may be a node. The pid of another machine or a container may be any process here."""
     try:
         return b"python" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -92,9 +92,10 @@ def _is_python(pid: int) -> bool:
 
 
 def make_cold(described: Mapping[str, Any], *, drop: Path = Path("/proc/sys/vm/drop_caches")) -> str:
-    """Take what a store's drives hold out of the page cache, as far as this process may; says what was done.
+    """Remove the files of a store's drives from the page cache, as far as this process may. Return a description of
+    what was done.
 
-    With the right to do it, the whole machine's cache is dropped; otherwise the kernel is asked for each file.
+    With sufficient rights, the whole machine's cache is dropped; otherwise the kernel is advised for each file.
     """
     drives = [str(drive["path"]) for drive in described.get("drives", ())]
     here = [drive for drive in drives if Path(drive).is_dir()]
@@ -124,7 +125,7 @@ def _forget(folders: Iterable[str]) -> tuple[int, int]:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
-            continue  # deleted meanwhile, or not ours to read
+            continue  # deleted in the meantime, or not readable
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             files, size = files + 1, size + os.fstat(descriptor).st_size

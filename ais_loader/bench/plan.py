@@ -1,6 +1,6 @@
-"""Plan of a measurement: workload, sizes, how many ask, for how long. Pure; wrong ones cannot be made.
+"""Plan of a measurement: workload, sizes, number of clients, duration. Pure; an invalid plan cannot be created.
 
-Sizes of objects follow from their numbers alone, so every process, and the next run, knows them without asking.
+Sizes of objects depend only on their numbers, so every process, and the next run, knows them without a request.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ READING = ("get", "get-batch", "members", "ranges", "list", "sessions")
 WRITING = ("put", "put-many", "mixed")
 WORKLOADS = (*READING, *WRITING)
 MARKED = "ais-loader-bench"
-"""Bucket that is filled where none is named."""
+"""Default bucket."""
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _LARGEST = 1 << 40
 _WIDEST = 16
-"""A lognormal size is cut at this many times its median: one object must not be the whole measurement."""
+"""A lognormal size is limited to this multiple of its median: one object must not dominate the measurement."""
 
 
 def size_bytes(text: str) -> int:
-    """`10KiB` as bytes. Raises InvalidRequest."""
+    """Parse a size such as `10KiB`. Raises InvalidRequest."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2].lower() not in _UNITS:
         raise InvalidRequest(f"{text!r} is no size: write it as 4096, 10KiB, 1.5MiB or 1GiB")
@@ -47,7 +47,7 @@ class Sizes:
 
     @classmethod
     def parse(cls, text: str) -> Sizes:
-        """`10KiB`, `4KiB..1MiB`, or `lognormal:100KiB` with `:SIGMA`, 1 by default. Raises InvalidRequest."""
+        """Parse `10KiB`, `4KiB..1MiB`, or `lognormal:100KiB` with `:SIGMA`, 1 by default. Raises InvalidRequest."""
         if text.startswith("lognormal:"):
             median, _, sigma = text.removeprefix("lognormal:").partition(":")
             try:
@@ -68,7 +68,7 @@ class Sizes:
         return cls(low, high)
 
     def of(self, number: int) -> int:
-        """Bytes of the object with this number, always the same."""
+        """Return the size of the object with this number, always the same."""
         if self.low == self.high:
             return self.low
         drawn = random.Random(number)
@@ -79,7 +79,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One measurement; fields are the options of `ais-loader bench`."""
+    """One measurement; its fields are the options of `ais-loader bench`."""
 
     workload: str
     url: str
@@ -87,21 +87,21 @@ class Plan:
     size: str = "10KiB"
     objects: int = 10_000
     members: int = 64
-    """Of each archive."""
+    """Members of each archive."""
     range_bytes: int = 4096
     batch: int = 128
     in_flight: int = 3
     threads: int = 1
     processes: int = 1
-    """Of each client machine."""
+    """Processes on each client machine."""
     clients: int = 1
-    """Machines that ask."""
+    """Number of client machines."""
     duration_s: float = 10.0
     epochs: int = 0
-    """How often every object is asked for; 0: until `duration_s` is over."""
+    """How often every object is requested; 0: until `duration_s` is over."""
     warm_up_s: float = 1.0
     puts_percent: int = 20
-    """Of the calls of "mixed"."""
+    """Share of puts among the calls of "mixed"."""
     cold: bool = False
     verify: bool = False
     retry_s: float = 10.0
@@ -160,14 +160,14 @@ class Plan:
 
     @property
     def fill(self) -> dict[str, Any]:
-        """What must be in the bucket before: equal fills are equal bytes."""
+        """Required content of the bucket: equal fills have equal bytes."""
         kind = "archives" if self.workload == "members" else "objects"
         fill = {"kind": kind, "size": self.size, "objects": self.objects}
         return fill | ({"members": self.members} if kind == "archives" else {})
 
     @property
     def prefix(self) -> str:
-        """Folder of the bucket that has this fill, and no other."""
+        """Folder of the bucket for this fill alone."""
         digest = hashlib.sha256(json.dumps(self.fill, sort_keys=True).encode()).hexdigest()[:12]
         return f"{self.fill['kind']}-{digest}/"
 
@@ -175,7 +175,7 @@ class Plan:
         return f"{self.prefix}{number:09d}"
 
     def archive(self, number: int) -> tuple[str, str]:
-        """Archive and member that hold the object with this number."""
+        """Return the archive and the member of the object with this number."""
         return f"{self.prefix}{number // self.members:09d}.tar", f"{number:09d}"
 
     def as_dict(self) -> dict[str, Any]:

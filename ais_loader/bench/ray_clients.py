@@ -1,7 +1,7 @@
-"""Client machines of a measurement on the nodes of a Ray cluster: one actor on each, all of which begin together.
+"""Client machines of a measurement on the nodes of a Ray cluster: one actor on each; all begin together.
 
-An actor has a crew of its own, so that Ray's own threads and memory are not among what is measured. Actors end with the
-connection of the conductor, and their processes with them.
+An actor has a crew of its own, so that Ray's threads and memory are not part of the measurement. Actors end with the
+connection of the conductor, and their processes end with them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ais_loader.extras import needs
 
 _CONNECT_S = 5.0
 _ACTOR_S = 60.0
-"""How long Ray may take beside what its actors do."""
+"""Additional time for Ray, beside the work of its actors."""
 _POLL_S = 0.5
 
 
@@ -43,9 +43,9 @@ class RayNode:
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[RayCluster]:
-    """The Ray cluster at HOST:PORT, or the one that "auto" finds. Raises NodeUnavailable, MissingExtra."""
+    """Connect to the Ray cluster at HOST:PORT, or the one that "auto" finds. Raises NodeUnavailable, MissingExtra."""
     if os.environ.get("RAY_ADDRESS", "").startswith("http"):
-        del os.environ["RAY_ADDRESS"]  # where jobs are submitted; Ray itself would take it for its own address
+        del os.environ["RAY_ADDRESS"]  # the address for job submission, which Ray would take for its own
     with needs("ray", "ais-loader bench --ray", extra="bench,ray"):
         import ray
     _check_listens(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
@@ -60,7 +60,7 @@ def connected(address: str) -> Iterator[RayCluster]:
 
 
 def _check_listens(address: str) -> None:
-    """Ray itself tries for two minutes, and writes on the terminal meanwhile."""
+    """Check that Ray listens: Ray itself would retry for two minutes, and write to the terminal meanwhile."""
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -73,13 +73,13 @@ def _check_listens(address: str) -> None:
 
 
 class RayCluster:
-    """Ray, connected."""
+    """A connected Ray cluster."""
 
     def __init__(self, ray: ModuleType) -> None:
         self.ray = ray
 
     def choose(self, count: int | None) -> list[RayNode]:
-        """So many of its nodes, or all. Raises InvalidRequest if there are fewer."""
+        """Return this number of its nodes, or all. Raises InvalidRequest if there are fewer."""
         nodes = sorted(
             (RayNode(one["NodeID"], one["NodeManagerAddress"], one["NodeManagerHostname"]) for one in self._alive()),
             key=lambda node: (node.address, node.id),
@@ -96,7 +96,7 @@ class RayCluster:
 
 
 def check_reachable(url: str, described: Mapping[str, Any], nodes: Sequence[RayNode]) -> None:
-    """Whether machines of these nodes can get at the store, as far as its addresses tell. Raises InvalidRequest."""
+    """Check that these nodes can reach the store, as far as its addresses tell. Raises InvalidRequest."""
     away = sorted({node.host for node in nodes if not machine.is_here(node.address)})
     if not away:
         return
@@ -116,7 +116,7 @@ def check_reachable(url: str, described: Mapping[str, Any], nodes: Sequence[RayN
 
 
 def _means_itself(host: str) -> bool:
-    """Whether every machine takes this name or address for its own."""
+    """Whether this name or address refers to the local machine on every machine."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -125,10 +125,10 @@ def _means_itself(host: str) -> bool:
 
 
 class ClientActor:
-    """One client machine, in an actor of Ray."""
+    """One client machine, as a Ray actor."""
 
     def __init__(self, plan: Plan, client: int) -> None:
-        new_histogram()  # raises what is missing here
+        new_histogram()  # raises an error about packages that are missing here
         with _without_main():
             self._crew = Crew(plan, client)
 
@@ -154,7 +154,7 @@ class ClientActor:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Processes that are spawned import their parent's main module: Ray's worker, 40 MiB that none of them needs."""
+    """Hide the main module: spawned processes import it, and Ray's worker takes 40 MiB that they do not need."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -174,8 +174,8 @@ class RayClients:
         self._actors: dict[str, Any] = {}
         for number, node in enumerate(nodes):
             there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
-            # A share of no processor: a cluster that is busy is measured from as it is. Threads: one measures, others
-            # are asked meanwhile.
+            # No CPU is reserved: a busy cluster is measured as it is. Threads: one measures, others answer calls
+            # meanwhile.
             made = ray.remote(ClientActor).options(num_cpus=0, scheduling_strategy=there, max_concurrency=4)
             self._actors[f"client {number + 1} on {node.host}"] = made.remote(plan, number)
 
@@ -186,7 +186,7 @@ class RayClients:
         self._all("warm_up", warm_up_s(self._plan) + _ACTOR_S)
 
     def _all(self, step: str, timeout_s: float) -> None:
-        """Raises NodeUnavailable: without one of them the measurement does not begin."""
+        """Make all clients take a step. Raises NodeUnavailable: without one of them the measurement does not begin."""
         asked = {getattr(actor, step).remote(): name for name, actor in self._actors.items()}
         end = time.monotonic() + timeout_s
         while asked:
@@ -200,7 +200,7 @@ class RayClients:
                 raise NodeUnavailable(f"{name}: {_reason(error)}") from error
 
     def follow(self, live: Live | None = None) -> bool:
-        """Measure until all have reported or are lost; false if they were told to stop before."""
+        """Measure until all have reported or are lost. Returns False if they were stopped before."""
         ray, start = self._ray, time.monotonic()
         running = {actor.measure.remote(): name for name, actor in self._actors.items()}
         asked: dict[Any, str] = {}
@@ -220,7 +220,7 @@ class RayClients:
                     )
             except KeyboardInterrupt:
                 if told:
-                    raise  # a second one: now
+                    raise  # a second interrupt ends it at once
                 told = True
                 for name in running.values():
                     self._actors[name].stop.remote()
@@ -232,13 +232,13 @@ class RayClients:
 
     @property
     def parts(self) -> list[Part]:
-        """After `follow`, those of clients that are not lost. Raises NodeUnavailable if there is none."""
+        """Results of the clients that are not lost, after `follow`. Raises NodeUnavailable if there are none."""
         if not self._parts:
             raise NodeUnavailable("; ".join(f"{name}: {why}" for name, why in self.lost.items()))
         return [self._parts[name] for name in self._actors if name in self._parts]
 
     def _take(self, name: str, done: Any) -> bool:
-        """What a client has measured; whether that is all that it should."""
+        """Store the result of a client. Return whether it is complete."""
         try:
             whole, packed = self._ray.get(done)
         except self._ray.exceptions.RayError as error:
@@ -248,9 +248,9 @@ class RayClients:
         return bool(whole)
 
     def _look(self, running: Mapping[Any, str], asked: dict[Any, str], of_each: dict[str, dict[str, int]]) -> None:
-        """Ask those who run how far they are, and take what earlier questions were answered; waits for nobody."""
+        """Request the progress of the running clients, and collect answers to earlier requests. Does not block."""
         for one in self._ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else ():
-            with contextlib.suppress(self._ray.exceptions.RayError):  # it is lost, and told as such
+            with contextlib.suppress(self._ray.exceptions.RayError):  # it is lost, and reported as such
                 of_each[asked[one]] = self._ray.get(one)
             del asked[one]
         for name in running.values():
@@ -258,7 +258,7 @@ class RayClients:
                 asked[self._actors[name].so_far.remote()] = name
 
     def end(self) -> None:
-        """Of all clients; what is left of one that does not answer ends as it loses its actor."""
+        """End all clients. The processes of one that does not answer end when it loses its actor."""
         try:
             ending = [actor.end.remote() for name, actor in self._actors.items() if name not in self.lost]
             if ending:
@@ -269,7 +269,7 @@ class RayClients:
 
 
 def _reason(error: Any) -> str:
-    """One line: what the client raised, or how Ray lost it."""
+    """Describe an error in one line: what the client raised, or how Ray lost it."""
     cause = getattr(error, "cause", None)
     if cause is not None:
         return str(cause) if isinstance(cause, LoaderError) else f"{type(cause).__name__}: {cause}"

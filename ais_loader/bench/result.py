@@ -1,4 +1,4 @@
-"""Result of a measurement: JSON, a table for people, and two of them beside each other."""
+"""Result of a measurement: JSON, a table for people, and the comparison of two results."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ LATENCIES = ("mean", *(f"p{percent:g}" for percent in PERCENTILES), "max")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one client machine measured."""
+    """Result of one client machine."""
 
     tally: Tally = field(kw_only=False)
     elapsed_s: float
     cpu_s: float
     peak_bytes: int
-    """Of its processes together."""
+    """Peak memory of its processes together."""
     machine: str
     name: str = ""
-    """Where there are several."""
+    """Set if there are several clients."""
     notes: tuple[str, ...] = ()
 
     def packed(self) -> dict[str, Any]:
-        """What goes from machine to machine."""
+        """Serialize for another machine."""
         return {one.name: getattr(self, one.name) for one in fields(self)} | {"tally": self.tally.packed()}
 
     @classmethod
@@ -68,10 +68,10 @@ def result(
     cold: str | None,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """What was measured by all parts together, JSON-able; histograms are added, no percentile is averaged.
+    """Combine the results of all parts, as JSON. Histograms are added; no percentile is averaged.
 
-    Rates are per second of wall clock, of the part that took longest; `whole` is false after Ctrl-C. Clients that are
-    `lost` are named, and nothing of them is counted.
+    Rates are per second of wall-clock time of the slowest part. `whole` is false after Ctrl-C. Clients that are `lost`
+    are named, and not counted.
     """
     tally = Tally()
     for part in parts:
@@ -110,7 +110,7 @@ def result(
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """Lines for a terminal."""
+    """Format a result as lines for a terminal."""
     plan = found["plan"]
     rows = [("workload", _workload(plan)), ("measured", f"{found['elapsed_s']:.1f} s, {found['calls']:,} calls")]
     if not found["whole"]:
@@ -150,25 +150,26 @@ def _workload(plan: Mapping[str, Any]) -> str:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A result that `--json` wrote. Raises InvalidRequest for what is none, OSError."""
+    """Load a result written by `--json`. Raises InvalidRequest for other files, OSError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InvalidRequest(f"{path} is no JSON, so no result of `ais-loader bench --json`: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise InvalidRequest(f"{path} is no result of `ais-loader bench --json` (format {FORMAT!r})")
-    # Results from before several machines could ask.
+    # Results from before the option of several client machines.
     found["plan"].setdefault("clients", 1)
     return {"clients": [], "lost": {}} | found
 
 
 def machines(found: Mapping[str, Any]) -> set[str]:
-    """All that took part."""
+    """Return all machines that took part."""
     return {found["machine"], *(part["machine"] for part in found["clients"])}
 
 
 def comparison(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Both results and the ratio of the second to the first, line by line; first of all, what was asked differently."""
+    """Compare two results line by line, with the ratio of the second to the first; differences between the plans come
+    first."""
     lines = []
     for name, value in one["plan"].items():
         if value != other["plan"].get(name):

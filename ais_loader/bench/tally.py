@@ -1,4 +1,4 @@
-"""Tally of a worker: calls, objects, bytes, errors by kind, and an HDR histogram of how long calls took.
+"""Tally of a worker: calls, objects, bytes, errors by kind, and an HDR histogram of the latencies of calls.
 
 Latencies are kept in microseconds with three digits, from 1 µs to an hour; histograms of many workers add up exactly.
 """
@@ -16,7 +16,7 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 
 def new_histogram() -> Any:
-    """Raises MissingExtra."""
+    """Create an empty histogram. Raises MissingExtra."""
     with needs("hdrh", "ais-loader bench"):
         from hdrh.histogram import HdrHistogram
 
@@ -25,7 +25,7 @@ def new_histogram() -> Any:
 
 @dataclass(slots=True)
 class Tally:
-    """Of one thread while it runs; `add` joins those of others."""
+    """Counters of one thread while it runs; `add` adds those of others."""
 
     calls: int = 0
     objects: int = 0
@@ -47,7 +47,7 @@ class Tally:
         self.latency.add(other.latency)
 
     def packed(self) -> dict[str, Any]:
-        """What goes from process to process, and from machine to machine."""
+        """Serialize for another process or machine."""
         return {
             "calls": self.calls,
             "objects": self.objects,
@@ -64,7 +64,7 @@ class Tally:
         return tally
 
     def latency_ms(self) -> dict[str, float]:
-        """Mean, percentiles and the longest, in milliseconds; empty where no call succeeded."""
+        """Return mean, percentiles and maximum, in milliseconds; empty if no call succeeded."""
         if not self.calls:
             return {}
         found = {"mean": self.latency.get_mean_value()}

@@ -1,8 +1,8 @@
-"""Worker process of a measurement: threads that call the store, and a pipe that tells how far they are.
+"""Worker process of a measurement: threads that call the store, and a pipe that reports progress.
 
-The process says "ready" when it is connected, warms up at the word of the conductor, says "warm", measures at the next
-word, so that all begin together, tells what it has every half second, and at the end everything. Ctrl-C is the
-conductor's: the process goes on until it is told to stop.
+The process sends "ready" when it is connected, warms up on a message of the conductor, sends "warm", and measures on
+the next message, so that all begin together. It reports its counters every half second, and everything at the end.
+Ctrl-C is handled by the conductor: the process continues until it is stopped.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ais_loader.testing.memory import peak_rss_bytes
 TOLD_EVERY_S = 0.5
 _AFTER_ERROR_S = 0.05
 _WARM_UP = 1
-"""Salt of the order in which objects are asked for in a warm-up: not that of the measurement."""
+"""Salt of the order of objects in a warm-up, which differs from that of the measurement."""
 
 
 def measure(plan: Plan, calls: Calls, worker: int, stop: threading.Event, tally: Tally, until: float | None) -> None:
-    """Call until `until` (of time.monotonic), or the end of the plan's epochs, or `stop`; `tally` has what was called.
+    """Make calls until `until` (of time.monotonic), the end of the plan's epochs, or `stop`; count them in `tally`.
 
-    A call that fails is an error of its kind, and the thread goes on with the next object.
+    A failed call counts as an error of its kind, and the thread goes on with the next object.
     """
     _call(calls, numbers(plan, worker, plan.epochs), stop, tally, None if plan.epochs else until)
 
@@ -53,7 +53,7 @@ def _call(calls: Calls, wanted: Iterator[int], stop: threading.Event, tally: Tal
 
 
 class Threads:
-    """Threads of one process; `tallies` may be read while they run."""
+    """Threads of one process. `tallies` may be read while they run."""
 
     def __init__(self, plan: Plan, process: int) -> None:
         self.stop = threading.Event()
@@ -95,7 +95,7 @@ class Threads:
             self.stop.set()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Whether all have ended."""
+        """Join the threads. Return whether all have ended."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(None if end is None else max(0.0, end - time.monotonic()))
@@ -106,8 +106,8 @@ class Threads:
 
 
 def work(plan: Plan, process: int, pipe: Connection) -> None:
-    """Target of a process of the conductor. Messages go as (kind, value); any message from the conductor means "go" the
-    first two times and "stop" afterwards, as does its end."""
+    """Main function of a measuring process. Messages are (kind, value). The first two messages from the conductor mean
+    "go", and later ones "stop", as does the end of the conductor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         threads = Threads(plan, process)

@@ -1,8 +1,8 @@
-"""Append: the object's bytes as they are, and some more, become its next version in one step on the store.
+"""Append: an object's bytes, followed by new ones, become its next version in one step on the store.
 
-A reader sees the old object or the new one. Whoever appends names the version that it appends to: of several at once
-one is first, and the others look again and append to what that has made, so that nothing is lost. Each time the store
-copies the whole object. Bytes that are too many for a request are stored as a part first, and are sent once.
+A reader sees the old object or the new one. Each append names the version that it extends. Of several concurrent
+appends one succeeds first; the others read the new version and append to that, so that nothing is lost. Each append
+makes the store copy the whole object. Data too large for a request is first stored as a part, and sent only once.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects
 
 _RETRY_S = 10.0
-"""How long to go on trying while nobody answers."""
+"""How long to retry while no node answers."""
 _GET_TIMEOUT_S = 30.0
 _BACKOFF = Backoff(0.01, 1.0)
 _BLOCK = 512
 
 
 class _Tail(NamedTuple):
-    """What is to be appended."""
+    """The bytes to append."""
 
     part: pb.ComposePart
     size_bytes: int
@@ -89,7 +89,11 @@ def _append(
     zeros: Callable[[int], int],
     timeout_s: float,
 ) -> ObjectInfo:
-    """`look` says which version is there, and how many bytes of it are kept; `zeros` how many follow so many."""
+    """Args:
+
+    look: returns the current version, and the number of its bytes to keep.
+    zeros: returns the number of zero bytes that follow a given number of bytes.
+    """
     give_up_at = time.monotonic() + timeout_s
     overtaken = 0
     while True:
@@ -117,7 +121,7 @@ def _append(
                         lost = error
                         patience.pause(error)
         except (errors.VersionConflict, errors.ObjectNotFound):
-            # Somebody else was first, so that it has not been appended; unless an answer that was lost said it had.
+            # Another writer was first, so the bytes have not been appended, unless the lost answer was a success.
             if lost is not None and _is_there(transport, bucket, name, kept_bytes, tail):
                 raise errors.OutcomeUnknown(f"{bucket}/{name}: it may have been appended: {lost}") from lost
             if time.monotonic() > give_up_at:
@@ -127,7 +131,7 @@ def _append(
 
 
 def _is_there(transport: Transport, bucket: str, name: str, at: int, tail: _Tail) -> bool:
-    """Whether these bytes are where they were to be appended: those who append later leave them there."""
+    """Whether these bytes are at the position where they were to be appended; later appends do not move them."""
     checksum = 0
     try:
         for chunk in transport.get(
@@ -141,7 +145,7 @@ def _is_there(transport: Transport, bucket: str, name: str, at: int, tail: _Tail
 
 @contextmanager
 def _stored(transport: Transport, bucket: str, source: Source) -> Iterator[_Tail]:
-    """Bytes as a part of a request; those that are too many for it lie in the store meanwhile."""
+    """Provide the bytes as a part of a request. If they are too large for it, they are stored meanwhile."""
     if source.size_bytes is not None and source.size_bytes <= INLINE_BYTES:
         data = b"".join(source.chunks())
         yield _Tail(pb.ComposePart(data=data), len(data), crc32c(data))
@@ -173,7 +177,7 @@ def _check_members(names: Sequence[str]) -> None:
 
 
 def _packed(members: Sequence[tuple[str, Content]]) -> Iterator[bytes]:
-    """Headers, which are ustar wherever that will do and PAX otherwise, contents, padding."""
+    """Yield headers (ustar where possible, PAX otherwise), contents and padding."""
     for name, data in members:
         content = b"".join(Source(data).chunks())
         header = tarfile.TarInfo(name)

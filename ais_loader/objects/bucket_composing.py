@@ -1,4 +1,4 @@
-"""Composing methods of Bucket, which make objects of what the store has: copies, renames, appends, uploads in parts."""
+"""Composing methods of Bucket, which build objects from stored ones: copies, renames, appends, uploads in parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ais_loader.values.pipeline import Etl
 
 
 class BucketComposing(ABC):
-    """Part of `Bucket`."""
+    """The composing part of `Bucket`."""
 
     name: str
 

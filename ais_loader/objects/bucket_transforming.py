@@ -1,4 +1,4 @@
-"""Transforming methods of Bucket: objects passed through transforms into objects, by the store's own nodes."""
+"""Transforming methods of Bucket: the store's own nodes pass objects through transforms and store the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ais_loader.values.pipeline import Etl
 
 
 class BucketTransforming(ABC):
-    """Part of `Bucket`."""
+    """The transforming part of `Bucket`."""
 
     name: str
 

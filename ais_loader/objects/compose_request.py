@@ -1,4 +1,4 @@
-"""Compose requests: an object to be made of parts of others; see `Transport.compose`."""
+"""Compose requests: an object to be built from parts of others; see `Transport.compose`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from ais_loader.transport.validation import require_bucket, require_metadata, re
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 
 INLINE_BYTES = 4 << 20
-"""Of bytes that travel within a request: what is larger is put first, and named."""
+"""Largest amount of bytes within a request. Larger data is stored first, and referred to."""
 
 
 def make_range(bucket: str, name: str, version: str = "", start: int = 0, length: int | None = None) -> pb.ComposePart:
-    """Bytes of an object. Raises BucketNotFound, ObjectNotFound for names that no store can have."""
+    """Refer to bytes of an object. Raises BucketNotFound, ObjectNotFound for names that no store can have."""
     require_object(bucket, name)
     return pb.ComposePart(range=pb.ComposeRange(bucket=bucket, name=name, version=version, start=start, length=length))
 
@@ -19,7 +19,8 @@ def make_range(bucket: str, name: str, version: str = "", start: int = 0, length
 def make_request(
     bucket: str, name: str, parts: list[pb.ComposePart], *, metadata: dict[str, str] | None = None
 ) -> pb.ComposeRequest:
-    """`metadata` None: that of the first part's object. Raises BucketNotFound, InvalidName, InvalidRequest."""
+    """Build a request. `metadata` None: inherit that of the first part's object. Raises BucketNotFound, InvalidName,
+    InvalidRequest."""
     require_bucket(bucket)
     require_text(name, errors.InvalidName, "object name")
     require_metadata(metadata or {})

@@ -1,8 +1,8 @@
 """Server-side copies and renames of objects: bytes do not pass through this process.
 
-A prefix is copied object by object, and what is at its new place with the same bytes and metadata is left alone: who
-was interrupted does the same again, and only the rest is copied. A rename is a copy and then the deletion of what was
-copied, in the version that was copied: between the two the object has both names, and renaming again ends it.
+A prefix is copied object by object. An object that exists at its new place with the same bytes is left alone, so an
+interrupted copy is resumed by repeating it. A rename is a copy followed by the deletion of the copied version. Between
+the two, the object has both names, and repeating the rename completes it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 
 Copied: TypeAlias = ObjectInfo | errors.LoaderError | None
-"""What came of one object of many: the copy, why there is none, or None for one that was there already."""
+"""Result for one object of many: the copy, the error, or None for an object that was there already."""
 IN_FLIGHT = 4
-"""Objects of a prefix that are copied at once."""
+"""Number of objects of a prefix that are copied in parallel."""
 _PAGE_SIZE = 1000
 _RETRY_S = 10.0
-"""How long to go on trying to delete what has been copied, while nobody answers."""
+"""How long to retry the deletion of a copied object while no node answers."""
 
 
 def copy_object(
     transport: Transport, bucket: str, name: str, to_bucket: str, to: str, *, version: str = "", if_absent: bool = False
 ) -> ObjectInfo:
-    """Copy an object with its metadata, as it is or in this version of it. See Bucket.copy."""
+    """Copy an object with its metadata, in the current or the given version. See Bucket.copy."""
     require_ordinary(to)
     if (bucket, name) == (to_bucket, to):
         raise errors.InvalidRequest(f"{bucket}/{name} is both the source and the target: give another name")
@@ -80,14 +80,14 @@ def rename_object(
 
 
 def _delete_copied(transport: Transport, before: ObjectInfo) -> None:
-    """Raises VersionConflict when it was replaced meanwhile: the newer one stays."""
+    """Delete a copied version. Raises VersionConflict if the object was replaced meanwhile; the newer version stays."""
     patience = Patience(_RETRY_S)
     while True:
         try:
             transport.delete(before.bucket, before.name, if_version=before.version)
             return
         except errors.NodeUnavailable as error:
-            patience.pause(error)  # unlike other deletions it can be made twice: no other version is in danger
+            patience.pause(error)  # unlike other deletions, it can be repeated: no other version is at risk
         except errors.VersionConflict:
             if _is_gone(transport, before):
                 return
@@ -95,7 +95,7 @@ def _delete_copied(transport: Transport, before: ObjectInfo) -> None:
 
 
 def _is_gone(transport: Transport, before: ObjectInfo) -> bool:
-    """Deleted by an earlier try, or by somebody else; what was copied is at its new place."""
+    """Whether an earlier attempt, or another client, has deleted the source. Its copy exists."""
     try:
         transport.head(before.bucket, before.name)
     except errors.ObjectNotFound:
@@ -180,10 +180,9 @@ def iter_copy_prefix(
 def each_copied(
     transport: Transport, bucket: str, prefix: str, to_bucket: str, to: str, *, remove: bool
 ) -> Generator[tuple[ObjectInfo, Copied], None, None]:
-    """Objects whose names begin with `prefix`, in order, copied to names in which `to` takes its place, or with
-    `remove` renamed: each with what came of it. Raises what is retryable: a store that nobody reaches does not copy
-    the next one either.
-    """
+    """Copy the objects whose names begin with `prefix`, in order, to names in which `to` replaces it; with `remove`,
+    rename them. Yield each with its result. Raises retryable errors: an unreachable store will not copy the next object
+    either."""
     if bucket == to_bucket and (prefix.startswith(to) or to.startswith(prefix)):
         raise errors.InvalidRequest(
             f"prefixes {prefix!r} and {to!r} of one bucket overlap: objects would be copied on top of each other"
@@ -227,7 +226,7 @@ def each_copied(
 def _paired(
     sources: Iterator[ObjectInfo], cut: int, targets: Iterator[ObjectInfo], target_cut: int
 ) -> Iterator[tuple[ObjectInfo, ObjectInfo | None]]:
-    """Each source with what is at its new place. Both lists are in order of what follows their prefixes."""
+    """Pair each source with the object at its new place. Both lists are sorted by what follows their prefixes."""
     there = next(targets, None)
     for source in sources:
         rest = source.name[cut:].encode()

@@ -1,4 +1,4 @@
-"""Bulk deletion: by names, or by what names begin with; a few thousand objects with each request."""
+"""Bulk deletion: by names, or by their common prefix; a few thousand objects with each request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ais_loader.values.changes import DeleteSummary, Failure, OnError, OnProgres
 from ais_loader.values.requests import require_many
 
 NAMES_AT_ONCE = 4000
-"""With one request."""
+"""Number of names in one request."""
 _LISTED_AT_ONCE = 1000
 
 
@@ -46,7 +46,7 @@ def iter_delete_many(
 def _results(
     transport: Transport, bucket: str, names: Iterable[str]
 ) -> Iterator[tuple[str, errors.LoaderError | None]]:
-    """Each name, in order, with why it was not deleted."""
+    """Yield each name, in order, with the reason why it was not deleted."""
     require_many("names", names)
     rest = iter(names)
     while group := list(itertools.islice(rest, NAMES_AT_ONCE)):
@@ -57,7 +57,7 @@ def _results(
 
 
 def _deleted(transport: Transport, bucket: str, names: list[str]) -> list[errors.LoaderError | None]:
-    """One result each: a name that no request can carry is one that is not there."""
+    """Return one result for each name. A name that no request can carry counts as not found."""
     results: list[errors.LoaderError | None] = [None] * len(names)
     sent: list[int] = []
     for at, name in enumerate(names):
@@ -95,7 +95,7 @@ def delete_prefix(
                 elif isinstance(error, errors.BucketNotFound) or error.retryable:
                     raise error
                 elif isinstance(error, errors.NotFound):
-                    tally.add_skipped()  # somebody else deleted it meanwhile
+                    tally.add_skipped()  # another client has deleted it in the meantime
                 else:
                     tally.add_failed(Failure(name, error))
     if tally.failed and on_error == "raise":

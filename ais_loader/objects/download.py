@@ -1,4 +1,4 @@
-"""Download of a prefix: its objects become files, several at a time, each there whole or not at all."""
+"""Download of a prefix: its objects become files, several at a time; each file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket
 
 _SMALL_BYTES = 8 << 20
-"""Objects up to this size share requests; larger ones come as a stream each."""
+"""Objects up to this size share requests; each larger one gets a stream of its own."""
 _TOGETHER = 256
 _TOGETHER_BYTES = 32 << 20
 _THREADS = 4
 _OF_A_NAME = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ENOTEMPTY, errno.ELOOP)
-"""Errors about one file: the next one may fare better."""
+"""Errors about one file; the next file may succeed."""
 
 ToFile: TypeAlias = tuple[ObjectInfo, str]
 Outcome: TypeAlias = errors.LoaderError | bool
-"""Why there is no such file, or whether it was written: False where it was there already."""
+"""The error, or whether the file was written: False if it existed already."""
 OnBytes: TypeAlias = Callable[[int], object]
 
 
@@ -49,7 +49,7 @@ def download(
     progress: OnProgress | None,
     on_bytes: OnBytes | None = None,
 ) -> DownloadSummary:
-    """See `Bucket.download`. `on_bytes` hears of bytes that are in their file, or were; in threads of its own."""
+    """See `Bucket.download`. `on_bytes` is called with numbers of bytes that are in their file; from other threads."""
     check_on_error(on_error, "raise", "return")
     top = os.path.expanduser(os.fspath(folder))
     if os.path.lexists(top) and not os.path.isdir(top):
@@ -79,7 +79,7 @@ def download(
 
 
 def _groups(named: Iterable[ToFile]) -> Iterator[list[ToFile]]:
-    """Objects that one thread sees to: a large one, or small ones of one request."""
+    """Group objects into units of one thread: a large object, or small ones of one request."""
     group: list[ToFile] = []
     size_bytes = 0
     for one in named:
@@ -100,13 +100,14 @@ def _together(
     groups: Iterator[list[ToFile]],
     ended: threading.Event,
 ) -> Iterator[tuple[ObjectInfo, Outcome]]:
-    """What `work` made of each group, as it is done, a few groups at once. Sets `ended` when nobody wants the rest."""
+    """Yield the results of `work` for each group, as they become available, a few groups in parallel. Sets `ended` when
+    the consumer stops."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="ais-loader-download") as pool:
         under_way: set[Future[list[tuple[ObjectInfo, Outcome]]]] = set()
         try:
             for group in groups:
                 under_way.add(pool.submit(work, group))
-                if len(under_way) > _THREADS:  # one more than can be written, so that nobody waits for the listing
+                if len(under_way) > _THREADS:  # one more than can be written, so that no thread waits for the listing
                     done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
                     for one in done:
                         yield from one.result()
@@ -121,11 +122,11 @@ def _together(
 
 
 class _Ended(Exception):
-    """The caller has gone: nobody is told."""
+    """The consumer has stopped; no result is reported."""
 
 
 class _Files:
-    """Files below a folder. Any thread may write them."""
+    """Files below a folder. Thread-safe."""
 
     def __init__(self, bucket: Bucket, top: str, overwrite: bool, timeout_s: float, on_bytes: OnBytes | None) -> None:
         self.ended = threading.Event()
@@ -133,7 +134,7 @@ class _Files:
         self._on_bytes = on_bytes or (lambda _: None)
 
     def written(self, group: Sequence[ToFile]) -> list[tuple[ObjectInfo, Outcome]]:
-        """Each with what came of it. Raises OSError, NodeUnavailable and alike."""
+        """Write the files of a group, and return their results. Raises OSError, NodeUnavailable and similar errors."""
         outcomes: list[tuple[ObjectInfo, Outcome]] = []
         to_write: list[ToFile] = []
         for info, relative in group:
@@ -152,9 +153,10 @@ class _Files:
         return outcomes
 
     def _seen(self, info: ObjectInfo, relative: str, path: str) -> Outcome | None:
-        """What came of an object without its bytes: why it cannot become this file, or that it is there already."""
+        """Return the result of an object that can be decided without its bytes: an error, or that the file exists
+        already."""
         if "\0" in relative or any(part in ("", ".", "..") for part in relative.split("/")):
-            return errors.InvalidName(f"{info.name!r} is no path below a folder")  # of a store that lies
+            return errors.InvalidName(f"{info.name!r} is no path below a folder")  # only a faulty store has such names
         if not os.path.lexists(path):
             return None
         if os.path.isdir(path):
@@ -167,7 +169,7 @@ class _Files:
         return None
 
     def _fetched(self, wanted: Sequence[ToFile]) -> Iterator[tuple[ToFile, Iterable[memoryview] | errors.LoaderError]]:
-        """Each with its bytes, in the version that was listed, or with why they did not come."""
+        """Yield each object with its bytes, in the listed version, or with the error."""
         small = [one for one in wanted if one[0].size_bytes <= _SMALL_BYTES]
         entries = [info.entry(pinned=True) for info, _ in small]
         with self._bucket.client.get_batch(entries, on_error="placeholder", timeout_s=self._timeout_s) as batch:
@@ -184,7 +186,8 @@ class _Files:
                         yield one, reader.chunks()
 
     def _write(self, path: str, info: ObjectInfo, pieces: Iterable[memoryview]) -> errors.LoaderError | None:
-        """Why there is no file, where that is about this one alone. Raises OSError, NodeUnavailable and alike."""
+        """Write one file; return an error that concerns only this file. Raises OSError, NodeUnavailable and similar
+        errors."""
         checksum = 0
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -201,7 +204,7 @@ class _Files:
                     )
         except errors.LoaderError as error:
             if error.retryable:
-                raise  # it has been tried again and again: the next one would fare no better
+                raise  # it has been retried already: the next one would fail too
             return error
         except OSError as error:
             if error.errno not in _OF_A_NAME:

@@ -1,4 +1,4 @@
-"""Files that are objects already, equal in size and checksum: what an interrupted put or download need not do again."""
+"""Files equal to their objects in size and checksum, which an interrupted put or download does not have to repeat."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PIECE_BYTES = 4 << 20
 
 
 def without_equal(bucket: Bucket, files: Sequence[FileToStore]) -> tuple[list[FileToStore], int]:
-    """The files that are still to be stored, in their order, and how many are not.
+    """Return the files that are still to be stored, in their order, and the number of those that are not.
 
-    Costs one listing of the names' common beginning, and reading those files whose size is that of their object. A file
-    that cannot be read is left to the `put`, which says why. Raises LoaderError.
+    Costs one listing of the names' common prefix, and reading those files whose size is that of their object. A file
+    that cannot be read is left to the `put`, which reports the reason. Raises LoaderError.
     """
     there = _stored(bucket, [file.name for file in files if not file.is_stream])
     left = [file for file in files if not _is_equal(file, there.get(file.name))]
@@ -35,7 +35,7 @@ def _stored(bucket: Bucket, names: Sequence[str]) -> dict[str, ObjectInfo]:
 
 
 def _beginning(names: Sequence[str]) -> str:
-    """What all names begin with, character by character."""
+    """Return the longest common prefix of the names."""
     return os.path.commonprefix([min(names), max(names)])  # noqa: RUF071 - prefixes of names, not of paths
 
 
@@ -47,7 +47,7 @@ def _is_equal(file: FileToStore, info: ObjectInfo | None) -> bool:
 
 
 def holds(path: str, size_bytes: int, checksum: int) -> bool:
-    """Whether a file has bytes of this size and CRC-32C; False where it cannot be read."""
+    """Whether a file has bytes of this size and CRC-32C; False if it cannot be read."""
     found = read_bytes = 0
     try:
         with open(path, "rb") as opened:
@@ -61,7 +61,7 @@ def holds(path: str, size_bytes: int, checksum: int) -> bool:
 
 
 def _sent(info: ObjectInfo) -> tuple[int, int]:
-    """Size and CRC-32C of what was put, which may be stored in another form."""
+    """Return size and CRC-32C of the bytes as they were put; they may be stored in another form."""
     try:
         return int(info.metadata[ORIGINAL_SIZE]), int(info.metadata[ORIGINAL_CHECKSUM], 16)
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""Walk of a folder whose files become objects: their names, and what cannot or shall not be one."""
+"""Walk of a folder whose files become objects: their names, and the files that cannot or shall not be stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class FileToStore:
-    """A file and the name of the object that it becomes. `is_stream`: read once, of unknown size."""
+    """A file, and the name of the object that it becomes. `is_stream`: can be read only once, of unknown size."""
 
     path: str
     name: str
@@ -20,17 +20,17 @@ class FileToStore:
 
 @dataclass(slots=True)
 class PutPlan:
-    """What is to be stored, and what was found but cannot or shall not be."""
+    """Files to be stored, and files that cannot or shall not be."""
 
     files: list[FileToStore] = field(default_factory=list)
     failures: list[tuple[str, str]] = field(default_factory=list)
     """(path, reason)"""
     left_out: Counter[str] = field(default_factory=Counter)
-    """How many were left out on purpose, by what they are."""
+    """Number of files left out on purpose, by kind."""
 
 
 def add_file(plan: PutPlan, file: FileToStore) -> None:
-    """A failure, if no object can be named like it."""
+    """Add a file to the plan; as a failure, if no object can have its name."""
     try:
         file.name.encode()
     except UnicodeEncodeError:
@@ -40,7 +40,7 @@ def add_file(plan: PutPlan, file: FileToStore) -> None:
 
 
 def identity_of(path: str) -> tuple[int, int] | None:
-    """Of what is at the path, whichever links lead there; None where nothing is."""
+    """Return the identity of the file at the path, after following links; None if there is none."""
     try:
         found = os.stat(path)
     except OSError:
@@ -62,12 +62,12 @@ def walk_folder(
     hidden: bool = True,
     wanted: Callable[[str], bool] = _everything,
 ) -> None:
-    """Every file below `top`, in the order of paths; names are relative to `top`.
+    """Add every file below `top` to the plan, sorted by path; names are relative to `top`.
 
     Args:
         own: identities of the store's own folders, which are left out.
-        hidden: also files and folders whose names begin with a dot.
-        wanted: whether a file is, by its path from `top`.
+        hidden: include files and folders whose names begin with a dot.
+        wanted: decides whether to include a file, by its path below `top`.
     """
     waiting: list[tuple[str, str, frozenset[tuple[int, int] | None]]] = [(top, prefix, frozenset({identity_of(top)}))]
     while waiting:

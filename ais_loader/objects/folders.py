@@ -1,4 +1,4 @@
-"""Folders as objects: the files of a folder put below a prefix, and which of them are wanted."""
+"""Folders as objects: puts the selected files of a folder below a prefix."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def put_folder(
     ]
     if failures and on_error == "raise":
         raise failures[0].error
-    bucket.info()  # a bucket that is not there is told also where the folder is empty
+    bucket.info()  # report a missing bucket even if the folder is empty
     skipped = 0
     if skip_equal:
         plan.files, skipped = without_equal(bucket, plan.files)
@@ -76,7 +76,7 @@ def put_folder(
 
 
 def _unreadable(plan: PutPlan) -> Iterator[tuple[str, str]]:
-    """Files that cannot be opened; they leave the plan."""
+    """Remove files that cannot be opened from the plan, and yield them."""
     readable = []
     for file in plan.files:
         if os.access(file.path, os.R_OK):

@@ -15,7 +15,7 @@ NAMES_AT_ONCE = 1000
 
 
 def head_many(transport: Transport, bucket: str, names: Iterable[str]) -> list[ObjectInfo | None]:
-    """See `Bucket.head_many`. A name that no request can carry is one that is not there."""
+    """See `Bucket.head_many`. A name that no request can carry counts as not found."""
     require_many("names", names)
     found: list[ObjectInfo | None] = []
     rest = iter(names)
@@ -27,7 +27,7 @@ def head_many(transport: Transport, bucket: str, names: Iterable[str]) -> list[O
 
 
 def _can_be_asked(name: str) -> bool:
-    """Raises InvalidRequest for what is no string."""
+    """Whether a request can carry this name. Raises InvalidRequest if it is not a string."""
     try:
         require_text(name, errors.ObjectNotFound, "object name")
     except errors.ObjectNotFound:
@@ -36,7 +36,7 @@ def _can_be_asked(name: str) -> bool:
 
 
 def _there(answer: ObjectInfo | errors.LoaderError | None) -> ObjectInfo | None:
-    """Raises what was not found out."""
+    """Return the object, or None if not found. Raises any other error."""
     if isinstance(answer, errors.LoaderError) and not isinstance(answer, errors.NotFound):
         raise answer
     return answer if isinstance(answer, ObjectInfo) else None

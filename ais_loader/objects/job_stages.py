@@ -1,4 +1,4 @@
-"""Stages of a job, from what a caller says of its transforms: a name, a stage with arguments, or several in a row."""
+"""Stages of a job, built from a caller's transforms: a name, a stage with arguments, or several in a row."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 
 
 def job_stages(etl: Etl) -> list[pb.JobStage]:
-    """Raises InvalidRequest, TypeError."""
+    """Convert transforms to stages. Raises InvalidRequest, TypeError."""
     return [pb.JobStage(name=stage.name, args=args_text(stage.args)) for stage in to_pipeline(etl).stages]

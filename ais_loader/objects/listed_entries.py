@@ -1,4 +1,4 @@
-"""Entries of what is listed: the objects of a bucket as what fetches them."""
+"""Entries of a listing: the objects of a bucket as batch entries."""
 
 from __future__ import annotations
 

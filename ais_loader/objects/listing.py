@@ -1,4 +1,4 @@
-"""Listing of objects, fetched page by page as it is iterated, which a notebook shows without moving it on."""
+"""Listing of objects, fetched page by page as it is iterated. A notebook can show it without advancing it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ais_loader.values.html import html_of_objects
 
 
 class Listing(Iterator[ObjectInfo]):
-    """What `Bucket.objects` returns."""
+    """Result of `Bucket.objects`."""
 
     def __init__(self, title: str, listed: Callable[[], Iterator[ObjectInfo]]) -> None:
-        """`listed` begins the listing anew."""
+        """`listed` starts the listing from its beginning."""
         self._title, self._listed = title, listed
         self._objects = listed()
 

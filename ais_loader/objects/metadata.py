@@ -1,4 +1,4 @@
-"""Metadata change of an object with the same bytes: the store copies them, and nobody sends them again."""
+"""Metadata change of an object with the same bytes: the store copies them, so no client sends them again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def set_metadata(
     for tries_left in reversed(range(_TRIES)):
         version = if_version or transport.head(bucket, name).version
         request = make_request(bucket, name, [make_range(bucket, name, version)], metadata=dict(metadata))
-        # In place of the very version whose bytes are copied: what others put meanwhile is not undone.
+        # Replace exactly the version whose bytes are copied, so that a concurrent put is not undone.
         request.object.condition.CopyFrom(pb.PutCondition(if_version=version))
         try:
             return transport.compose(request, None)

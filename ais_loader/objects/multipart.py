@@ -100,7 +100,8 @@ class MultipartUpload:
             raise self._too_large(number, source.size_bytes)
         name = part_name(self.id, number)
         info = put_part(self._transport, self.bucket, name, source, {})
-        # Looked at afterwards: whoever ends the upload removes what is there by then, and this one what comes later.
+        # Check after the put: a completion or abort removes the parts stored before it, and this check removes later
+        # ones.
         try:
             self._require_open()
             if most_bytes is not None and info.size_bytes > most_bytes:
@@ -144,7 +145,7 @@ class MultipartUpload:
         if checksum is not None:
             request.object.checksum = checksum
         made = self._transport.compose(request)
-        # From here on completing it means to tidy up: its parts are not all there any more.
+        # From here on, completion only cleans up, because the parts are not all there any more.
         _put_marker(self._transport, self.bucket, self.id, self.name, self.part_bytes, {}, {_DONE: made.version})
         self._clean_up()
         return made
@@ -168,7 +169,7 @@ class MultipartUpload:
         self._clean_up()
 
     def _clean_up(self) -> None:
-        """Delete the parts, and the marker last: until then the upload is known."""
+        """Delete the parts, and the marker last: until then the upload remains listed."""
         for part in self.parts():
             remove(self._transport, self.bucket, part_name(self.id, part.number))
         remove(self._transport, self.bucket, self._folder + _MARKER)
@@ -190,7 +191,7 @@ def begin_upload(
     parts.require_ordinary(name)
     if part_bytes is not None and part_bytes < 1:
         raise errors.InvalidRequest(f"part_bytes={part_bytes}: need at least 1")
-    make_request(bucket, name, [], metadata=metadata)  # what cannot be completed is not begun
+    make_request(bucket, name, [], metadata=metadata)  # an upload that cannot be completed is not begun
     upload_id = parts.new_id()
     _put_marker(transport, bucket, upload_id, name, part_bytes, metadata, {})
     return MultipartUpload(transport, bucket, name, upload_id, part_bytes, metadata)

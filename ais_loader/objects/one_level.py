@@ -1,4 +1,4 @@
-"""One level of a bucket: what is named right below a folder, without the names that are in the folders there."""
+"""One level of a bucket: the objects and folders directly below a folder."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def one_level(
     page_size: int = _PAGE_SIZE,
     on_missing_drive: Literal["raise", "skip"] = "raise",
 ) -> Iterator[ObjectInfo | str]:
-    """What begins with `prefix`, as far as the first slash behind that of its last folder, in the order of names:
-    objects, and folders by their names, which end with a slash. Lazy, as `Bucket.objects`.
+    """List the objects and folders that begin with `prefix`, up to the first slash after its last folder, sorted by
+    name. Folders are names that end with a slash. Lazy, like `Bucket.objects`.
 
-    Of a folder that has more than a page of names a page or two are fetched: the listing goes on behind it. In smaller
-    ones the names are passed over, as another request would bring more.
+    For a folder with more than a page of names, a page or two are fetched, and the listing continues behind it. In
+    smaller folders, the names are skipped: another request would return more of them.
     """
     top = prefix[: prefix.rfind("/") + 1]
     folder, passed = "", 0

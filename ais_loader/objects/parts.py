@@ -1,7 +1,7 @@
-"""Stored parts, objects that wait to become parts of others: where they are, and how they go.
+"""Stored parts: objects that will become parts of others, with their names and their removal.
 
-They lie in the bucket of the object to come, below a prefix that no ordinary name can begin with, and so have its
-copies, its repair and its end. Lists show them only to those who ask for that prefix.
+They are in the bucket of the future object, below a prefix that no ordinary name can begin with, and are thus
+replicated, repaired and deleted with it. Listings show them only for that prefix.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def new_id() -> str:
 
 
 def folder(upload_id: str) -> str:
-    """Raises InvalidRequest for what is no id."""
+    """Return the folder of an upload. Raises InvalidRequest for an invalid id."""
     if not isinstance(upload_id, str) or not _ID.match(upload_id):
         raise errors.InvalidRequest(f"upload_id={upload_id!r}: need one as `MultipartUpload.id` has it")
     return f"{PREFIX}{upload_id}/"
@@ -35,12 +35,12 @@ def part_name(upload_id: str, number: int) -> str:
 
 
 def put_part(transport: Transport, bucket: str, name: str, source: Source, metadata: dict[str, str]) -> ObjectInfo:
-    """Store one under its name here."""
+    """Store a part under its name."""
     return transport.put(PutSpec(bucket=bucket, name=name, metadata=metadata, size_bytes=source.size_bytes), source)
 
 
 def remove(transport: Transport, bucket: str, name: str) -> None:
-    """It may have gone already."""
+    """Remove a part, which may be gone already."""
     try:
         transport.delete(bucket, name)
     except errors.ObjectNotFound:
@@ -48,6 +48,6 @@ def remove(transport: Transport, bucket: str, name: str) -> None:
 
 
 def require_ordinary(name: str) -> None:
-    """Raises InvalidName for names that only parts have."""
+    """Require an ordinary object name. Raises InvalidName for names reserved for parts."""
     if isinstance(name, str) and name.startswith(PREFIX):
         raise errors.InvalidName(f"object name {name[:80]!r}: names below {PREFIX} are those of parts of uploads")

@@ -1,6 +1,6 @@
-"""Pinned reads: an object in one version and no other, through whatever reads its current one.
+"""Pinned reads: an object in one version and no other, through the calls that read the current one.
 
-A version that has been replaced or deleted is gone, with ObjectNotFound: other bytes are never delivered in its place.
+A version that has been replaced or deleted raises ObjectNotFound: other bytes are never delivered in its place.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from ais_loader.objects.client import Client
 
 _PART_BYTES = 64 << 20
-"""Of an object that is too large for one entry of a batch."""
+"""Part size for an object that is too large for one batch entry."""
 _MEMBER_PAGE = 100
-"""Members of a name's beginning that are listed at once where one is looked for."""
+"""Page size of a member listing that looks for a single member."""
 
 
 def pinned_head(transport: Transport, bucket: str, name: str, version: str | None) -> ObjectInfo:
-    """As the store describes the object, if it has this version (None: any). Raises ObjectNotFound, BucketNotFound."""
+    """Return the object's info if it has this version (None: any). Raises ObjectNotFound, BucketNotFound."""
     info = transport.head(bucket, name)
     if version is not None and info.version != version:
         raise _gone(bucket, name, version, info.version)
@@ -31,7 +31,7 @@ def pinned_head(transport: Transport, bucket: str, name: str, version: str | Non
 
 
 def pinned_bytes(client: Client, entry: Entry, *, verify: bool, timeout_s: float) -> bytes:
-    """What the entry, which has a version, stands for. Raises what a batch raises."""
+    """Return the bytes of an entry with a version. Raises the errors of a batch."""
     try:
         [item] = client.get_batch([entry], verify_ranges=verify, timeout_s=timeout_s)
         return item.tobytes()
@@ -46,14 +46,14 @@ def pinned_bytes(client: Client, entry: Entry, *, verify: bool, timeout_s: float
         replace(entry, start=start, length=min(_PART_BYTES, stop - start))
         for start in range(entry.start, stop, _PART_BYTES)
     ]
-    # A whole object is always verified, and parts of one version are one object.
+    # A whole object is always verified, and so are parts of one version that form a whole object.
     return b"".join(item.data for item in client.get_batch(parts, verify_ranges=verify or whole, timeout_s=timeout_s))
 
 
 def pinned_members(
     transport: Transport, bucket: str, name: str, prefix: str, page_size: int, version: str
 ) -> Iterator[MemberInfo]:
-    """The members that the archive has in this version. Raises ObjectNotFound, and what listing members raises."""
+    """Yield the members of the archive in this version. Raises ObjectNotFound, and the errors of listing members."""
     pinned_head(transport, bucket, name, version)
     listed = False
     for member in transport.list_members(bucket, name, prefix=prefix, page_size=page_size):
@@ -62,11 +62,12 @@ def pinned_members(
         listed = True
         yield member
     if not listed:
-        pinned_head(transport, bucket, name, version)  # it may be another one that has no such members
+        pinned_head(transport, bucket, name, version)  # another version may have no such members
 
 
 def pinned_member(transport: Transport, archive: ObjectInfo, member: str) -> ObjectInfo:
-    """The archive, with size and checksum of this member of it. Raises MemberNotFound, and as `pinned_members`."""
+    """Return the archive's info with size and checksum of one of its members. Raises MemberNotFound, and like
+    `pinned_members`."""
     bucket, name, version = archive.bucket, archive.name, archive.version
     for found in pinned_members(transport, bucket, name, member, _MEMBER_PAGE, version):
         if found.name == member:

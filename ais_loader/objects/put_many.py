@@ -1,4 +1,4 @@
-"""Bulk put: many objects stored with few requests, all at once or as their infos are taken."""
+"""Bulk put: many objects stored with few requests, all at once or as their infos are consumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put specification: what a caller says of an object to be stored, as one value for all tries of the PUT."""
+"""Put specification: a caller's description of an object to be stored, as one value for all attempts of the PUT."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ais_loader.values.content import Content, Source
 from ais_loader.wire.reserved import RESERVED
 
 ToPut: TypeAlias = tuple[str, Content] | tuple[str, Content, Mapping[str, str] | None]
-"""A name, its bytes, and metadata if there are any."""
+"""A name, its bytes, and optionally metadata."""
 
 
 def put_spec(
@@ -27,7 +27,7 @@ def put_spec(
     if_absent: bool = False,
     if_version: str | None = None,
 ) -> PutSpec:
-    """Raises TypeError, InvalidName, InvalidRequest."""
+    """Build a specification. Raises TypeError, InvalidName, InvalidRequest."""
     if not isinstance(name, str):
         raise TypeError(f"an object's name is a str, got {type(name).__name__}")
     require_ordinary(name)
@@ -61,7 +61,7 @@ def put_spec(
 
 
 def put_specs(bucket: str, objects: Iterable[ToPut], *, if_absent: bool) -> Iterator[tuple[PutSpec, Source]]:
-    """Raises as `put_spec`."""
+    """Build specifications. Raises like `put_spec`."""
     if isinstance(objects, Mapping):
         raise TypeError(f"objects is a {type(objects).__name__}: pass its items()")
     for one in objects:
@@ -73,7 +73,7 @@ def put_specs(bucket: str, objects: Iterable[ToPut], *, if_absent: bool) -> Iter
 
 
 def check_version(version: str) -> None:
-    """Raises InvalidRequest for what `ObjectInfo.version` can never be."""
+    """Check the form of a version. Raises InvalidRequest for a value that `ObjectInfo.version` can never have."""
     parts = version.split(".") if isinstance(version, str) else []
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
         raise InvalidRequest(f"if_version={version!r}: need a version as ObjectInfo shows it, such as '1.42.0'")

@@ -1,4 +1,4 @@
-"""Transformed file: what a transform makes of an object, as a seekable file that is read and nothing else."""
+"""Transformed file: the result of a transform, as a seekable read-only file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ IN_MEMORY_BYTES = 16 << 20
 
 
 def spooled(items: Iterable[Item]) -> IO[bytes]:
-    """All of one item, in memory or in a temporary file. Raises what the items do."""
-    file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115 - whoever asked closes it
+    """Collect all of one item, in memory or in a temporary file. Raises the errors of the items."""
+    file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115 - SIM115 - the caller closes it
     try:
         for item in items:
             file.write(item.data)

@@ -1,4 +1,4 @@
-"""Local file that is there whole or not at all: written beside its name, which it gets at the end."""
+"""Local file that appears complete or not at all: written under another name beside it, and renamed at the end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 @contextlib.contextmanager
 def whole_file(path: str, *, replace: bool) -> Iterator[IO[bytes]]:
-    """A file that gets its name when the block ends well; otherwise nothing is left of it.
+    """Create a file that gets its name when the block succeeds; otherwise nothing of it remains.
 
-    Raises FileExistsError at the end, if it is there and not to be replaced; OSError.
+    Raises FileExistsError at the end if the file exists and is not to be replaced; OSError.
     """
     part = os.path.join(os.path.dirname(path), f".ais-loader-{secrets.token_hex(6)}.part")
     try:
@@ -25,25 +25,25 @@ def whole_file(path: str, *, replace: bool) -> Iterator[IO[bytes]]:
         _publish(part, path, replace=replace)
     except OSError as error:
         if error.filename is None and error.errno in _WRITING:
-            error.filename = path  # a write does not say to which file
+            error.filename = path  # a failed write does not name its file
         raise
     finally:
-        with contextlib.suppress(OSError):  # of a file system that is read-only, also where nothing is there
+        with contextlib.suppress(OSError):  # a read-only file system fails even if nothing is there
             os.unlink(part)
 
 
 def _created(part: str, path: str) -> IO[bytes]:
     try:
-        # Not tempfile: its files are readable by their owner alone, these shall be as the umask says.
+        # Not tempfile, whose files only their owner can read: these get the permissions of the umask.
         return open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
     except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error  # nobody asked for a file named part
+        raise OSError(error.errno, error.strerror, path) from error  # the caller did not ask for a file named `part`
 
 
 def _publish(part: str, path: str, *, replace: bool) -> None:
     if not replace:
         try:
-            os.link(part, path)  # unlike rename, refuses to replace what came meanwhile
+            os.link(part, path)  # unlike rename, never replaces a file that appeared meanwhile
             return
         except FileExistsError:
             raise

@@ -127,7 +127,7 @@ def remembered(root: Path) -> RayHead | None:
 
 
 class _EndedEarly(ClusterError):
-    """Ray ended before it was told to."""
+    """Ray ended by itself during its start."""
 
 
 def require_ray() -> None:
