@@ -1,4 +1,4 @@
-"""Command line `ais-loader`: one module per group of commands, none of them imported before it is needed."""
+"""Command line `ais-loader`: one module per group of commands; none is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 try:
     from ais_loader.cli.main import main
-except KeyboardInterrupt:  # of somebody who saw the mistake at once: nothing has begun, and no traceback is of use
+except KeyboardInterrupt:  # an interrupt during the start: nothing has begun, and a traceback is of no use
     sys.exit(130)
 
 __all__ = ["main"]

@@ -1,4 +1,4 @@
-"""Entry point of `python -m ais_loader.cli`, which is `ais-loader`."""
+"""Entry point of `python -m ais_loader.cli`, the same as `ais-loader`."""
 
 from ais_loader.cli import main
 

@@ -1,4 +1,4 @@
-"""`ais-loader batch`: what a trainer does, from a shell: many objects with one request, in the order of a list."""
+"""`ais-loader batch`: fetches many objects with one request, in the order of a list, as a trainer does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from ais_loader.values.requests import OnError
 
 _INDEX_DIGITS = 6
 _MAX_NAME_BYTES = 180
-"""Of an object's name in a file's name; with index and suffix that is well below the 255 a file system takes."""
+"""Length limit for an object's name in a file name; with index and suffix it stays well below the 255 bytes of a file
+system."""
 
 
 @click.command()
@@ -168,15 +169,15 @@ def _make_folder(folder: str, *, force: bool) -> None:
 
 
 def safe_name(entry: Entry) -> str:
-    """The entry's name as a part of a file's name: what is not a letter, a digit or one of -_.=+@ becomes _."""
+    """Convert the entry's name to a part of a file name: characters other than letters, digits and -_.=+@ become _."""
     name = entry.name if entry.member is None else f"{entry.name}/{entry.member}"
     safe = "".join(char if char.isalnum() or char in "-_.=+@" else "_" for char in name)
-    # The end tells more than the beginning: it has the extension.
+    # The end is more useful than the beginning: it has the extension.
     return safe.encode()[-_MAX_NAME_BYTES:].decode(errors="ignore")
 
 
 def _write(folder: str, name: str, item: Item, *, force: bool) -> str:
-    """The file of an item; for one that failed, NAME.failed with the reason in it."""
+    """Write the file of an item; for a failed one, NAME.failed with the reason in it."""
     path = os.path.join(folder, name if item.error is None else f"{name}.failed")
     with written_whole(path, force=force) as file:
         file.write(item.data if item.error is None else f"{_reason(item)}\n".encode())
@@ -201,7 +202,7 @@ def _line(entry: Entry, item: Item) -> str:
 
 
 def _reason(item: Item) -> str:
-    """Why an item failed; its index is in its line already."""
+    """Return why an item failed, without its index, which is on its line already."""
     return in_commands(str(item.error).removeprefix(f"entry {item.index}: "))
 
 

@@ -15,15 +15,15 @@ from ais_loader.values.entry import Entry
 _FIELDS: dict[str, type] = {"bucket": str, "name": str, "member": str, "start": int, "length": int, "version": str}
 _REQUIRED = frozenset({"bucket", "name"})
 _NULLABLE = frozenset({"member", "length", "version"})
-# What `ls --json` says of an object beyond its identity.
+# Fields of `ls --json` beyond an object's identity.
 _IGNORED = frozenset({"size_bytes", "crc32c", "modified", "metadata"})
 
 
 def parse_list(lines: Iterable[bytes], origin: str) -> list[Entry]:
-    """An entry for each line that is not blank and does not begin with "#".
+    """Parse an entry from each line that is not blank and does not begin with "#".
 
     A line is `ais://BUCKET/NAME`, `BUCKET/NAME`, or a JSON object with some of the fields of an Entry. Raises
-    click.ClickException with the number of the line at fault.
+    click.ClickException with the number of the wrong line.
     """
     entries = []
     for number, line in enumerate(lines, start=1):
@@ -64,7 +64,7 @@ def _parse_json(text: str) -> Entry:
         value = known[name]
         if value is None and name in _NULLABLE:
             continue
-        # Not isinstance: true is no number of bytes.
+        # Not isinstance: `true` is not a number of bytes.
         if type(value) is not kind or (isinstance(value, int) and value < 0):
             need = "a number of bytes, 0 or more" if kind is int else "a string"
             raise InvalidRequest(f"{name} must be {need}, got {json.dumps(value)}")

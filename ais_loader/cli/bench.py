@@ -224,7 +224,7 @@ def _run(
     from ais_loader.bench.conductor import finish, prepare, run
     from ais_loader.bench.filling import remove
 
-    # No client of an embedded store is left open: it has one writer.
+    # No client of an embedded store remains open: it has only one writer.
     with store.writing(create=True) as client:
         described = client.describe()
         check(described)
@@ -247,7 +247,7 @@ def _reach(bar: Any, done: int) -> None:
 
 
 def _live() -> Callable[[float, int, int, int], None]:
-    """One line that is written over: rates since the last one."""
+    """Return a callback that shows the current rates on one line, which it overwrites."""
     last = (0.0, 0, 0)
 
     def show(elapsed_s: float, objects: int, moved: int, errors: int) -> None:
@@ -258,7 +258,7 @@ def _live() -> Callable[[float, int, int, int], None]:
         rate, speed = (objects - last[1]) / span, (moved - last[2]) / span
         last = (elapsed_s, objects, moved)
         text = f"{elapsed_s:5.0f} s  {rate:10,.0f} objects/s  {size_text(max(0.0, speed)):>10}/s  {errors:,} errors"
-        click.echo(f"\r\x1b[K{text[: columns() - 1]}", nl=False, err=True)  # a second line would stay
+        click.echo(f"\r\x1b[K{text[: columns() - 1]}", nl=False, err=True)  # a wrapped line could not be overwritten
 
     return show
 

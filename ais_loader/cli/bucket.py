@@ -1,4 +1,4 @@
-"""`ais-loader bucket`: make buckets, list them, change them, delete them."""
+"""`ais-loader bucket`: creates, lists, changes and deletes buckets."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def list_(as_long: bool, as_json: bool, store: StoreChoice) -> None:
 
 
 def list_buckets(client: Client, *, as_long: bool, as_json: bool) -> None:
-    """Buckets to standard output, one per line."""
+    """Print the buckets to standard output, one per line."""
     with Lines() as lines:
         for found in client.buckets():
             if as_json:

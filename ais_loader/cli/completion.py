@@ -1,4 +1,4 @@
-"""Shell completion: the script that a shell loads, and the buckets and names that it is told."""
+"""Shell completion: the script that a shell loads, and the completion of buckets and names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ais_loader.values.urls import SCHEME
 _PROGRAM, _VARIABLE = "ais-loader", "_AIS_LOADER_COMPLETE"
 _MOST = 200
 _NO_SPACE = {
-    # After a folder or a bucket comes more of the same name, and no blank.
+    # A folder or a bucket is followed by the rest of the name, not by a space.
     "bash": ("COMPREPLY+=($value)", "COMPREPLY+=($value)\n            [[ $value == */ ]] && compopt -o nospace"),
     "zsh": ("compadd -U -V unsorted -a completions", "compadd -U -S '' -V unsorted -a completions"),
 }
@@ -44,16 +44,16 @@ def completion(shell: str) -> None:
 
 
 def names_there(ctx: click.Context, incomplete: str) -> list[Any]:
-    """What a shell offers for a name that has been begun. Of a store that does not answer, nothing."""
-    from ais_loader.objects.client import URL_VARIABLE, connect
-    from ais_loader.values.options import ClusterOptions
+    """Return the completions of a partial name; none if the store does not answer."""
+    from ais_loader.client import URL_VARIABLE, connect
+    from ais_loader.options import ClusterOptions
 
     scheme = SCHEME if incomplete.startswith(SCHEME) else ""
     bucket, slash, rest = incomplete.removeprefix(scheme).partition("/")
     url = chosen_url(ctx, ctx.params.get("store") or os.environ.get(URL_VARIABLE))
     if not url:
         return []
-    with contextlib.suppress(Exception):  # there is nobody to tell: the line is still being typed
+    with contextlib.suppress(Exception):  # the line is still being typed, so an error has no place to go
         with connect(url, mode="r", options=ClusterOptions(retry_s=0) if url.startswith("grpc://") else None) as client:
             if not slash:
                 found = [info.name + "/" for info in client.buckets()]
@@ -62,6 +62,6 @@ def names_there(ctx: click.Context, incomplete: str) -> list[Any]:
                 level = one_level(client.bucket(bucket), Target(bucket, above and above + "/"), begun)
                 found = [f"{bucket}/{one.name}" for one in itertools.islice(level, _MOST)]
         names = [scheme + name for name in found if name.startswith(incomplete.removeprefix(scheme))]
-        # A shell inserts them as they are: a name must not become a command.
+        # A shell inserts them literally: a name must not become a command.
         return [CompletionItem(name) for name in names if shlex.quote(name) == name]
     return []

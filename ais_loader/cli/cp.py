@@ -1,4 +1,4 @@
-"""`ais-loader cp` and `ais-loader mv`: objects copied and renamed by the store, without a byte coming here."""
+"""`ais-loader cp` and `ais-loader mv`: the store copies and renames objects, without sending their bytes here."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ def _run(
                         if as_json:
                             lines.add(json.dumps(info_fields(result)))
         finally:
-            if done != _Done() or sys.exc_info()[0] is None:  # else the failure says all there is to say
+            if done != _Done() or sys.exc_info()[0] is None:  # otherwise the failure says everything
                 _summarize(done, "renamed" if move else "copied", time.monotonic() - began)
     if done.failed:
         raise click.exceptions.Exit(1)
 
 
 def _refuse_files(client: Client, targets: Sequence[Target]) -> None:
-    """Raises click.ClickException for what is no bucket's, and is a path of this machine."""
+    """Reject arguments that name no bucket but a path of this machine. Raises click.ClickException."""
     buckets = {info.name for info in client.buckets()}
     for target in targets:
         if target.bucket.partition(SNAPSHOT_MARK)[0] in buckets:
@@ -129,7 +129,7 @@ def _one(client: Client, source: Target, dest: Target, done: _Done, move: bool) 
         yield (bucket.rename if move else bucket.copy)(source.name, name, to_bucket=dest.bucket)
     except LoaderError as error:
         if error.retryable:
-            raise  # it has been tried again and again: the next one would fare no better
+            raise  # it has been retried already: the next one would fail too
         yield error
 
 

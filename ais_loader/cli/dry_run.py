@@ -1,4 +1,4 @@
-"""Dry run of `put`: which files would be stored, and as what, with nothing changed."""
+"""Dry run of `put`: lists the files that would be stored, with their objects' names, and changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def show_plan(
     if_absent: bool,
     as_json: bool,
 ) -> None:
-    """One line per file to standard output. Exits with 1 where the same without --dry-run would fail."""
+    """Print one line per file to standard output. Exits with 1 if the command would fail without --dry-run."""
     skipped = there = 0
     made = ""
     try:
@@ -68,7 +68,7 @@ def show_plan(
 
 
 def _without_present(bucket: Bucket, plan: PutPlan) -> int:
-    """Takes out of the plan what is there under its name, and says how many those are."""
+    """Remove files whose objects exist from the plan. Return their number."""
     left = []
     for first in range(0, len(plan.files), _ASKED_TOGETHER):
         files = plan.files[first : first + _ASKED_TOGETHER]
@@ -86,7 +86,7 @@ _LEFT_OUT = {
 
 
 def note_left_out(plan: PutPlan) -> None:
-    """What a walk passed over on purpose, and which option would not."""
+    """Report what a walk skipped on purpose, and the option that would include it."""
     for what, count in plan.left_out.items():
         noun, why = _LEFT_OUT.get(what, (what, ""))
         note(f"skipped: {count_text(count, noun)}{why}")

@@ -1,4 +1,4 @@
-"""`ais-loader du`: how much buckets hold, in all and by folders."""
+"""`ais-loader du`: the sizes of buckets, in total and by folder."""
 
 from __future__ import annotations
 

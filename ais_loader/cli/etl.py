@@ -1,4 +1,4 @@
-"""`ais-loader etl`: transforms made, shown, stopped and deleted, and buckets passed through them."""
+"""`ais-loader etl`: creates, shows, stops and deletes transforms, and runs them over buckets."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _server_of(address: str, communication: Any, *, fqn: bool, direct_put: bool)
 
 
 def _loaded(text: str) -> Any:
-    """What a file calls by that name, to be pickled by value: no node has the file."""
+    """Load a function or class from a file, to be pickled by value, because no node has the file."""
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
         raise click.BadParameter(f"{text!r}: need FILE.py:NAME", param_hint="'--python'")
@@ -187,7 +187,7 @@ def _loaded(text: str) -> Any:
         raise click.BadParameter(f"{place}: not a file of Python", param_hint="'--python'")
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(file.stem)
-    sys.modules[file.stem] = module  # pickling looks there for the module of a function
+    sys.modules[file.stem] = module  # pickling looks up the module of a function there
     sys.path.insert(0, str(file.parent))
     try:
         spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Arguments of a transform on the command line: a JSON object behind --args."""
+"""Arguments of a transform on the command line: the JSON object of --args."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """Raises click.BadParameter."""
+    """Parse the arguments. Raises click.BadParameter."""
     try:
         found = json.loads(text)
     except ValueError as error:

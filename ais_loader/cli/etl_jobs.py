@@ -1,6 +1,6 @@
-"""`ais-loader etl run, jobs, job, cancel`: buckets passed through transforms by the store's nodes.
+"""`ais-loader etl run, jobs, job, cancel`: jobs by which the store's nodes run transforms over buckets.
 
-Commands without a group: the group of `ais-loader etl` takes them in.
+The commands have no group here: `ais-loader etl` adds them to its own.
 """
 
 from __future__ import annotations

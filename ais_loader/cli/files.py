@@ -1,4 +1,4 @@
-"""Output of object bytes: a file that is there whole or not at all, or standard output."""
+"""Output of object bytes: a file that appears complete or not at all, or standard output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STDOUT = "-"
 
 
 def chosen_output(argument: str | None, option: str | None, name: str) -> str | None:
-    """Return where to write, which a command takes as the argument `name` or as --output. Raises UsageError."""
+    """Return the output path, given as the argument `name` or as --output. Raises UsageError."""
     if argument is not None and option is not None:
         raise click.UsageError(f"{name} and --output both say where to write: give one of them")
     return argument if option is None else option
@@ -27,25 +27,25 @@ _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n\r\f")
 
 
 class Writable(Protocol):
-    """Where bytes can go."""
+    """A destination for bytes."""
 
     def write(self, data: bytes | memoryview, /) -> object: ...
 
 
 @contextlib.contextmanager
 def written_whole(path: str, *, force: bool) -> Iterator[Writable]:
-    """A file that gets its name when the block ends well; otherwise nothing is left of it.
+    """Create a file that gets its name when the block succeeds; otherwise nothing of it remains.
 
-    An existing file is replaced only with `force`. A pipe or device is written to as it is. Raises
-    click.ClickException when the file exists, and OSError.
+    An existing file is replaced only with `force`. A pipe or a device is written to directly. Raises
+    click.ClickException if the file exists, and OSError.
     """
-    path = os.path.realpath(path)  # a link stays, what it leads to is written
+    path = os.path.realpath(path)  # a link is kept, and its target is written
     if _is_special(path):
         with open(path, "wb") as special:
             yield special
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        os.lstat(path)  # a name that no file can have is told before anything is fetched
+        os.lstat(path)  # reports a name that no file can have before anything is fetched
         if not force:
             raise _exists(path)
     folder = os.path.dirname(path)
@@ -73,21 +73,21 @@ def _exists(path: str) -> click.ClickException:
 
 @contextlib.contextmanager
 def written_to_stdout() -> Iterator[Writable]:
-    """Standard output for bytes; a terminal takes text only."""
+    """Provide standard output for bytes; a terminal gets only text."""
     sys.stdout.flush()
     yield _TextOnly(sys.stdout.buffer) if sys.stdout.isatty() else sys.stdout.buffer
     sys.stdout.buffer.flush()
 
 
 class _TextOnly:
-    """A terminal that refuses what would make it beep, change colours, or worse."""
+    """A terminal that rejects control characters, which could make it beep, change colours, or worse."""
 
     def __init__(self, terminal: Writable) -> None:
         self._terminal = terminal
         self._begun = False
 
     def write(self, data: bytes | memoryview, /) -> object:
-        # Only the first piece is sure to begin with a whole character.
+        # Only the first piece is certain to begin at a character boundary.
         if has_controls(bytes(data)) if self._begun else looks_binary(bytes(data)):
             raise click.ClickException(
                 "this is not text, and standard output is a terminal: give a FILE, or use a pipe"
@@ -97,12 +97,12 @@ class _TextOnly:
 
 
 def has_controls(data: bytes) -> bool:
-    """Whether there are bytes that a terminal obeys rather than shows."""
+    """Whether `data` contains bytes that control a terminal."""
     return len(data.translate(None, delete=_CONTROLS)) != len(data)
 
 
 def looks_binary(beginning: bytes) -> bool:
-    """Whether `beginning`, which may end within a character, is anything but UTF-8 text without control characters."""
+    """Whether `beginning`, which may end inside a character, is not UTF-8 text without control characters."""
     if has_controls(beginning):
         return True
     try:

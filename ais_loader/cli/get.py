@@ -1,4 +1,4 @@
-"""`ais-loader get`: an object, or a range of it, into a file or to standard output; or a folder of objects as files."""
+"""`ais-loader get`: an object, or a range of it, to a file or to standard output; or a folder of objects to files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.pipeline import Stage
 
 _PIECE_BYTES = 16 << 20
-"""What is larger is fetched in pieces of this size, so that memory does not follow the object."""
+"""Larger objects are fetched in pieces of this size, so that memory does not grow with the object."""
 
 
 @click.command()
@@ -136,7 +136,7 @@ _Parsed = TypeVar("_Parsed")
 
 
 def _parsed(text: str, parse: Callable[[str], _Parsed]) -> _Parsed:
-    """What OBJECT is depends on -r, which may come after it."""
+    """Parse OBJECT, whose meaning depends on -r, which may follow it."""
     try:
         return parse(text)
     except InvalidRequest as error:
@@ -152,12 +152,12 @@ def _transformed(client: Client, entry: Entry, start: int, length: int | None, s
 def read_pieces(
     client: Client, entry: Entry, start: int, length: int | None, *, verify: bool
 ) -> Iterator[bytes | memoryview]:
-    """The bytes that were asked for, all of one version. Raises LoaderError, at the latest with the last piece."""
+    """Yield the requested bytes, all of one version. Raises LoaderError, at the latest with the last piece."""
     bucket = client.bucket(entry.bucket)
     if entry.member is None:
         info = bucket.head(entry.name)
         stop = info.size_bytes if length is None else start + length
-        # A range that is none is for the store to refuse.
+        # The store rejects an invalid range.
         if start <= stop <= info.size_bytes and stop - start > _PIECE_BYTES:
             yield from _read_large(client, info, start, stop, verify=verify or stop - start == info.size_bytes)
             return

@@ -1,4 +1,4 @@
-"""`ais-loader get -r`: the objects below a folder's name become files, several at a time; run again, it goes on."""
+"""`ais-loader get -r`: the objects of a folder become files, several at a time; running it again continues."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def get_folder(
     exclude: Sequence[str],
     force: bool,
 ) -> None:
-    """Objects whose names begin with `prefix`, of the bucket that `source` names, as files below `folder`.
+    """Write the objects whose names begin with `prefix`, in the bucket of `source`, as files below `folder`.
 
-    Exits with 1 when one of them could not be written.
+    Exits with 1 if one of them could not be written.
     """
     began = time.monotonic()
     last = Progress()
@@ -69,7 +69,7 @@ def get_folder(
                 bar.close()
                 if last != Progress():
                     note(f"{_counts(last.done, last.size_bytes, last.skipped)}; run this again to continue")
-                elif isinstance(error, KeyboardInterrupt):  # counted are groups that are done, and files may be there
+                elif isinstance(error, KeyboardInterrupt):  # only complete groups are counted, but files may exist
                     note("files that have been written stay; run this again to continue")
                 raise
     if not done.downloaded + done.skipped + done.failed:
@@ -83,12 +83,12 @@ def get_folder(
 def _total_bytes(bucket: Bucket, prefix: str) -> int | None:
     try:
         return bucket.summary(prefix, depth=0).size_bytes
-    except LoaderError:  # a bar without an end will do
+    except LoaderError:  # a bar without a total will do
         return None
 
 
 def _counts(written: int, size_bytes: int, there: int) -> str:
-    """What was done so far."""
+    """Describe the progress so far."""
     found = f"wrote {count_text(written, 'file')} ({size_text(size_bytes)})"
     return f"{found}, {there:,} were there already" if there else found
 

@@ -1,4 +1,4 @@
-"""Groups of commands that suggest the command which was probably meant in place of an unknown one."""
+"""Groups of commands that suggest the probably intended command for an unknown one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ais_loader.hints import did_you_mean
 
 
 class HintingGroup(click.Group):
-    """A group whose error for an unknown command names the one that other tools call so, or the nearest."""
+    """A group whose error for an unknown command suggests a synonym known from other tools, or the nearest name."""
 
     synonyms: ClassVar[Mapping[str, str]] = {
         "add": "create",

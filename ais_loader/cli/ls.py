@@ -1,4 +1,4 @@
-"""`ais-loader ls`: buckets, and what is in them: one level of folders at a time, or all that is below one."""
+"""`ais-loader ls`: lists buckets and their content, one level of folders at a time, or everything below a folder."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def ls(
 
 
 def _object_itself(bucket: Bucket, target: Target, *, skip_missing_drive: bool) -> Iterator[ObjectInfo]:
-    """Of a name that has no slash at its end: it may be an object's, a folder's, or both."""
+    """Yield the object itself: a name without a trailing slash may be an object, a folder, or both."""
     if target.name and not target.name.endswith("/"):
         with contextlib.suppress(ObjectNotFound, *[DriveFailed] if skip_missing_drive else []):
             yield bucket.head(target.name)

@@ -1,4 +1,4 @@
-"""Root of the command line: its commands by name, and every failure as one line and an exit code.
+"""Root of the command line: maps names to commands, and each failure to one line and an exit code.
 
 Nothing is imported before it is needed: `ais-loader --help` loads neither gRPC nor the store.
 """
@@ -23,7 +23,7 @@ from ais_loader.errors import LoaderError
 from ais_loader.extras import MissingExtra
 from ais_loader.tracebacks import DEBUG_VARIABLE
 
-# Name of a trainer's command: the module that defines it, under its own name.
+# Commands of a trainer and the modules that define them.
 _COMMANDS = {
     "bucket": "ais_loader.cli.bucket",
     "put": "ais_loader.cli.put",
@@ -43,7 +43,7 @@ _COMMANDS = {
     "bench": "ais_loader.cli.bench",
     "completion": "ais_loader.cli.completion",
 }
-# Of these, what `ais-loader --help` says: it imports none of them.
+# Their descriptions in `ais-loader --help`, which imports none of them.
 _SHORT_HELP = {
     "bucket": "Create, list, change, and delete buckets.",
     "put": "Store files as objects, replacing objects of the same name.",
@@ -63,7 +63,7 @@ _SHORT_HELP = {
     "bench": "Benchmark a store: embedded, a node, or a cluster.",
     "completion": "Print a shell completion script for commands, options, buckets, and object names.",
 }
-# What others call a command, and what is one of a group here.
+# Names that other tools use, or that belong to a group here, with the command here.
 _ELSEWHERE = {
     "copy": "cp",
     "create": "bucket create",
@@ -83,7 +83,7 @@ _ELSEWHERE = {
     "upload": "put -r",
 }
 OPERATORS_COMMANDS = "ais_loader.commands"
-"""Entry points of the commands that come with storage_node, where it is installed."""
+"""Entry points of the commands in storage_node, if it is installed."""
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
@@ -131,7 +131,7 @@ class _Commands(HintingGroup):
         hold_standard_streams()
         try:
             return super().main(*args, **kwargs)
-        except OSError as error:  # of what is shown without a command, such as --help
+        except OSError as error:  # from output without a command, such as --help
             click.echo(f"Error: {one_line(error)}", err=True)
             _silence_stdout()
             sys.exit(1)
@@ -153,7 +153,7 @@ class _Commands(HintingGroup):
 
 
 def _help_of(words: list[str]) -> click.Command:
-    """A command that shows what `ais-loader WORDS --help` shows: people type `ais-loader help put`."""
+    """Return a command that shows the help of `ais-loader WORDS --help`, for `ais-loader help put`."""
 
     def show() -> None:
         context = click.get_current_context().find_root()
@@ -163,14 +163,14 @@ def _help_of(words: list[str]) -> click.Command:
 
 
 def _silence_stdout() -> None:
-    """Nobody can take our output: what is still buffered must not complain when the process ends."""
+    """Redirect standard output, which is no longer read: buffered output must not fail when the process ends."""
     out = sys.__stdout__
     if out is not None and out is sys.stdout:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 def one_line(error: BaseException) -> str:
-    """What a person is told of a failure."""
+    """Return the one-line message of a failure."""
     text = " ".join(str(error).split("\n"))
     if isinstance(error, LoaderError):
         return in_commands(text)

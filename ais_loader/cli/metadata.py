@@ -1,4 +1,4 @@
-"""`ais-loader exists` and `ais-loader set-metadata`: one object, asked about or described."""
+"""`ais-loader exists` and `ais-loader set-metadata`: existence and metadata of objects."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def set_metadata(target: Target, metadata: dict[str, str], clear: bool, as_json:
         bucket = client.bucket(target.bucket)
         before = bucket.head(target.name)
         kept = {} if clear else of_client(before.metadata)
-        # Only if nobody else has changed it meanwhile: what they set would be lost.
+        # Only if no other client has changed it meanwhile: its change would be lost.
         info = bucket.set_metadata(target.name, kept | metadata, if_version=before.version)
     if as_json:
         click.echo(json.dumps(info_fields(info)))

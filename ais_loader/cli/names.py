@@ -1,4 +1,4 @@
-"""Names of a bucket as people think of them: a level of folders at a time, and what is near to a wrong one."""
+"""Names of a bucket by levels of folders, and the nearest name to a wrong one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOKED_AT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Names that begin alike, up to a slash. `holds` is None where nobody has counted."""
+    """Names with a common prefix up to a slash. `holds` is None if it has not been counted."""
 
     bucket: str
     name: str
@@ -37,16 +37,16 @@ Listed: TypeAlias = ObjectInfo | Folder
 def one_level(
     bucket: Bucket, target: Target, begun: str = "", *, on_missing_drive: Literal["raise", "skip"] = "raise"
 ) -> Iterator[Listed]:
-    """Objects right in a folder, and the folders in it, in the order of their names.
+    """Yield the objects directly in a folder, and its subfolders, sorted by name.
 
-    The nodes count the folders. Where there is nothing else, no names are fetched. `begun`: only what begins so there.
-    With a drive missing, nobody can count.
+    The nodes count the folders. If there is nothing else, no names are fetched. `begun`: only names that begin with it,
+    relative to the folder. Nothing is counted while a drive is missing.
     """
     top = target.folder
     summary = None
     uncounted = (InvalidRequest, DriveFailed) if on_missing_drive == "skip" else (InvalidRequest,)
     with contextlib.suppress(*uncounted), waiting(f"{bucket.name}/{top} to be counted"):
-        summary = bucket.summary(top, depth=1)  # InvalidRequest: more folders than one answer has
+        summary = bucket.summary(top, depth=1)  # InvalidRequest: more folders than fit into one answer
     counted = {} if summary is None else {name: one for name, one in summary.by_prefix.items() if name != top}
     if summary is not None and summary.complete and top not in summary.by_prefix:
         yield from (
@@ -58,7 +58,7 @@ def one_level(
 
 
 def no_pattern(name: str, options: Collection[str]) -> str | None:
-    """What to say of a name that is not there and looks like a shell pattern, to who runs a command with `options`."""
+    """Return a hint for a missing name that looks like a shell pattern, for a command with these `options`."""
     if not is_pattern(name):
         return None
     if "--include" in options:
@@ -74,7 +74,7 @@ def with_hint(reason: str, hint: str) -> str:
 
 
 def nearest_name(bucket: Bucket, name: str) -> str | None:
-    """The name most like one that is not there, of the first thousand that begin alike, up to their last slash."""
+    """Return the most similar of the first thousand names in the same folder as a missing one."""
     top = name[: name.rfind("/") + 1]
     there = [info.name for info in itertools.islice(bucket.objects(top, page_size=_LOOKED_AT), _LOOKED_AT)]
     return nearest(name, there, cutoff=0.75)

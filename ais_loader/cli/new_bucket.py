@@ -1,4 +1,4 @@
-"""Buckets that a command makes by the way: --create-bucket and --copies, and what they say of it."""
+"""Buckets created by other commands: --create-bucket and --copies, and their messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ copies_option = click.option(
 
 
 def require_creation(copies: int | None, *, create_bucket: bool) -> None:
-    """Raises click.UsageError for copies of a bucket that is not made here."""
+    """Reject --copies without --create-bucket. Raises click.UsageError."""
     if copies is not None and not create_bucket:
         raise click.UsageError(
             "--copies needs --create-bucket; for an existing bucket, use `ais-loader bucket set BUCKET copies=N`"
@@ -34,22 +34,22 @@ def require_creation(copies: int | None, *, create_bucket: bool) -> None:
 
 @contextlib.contextmanager
 def bucket_to_fill(client: Client, name: str, *, create: bool, copies: int | None) -> Iterator[Bucket]:
-    """The bucket that objects go to. One that was made here is removed again if an error leaves it empty.
+    """Yield the destination bucket. A bucket created here is removed again if an error leaves it empty.
 
-    Raises click.ClickException where it is not there, or has other copies.
+    Raises click.ClickException if it does not exist, or has another number of copies.
     """
     bucket, made = _bucket(client, name, create=create, copies=copies)
     try:
         yield bucket
     except LoaderError:
         if made:
-            with contextlib.suppress(LoaderError):  # BucketNotEmpty: what is stored stays
+            with contextlib.suppress(LoaderError):  # BucketNotEmpty: objects that were stored are kept
                 client.delete_bucket(name)
         raise
 
 
 def _bucket(client: Client, name: str, *, create: bool, copies: int | None) -> tuple[Bucket, bool]:
-    """The bucket, and whether it was made here."""
+    """Return the bucket, and whether it was created here."""
     bucket = client.bucket(name)
     if SNAPSHOT_MARK in name:
         raise click.ClickException(f"{name!r} is a snapshot, which never changes; write to the bucket itself")
@@ -75,7 +75,7 @@ def _bucket(client: Client, name: str, *, create: bool, copies: int | None) -> t
 
 
 def note_copies(client: Client, name: str, copies: int, *, by: str) -> None:
-    """On several nodes, one line that says how many copies a new bucket makes."""
+    """Report the number of copies of a new bucket, if there are several nodes."""
     nodes = _nodes(client)
     if nodes < 2:
         return

@@ -1,4 +1,4 @@
-"""Note of a store that was made: a mistyped path becomes a store of that name where a command may make one."""
+"""Message about a created store: a mistyped path becomes a new store if a command may create one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _MAKES_STORES = logging.getLogger("storage_node.store.pool.open")
 
 
 class _Notes(logging.Handler):
-    """Lines on standard error."""
+    """Log handler that prints to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         note(printable(record.getMessage()))
 
 
 def tell_of_new_stores() -> None:
-    """From now on, in this process, one line on standard error for each store that is made."""
+    """From now on, in this process, print one line to standard error for each store that is created."""
     if not any(isinstance(handler, _Notes) for handler in _MAKES_STORES.handlers):
         _MAKES_STORES.addHandler(_Notes())
         _MAKES_STORES.setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""`ais-loader promote`: files that the store's own machines see become objects, without passing through this one."""
+"""`ais-loader promote`: files on the store's machines become objects, without passing through this machine."""
 
 from __future__ import annotations
 

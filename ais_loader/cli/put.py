@@ -1,4 +1,4 @@
-"""`ais-loader put`: files become objects, many at a time, and one that fails does not stop the others."""
+"""`ais-loader put`: stores files as objects, many at a time; a failed file does not stop the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 _SMALL_BYTES = 4 << 20
-"""Files below this are read whole and sent together; the others are streamed one by one."""
+"""Smaller files are read completely and sent together; the others are streamed one by one."""
 _TOLD_OF_A_REASON = 20
 
 Stored: TypeAlias = tuple[FileToStore, ObjectInfo | LoaderError | OSError]
@@ -128,7 +128,7 @@ def put(
 
 
 def _run(bucket: Bucket, plan: PutPlan, how: PutHow, *, as_json: bool) -> bool:
-    """Store what is planned and tell of it; False if anything failed."""
+    """Store the planned files and report on them. Returns False if anything failed."""
     began = time.monotonic()
     stored = stored_bytes = there = 0
     failed = len(plan.failures)
@@ -159,15 +159,15 @@ def _run(bucket: Bucket, plan: PutPlan, how: PutHow, *, as_json: bool) -> bool:
 
 
 def _reason(error: LoaderError | OSError) -> str:
-    """Why a file was not stored; which file it was is said beside it."""
+    """Return why a file was not stored, without its name, which is shown beside it."""
     return str(error) if isinstance(error, LoaderError) else error.strerror or str(error)
 
 
 class _Failures:
-    """Tells of files that could not be stored: of a reason that many have in common, such as a full drive, some."""
+    """Reports files that could not be stored, but only some of many with the same reason, such as a full drive."""
 
     def __init__(self, lines: Lines | None) -> None:
-        """`lines`: where each is told as JSON, in place of standard error."""
+        """`lines`: destination of JSON reports, instead of standard error."""
         self._lines = lines
         self._of_reason: Counter[str] = Counter()
 
@@ -200,7 +200,7 @@ def _summarize(
 
 
 def store_files(bucket: Bucket, files: Sequence[FileToStore], how: PutHow, bar: tqdm[Any]) -> Iterator[Stored]:
-    """Each file with its object or its error, in order. Raises LoaderError when the store itself cannot go on."""
+    """Yield each file with its object or its error, in order. Raises LoaderError if the store itself cannot go on."""
     for is_small, run in itertools.groupby(files, key=_is_small):
         if is_small:
             yield from _store_together(bucket, run, how, bar)
@@ -214,7 +214,7 @@ def _is_small(file: FileToStore) -> bool:
 
 
 def _store_together(bucket: Bucket, files: Iterator[FileToStore], how: PutHow, bar: tqdm[Any]) -> Iterator[Stored]:
-    """Small files: those that cannot be read are not sent; the others share requests."""
+    """Store small files. Unreadable files are not sent; the others share requests."""
     sent: deque[tuple[FileToStore, OSError | None]] = deque()
 
     def contents() -> Iterator[tuple[str, bytes, dict[str, str]]]:
@@ -251,12 +251,12 @@ def _store_alone(bucket: Bucket, file: FileToStore, how: PutHow, bar: tqdm[Any])
             return bucket.put(file.name, source, **options)
     except (LoaderError, OSError) as error:
         if isinstance(error, LoaderError) and error.retryable:
-            raise  # it has been tried again and again: the next file would fare no better
+            raise  # it has been retried already: the next file would fail too
         return error
 
 
 class _Counted:
-    """A file that moves a progress bar while it is read; a retry, which reads it again, moves it back."""
+    """A file whose reads advance a progress bar. A retry, which reads it again, moves the bar back."""
 
     def __init__(self, file: IO[bytes], bar: tqdm[Any]) -> None:
         self._file = file

@@ -17,7 +17,7 @@ class PutHow:
 
 
 def parse_metadata(context: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
-    """KEY=VALUE, each key once. Raises click.BadParameter."""
+    """Parse KEY=VALUE pairs, each key once. Raises click.BadParameter."""
     metadata: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

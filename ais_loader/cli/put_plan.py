@@ -1,4 +1,4 @@
-"""Put plan: the files that a `put` stores, and their objects' names, found out before anything is stored."""
+"""Put plan: the files that a `put` stores, and their objects' names, determined before anything is stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plan_put(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> PutPlan:
-    """Look at every source; folders are walked. Raises click.UsageError for a command line that cannot be meant."""
+    """Plan all sources, walking folders. Raises click.UsageError for contradictory arguments."""
     if (hidden or include or exclude) and not recursive:
         raise click.UsageError("--hidden, --include and --exclude need -r")
     many = recursive or len(sources) > 1

@@ -1,4 +1,4 @@
-"""`ais-loader rm`: delete objects by name, those of a list, or all that are below a name."""
+"""`ais-loader rm`: deletes objects by name, from a list, or everything in a folder."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _agreed(client: Client, folders: Sequence[Target], examples: Sequence[Object
 
 
 def _delete(client: Client, names: Sequence[Target]) -> int:
-    """How many could not be deleted."""
+    """Delete the objects; return the number of failures."""
     failed = 0
     with progress(len(names), unit=" objects") as bar:
         for bucket, group in itertools.groupby(names, key=lambda target: target.bucket):
@@ -125,7 +125,7 @@ def _delete(client: Client, names: Sequence[Target]) -> int:
             for name, result in zip(mine, client.bucket(bucket).iter_delete_many(mine, on_error="yield"), strict=True):
                 if isinstance(result, LoaderError):
                     if result.retryable:
-                        raise result  # nobody answers: the next one would fare no better
+                        raise result  # no node answers: the next one would fail too
                     failed += 1
                     hint = no_pattern(name, options_of_command()) if isinstance(result, ObjectNotFound) else None
                     reason = with_hint(str(result), hint) if hint else str(result)

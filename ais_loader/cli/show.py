@@ -1,4 +1,4 @@
-"""Output of commands: names that cannot harm a terminal, sizes, times, tables, progress."""
+"""Output of commands: names that are safe for a terminal, sizes, times, tables, progress."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 _LINES_AT_ONCE = 256
 WAIT_S = 1.0
-"""Without a word."""
+"""Time before a wait is announced."""
 _NARROW = 60
 NARROW_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {remaining}"
-"""Of a terminal of fewer columns than that."""
-# Control characters, surrogates, line separators; and the marks that reorder what is read on a screen.
+"""Progress bar for terminals with fewer columns than `_NARROW`."""
+# Control characters, surrogates, line separators; and the marks that change the order of text on a screen.
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
-# Advice that stores and nodes give, which do not know who asks: what it is on the command line.
+# Advice from stores and nodes, which do not know their caller, with its translation to the command line.
 _ADVICE = {
     "create_bucket makes it": "`ais-loader bucket create` makes it",
     "client.etl.init makes one": "`ais-loader etl init` makes one",
@@ -41,14 +41,14 @@ _ADVICE = {
 
 
 def in_commands(reason: str) -> str:
-    """Why something failed, with its advice in the words of the command line."""
+    """Return the reason of a failure, with its advice translated to the command line."""
     for python, command in _ADVICE.items():
         reason = reason.replace(python, command)
     return reason
 
 
 def cannot_listen(error: OSError, host: str, port: int, option: str) -> click.ClickException:
-    """Return the error of a command that could not listen on a port, which `option` chose."""
+    """Return the error of a command that could not listen on a port, chosen by `option`."""
     reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
     in_use = " is another program listening there?" if error.errno == errno.EADDRINUSE else ""
     can_choose = error.errno in (errno.EADDRINUSE, errno.EACCES)
@@ -57,7 +57,7 @@ def cannot_listen(error: OSError, host: str, port: int, option: str) -> click.Cl
 
 
 def printable(text: str) -> str:
-    """`text` as one line that a terminal shows and does not obey; nothing else of it is changed."""
+    """Escape control characters, so that `text` is one line that is safe for a terminal. The rest is unchanged."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -67,26 +67,26 @@ def printable(text: str) -> str:
 
 
 def size_text(size_bytes: float) -> str:
-    """A size for people, such as "13.2 KiB"."""
+    """Format a size for people, such as "13.2 KiB"."""
     if size_bytes < 1024:
         return f"{size_bytes:.0f} B"
     for unit in ("KiB", "MiB", "GiB", "TiB"):
         size_bytes /= 1024
-        # 1023.95 would be shown as "1024.0"
+        # 1023.95 would be shown as "1024.0".
         if size_bytes < 1023.95:
             return f"{size_bytes:.1f} {unit}"
     return f"{size_bytes / 1024:,.1f} PiB"
 
 
 def count_text(count: int, noun: str) -> str:
-    """Such as "1 object" or "1,200 objects"."""
+    """Format a count, such as "1 object" or "1,200 objects"."""
     if count == 1:
         return f"1 {noun}"
     return f"{count:,} {noun.removesuffix('y')}ies" if noun.endswith("py") else f"{count:,} {noun}s"
 
 
 def time_text(time_ns: int) -> str:
-    """Local time to the second."""
+    """Format a time as local time, to the second."""
     return datetime.fromtimestamp(time_ns // 10**9).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -96,7 +96,7 @@ def _utc(time_ns: int) -> str:
 
 
 def info_fields(info: ObjectInfo) -> dict[str, Any]:
-    """An object for --json; `batch` reads these lines, too."""
+    """Describe an object for --json; `batch` reads these lines too."""
     return {
         "bucket": info.bucket,
         "name": info.name,
@@ -109,12 +109,12 @@ def info_fields(info: ObjectInfo) -> dict[str, Any]:
 
 
 def note(text: str) -> None:
-    """Tell the person, not the pipe."""
+    """Print a message for the user, to standard error."""
     click.echo(text, err=True)
 
 
 def fail(text: str) -> None:
-    """Tell of one failure among others; a progress bar under way stays below it."""
+    """Report one failure among others, above a running progress bar."""
     text = in_commands(text)
     if "tqdm" in sys.modules:
         from tqdm import tqdm
@@ -144,21 +144,21 @@ class Lines:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # What was found before a failure is shown; a reader that has gone gets nothing more.
+        # Lines from before a failure are shown; a closed pipe gets nothing more.
         if kind is None or not issubclass(kind, BrokenPipeError):
             self.flush()
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """If the block takes longer than a second, one line that says for what."""
+    """Announce the wait with one line if the block takes longer than a second."""
     with after(WAIT_S, partial(note, f"waiting for {printable(what)}")):
         yield
 
 
 @contextmanager
 def after(wait_s: float, action: Callable[[], object]) -> Iterator[None]:
-    """If the block takes longer, `action` is called meanwhile, in a thread of its own."""
+    """Call `action` in another thread if the block takes longer than `wait_s`."""
     timer = threading.Timer(wait_s, action)
     timer.daemon = True
     timer.start()
@@ -169,7 +169,7 @@ def after(wait_s: float, action: Callable[[], object]) -> Iterator[None]:
 
 
 def columns() -> int:
-    """Of the terminal that standard error is; 80 of anything else."""
+    """Return the width of the terminal on standard error; 80 if it is no terminal."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):  # neither a terminal nor, under a test, a file
@@ -178,7 +178,7 @@ def columns() -> int:
 
 @contextmanager
 def progress(total: int | None, *, unit: str) -> Iterator[tqdm[Any]]:
-    """A bar on standard error, if that is a terminal. `unit` "B" counts bytes in powers of 1,024."""
+    """Show a progress bar on standard error, if that is a terminal. `unit` "B" counts bytes in powers of 1,024."""
     from tqdm import tqdm
 
     in_bytes = unit == "B"
@@ -190,7 +190,7 @@ def progress(total: int | None, *, unit: str) -> Iterator[tqdm[Any]]:
         file=sys.stderr,
         disable=None,
         leave=False,
-        # The usual one would be cut in the middle of its figures.
+        # The default format would be cut in the middle of its figures.
         bar_format=NARROW_BAR if total is not None and columns() < _NARROW else None,
         dynamic_ncols=True,
         delay=0.5,
@@ -200,7 +200,7 @@ def progress(total: int | None, *, unit: str) -> Iterator[tqdm[Any]]:
 
 
 def confirmed(question: str) -> bool:
-    """Ask on standard error; an answer that is not yes is no."""
+    """Ask on standard error. Any answer but yes means no."""
     click.echo(f"{question} [y/N] ", err=True, nl=False)
     answer = sys.stdin.readline()
     if not answer:

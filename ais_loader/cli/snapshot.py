@@ -1,4 +1,4 @@
-"""`ais-loader snapshot`: keep a bucket as it is, list what is kept, let go of it."""
+"""`ais-loader snapshot`: takes, lists and deletes snapshots of a bucket."""
 
 from __future__ import annotations
 

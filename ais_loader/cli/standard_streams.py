@@ -1,7 +1,7 @@
-"""Stand-ins for standard streams that the caller has closed, as by `<&-` or `>&-`, which say so.
+"""Replacements for standard streams that the caller has closed, as by `<&-` or `>&-`. They report errors.
 
-A descriptor below 3 that is free goes to the next file that is opened, which may be one of the store's own: what a
-library then writes to standard error would be written into that file.
+A free descriptor below 3 goes to the next opened file, which may belong to the store: what a library then writes to
+standard error would be written into that file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 
 class _Closed(io.RawIOBase):
-    """What was to be read has not been read, and what was to be shown has not been shown: neither passes silently."""
+    """A closed stream: input that could not be read, and output that could not be shown, must not go unnoticed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -33,18 +33,18 @@ class _Closed(io.RawIOBase):
 
 
 def hold_standard_streams() -> None:
-    """Call it before anything is opened: descriptors 0, 1 and 2 are open afterwards.
+    """Open the descriptors 0, 1 and 2 that are closed. Call it before anything else is opened.
 
-    Reading a standard input that was closed, and writing to such a standard output, raises OSError (EBADF). What goes
-    to such a standard error is lost.
+    Reading a closed standard input, and writing to a closed standard output, raises OSError (EBADF). Output to a closed
+    standard error is lost.
     """
     for number in range(3):
         if not _is_open(number):
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest one that is free, which is this
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
     if sys.stdin is None:
         sys.stdin = io.TextIOWrapper(io.BufferedReader(_Closed("input")), encoding="utf-8")
     if sys.stdout is None:
-        # Nothing stays in a buffer, to fail a second time when the process ends.
+        # Unbuffered, so that no rest fails a second time when the process ends.
         sys.stdout = io.TextIOWrapper(_Closed("output"), encoding="utf-8", write_through=True)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the process ends

@@ -23,28 +23,28 @@ _GRPC = "grpc://"
 
 @dataclass(frozen=True, slots=True)
 class StoreChoice:
-    """What --store and --retry said."""
+    """The values of --store and --retry."""
 
     url: str
     retry_s: float
     named: tuple[Target, ...] = ()
-    """What the command is about: told are names that are near to one of these, where that is not there."""
+    """Arguments of the command. If one of them does not exist, a similar name is suggested."""
 
     def naming(self, *targets: Target) -> StoreChoice:
-        """The same store, of which a command is about these."""
+        """Return the same store with other arguments of the command."""
         return replace(self, named=targets)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Client]:
-        """A client that only reads: a store of this machine is not locked, and may be written to meanwhile."""
+        """Connect a client that only reads: a store of this machine is not locked, and may be written to meanwhile."""
         with self._connect("r") as client, self._hinting(client):
             yield client
 
     @contextlib.contextmanager
     def writing(self, *, create: bool) -> Iterator[Client]:
-        """A client that writes; a store of this machine that does not exist is made only with `create`."""
+        """Connect a client that writes. A store of this machine is created only with `create`."""
         if not create and not self.url.startswith(_GRPC):
-            self._connect("r").close()  # mode "a" would make a store wherever a path was mistyped
+            self._connect("r").close()  # mode "a" would create a store at a mistyped path
         else:
             from ais_loader.cli.new_stores import tell_of_new_stores
 
@@ -64,7 +64,7 @@ class StoreChoice:
             raise type(error)(with_hint(str(error), hint)) from error
 
     def _hint(self, client: Client, reason: str) -> str | None:
-        """Of what the command is about and `reason` says is not there."""
+        """Return a hint for an argument that does not exist according to `reason`."""
         from ais_loader.cli.names import nearest_name, no_pattern
 
         with contextlib.suppress(LoaderError):
@@ -88,19 +88,19 @@ class StoreChoice:
             with waiting(f"{self.url} to {'answer' if remote else 'open'}"):
                 client = connect(self.url, mode=mode, options=ClusterOptions(retry_s=self.retry_s) if remote else None)
                 if remote:
-                    client.buckets()  # a connection is made at the first call
+                    client.buckets()  # the first call connects
                 return client
         except StoreNotFound:
             hint = "look at the path, or `ais-loader bucket create` makes one"
             raise StoreNotFound(f"no store at {self.url}; {hint}") from None
         except StoreLocked as error:
-            who = str(error).partition(";")[0]  # what follows is advice for Python
+            who = str(error).partition(";")[0]  # the rest is advice for Python
             raise StoreLocked(f"{who}; if that is a node, use it: --store grpc://HOST:PORT") from error
         except InvalidRequest as error:
             raise _wrong_store(error) from error
 
     def folders(self) -> list[str]:
-        """The folders of a store of this machine; none for a node."""
+        """Return the folders of a store of this machine; none for a node."""
         if self.url.startswith(_GRPC):
             return []
         try:
@@ -110,7 +110,7 @@ class StoreChoice:
 
 
 def options_of_command() -> set[str]:
-    """Those that the command that runs takes, such as "-r"."""
+    """Return the options of the current command, such as "-r"."""
     return {name for option in click.get_current_context().command.params for name in option.opts}
 
 
@@ -119,12 +119,12 @@ def _wrong_store(error: InvalidRequest) -> click.BadParameter:
 
 
 def chosen_url(context: click.Context, store: str | None) -> str | None:
-    """`store`, which the command was given or found in the environment; what was said before its name counts more than
-    the latter."""
+    """Return the store: `store` if it was given after the command; otherwise the one given before its name; otherwise
+    the environment's."""
     if context.get_parameter_source("store") is click.core.ParameterSource.COMMANDLINE:
         return store
     above: click.Context | None = context.parent
-    while above is not None:  # of a group and of the program, the nearest
+    while above is not None:  # the nearest of the group and the program
         if said := above.params.get("store"):
             return str(said)
         above = above.parent
@@ -132,7 +132,7 @@ def chosen_url(context: click.Context, store: str | None) -> str | None:
 
 
 store_of_commands = click.option("--store", metavar="URL", help="The store; this option can also follow the command.")
-"""Before the name of a command: of a group's, or of the program's."""
+"""Option before the name of a command: that of a group, or of the program."""
 
 
 def _choose(store: str | None, retry: float, arguments: Iterable[Any]) -> StoreChoice:
@@ -144,7 +144,7 @@ def _choose(store: str | None, retry: float, arguments: Iterable[Any]) -> StoreC
 
 
 def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say which store; it gets a StoreChoice as `store`."""
+    """Add the options that select a store to a command, which gets a StoreChoice as `store`."""
 
     @click.option(
         "--store",

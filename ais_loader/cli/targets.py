@@ -1,4 +1,4 @@
-"""Name arguments on the command line: BUCKET, BUCKET/NAME, and the same behind ais://."""
+"""Name arguments on the command line: BUCKET, BUCKET/NAME, and the same with ais://."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ais_loader.values.urls import SCHEME
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bucket and what follows its slash: an object's name, a prefix, or nothing."""
+    """A bucket and the part after its slash: an object's name, a prefix, or nothing."""
 
     bucket: str
     name: str
@@ -25,12 +25,12 @@ class Target:
 
     @property
     def folder(self) -> str:
-        """What the names of the objects below it begin with: the same in every command that takes a folder."""
+        """Common prefix of the objects below it; the same in every command that takes a folder."""
         return self.name if not self.name or self.name.endswith("/") else self.name + "/"
 
 
 def parse_target(text: str) -> Target:
-    """A bucket, or something in it. Raises InvalidRequest."""
+    """Parse a bucket, or a name in it. Raises InvalidRequest."""
     rest = text.removeprefix(SCHEME)
     bucket, _, name = rest.partition("/")
     if bucket.endswith(":") and name.startswith("/"):
@@ -41,7 +41,7 @@ def parse_target(text: str) -> Target:
 
 
 def parse_object(text: str) -> Target:
-    """An object by its literal name. Raises InvalidRequest."""
+    """Parse an object by its literal name. Raises InvalidRequest."""
     target = parse_target(text)
     if not target.name:
         raise InvalidRequest(f"{text!r} names a bucket; need BUCKET/NAME")
@@ -49,21 +49,21 @@ def parse_object(text: str) -> Target:
 
 
 def parse_entry(text: str) -> Entry:
-    """Something to read. Raises InvalidRequest.
+    """Parse an entry to read. Raises InvalidRequest.
 
-    An ais:// URL means what it means in Python, a member of an archive included; BUCKET/NAME takes the name literally.
+    An ais:// URL has its meaning in Python, including members of archives; BUCKET/NAME takes the name literally.
     """
     target = parse_object(text)
     return Entry.from_url(text) if text.startswith(SCHEME) else Entry(target.bucket, target.name)
 
 
 def label(entry: Entry) -> str:
-    """An entry as one name, for people."""
+    """Format an entry as one name, for people."""
     return "/".join(part for part in (entry.bucket, entry.name, entry.member) if part is not None)
 
 
 def named_by(parse: Callable[[str], Any]) -> dict[str, Any]:
-    """For an argument of click: it, or each of several, is as `parse` understands it; a shell completes it."""
+    """Return options of a click argument that parse each value with `parse` and complete names in shells."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         try:
@@ -77,7 +77,7 @@ def named_by(parse: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-    """Buckets, and one level of names, that begin so."""
+    """Complete buckets, and one level of names."""
     from ais_loader.cli.completion import names_there
 
     return names_there(ctx, incomplete)

@@ -1,4 +1,4 @@
-"""`ais-loader ui`: a page in the browser that shows a store."""
+"""`ais-loader ui`: shows a store on a page in the browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options --include and --exclude: which files of a folder a command is about."""
+"""Options --include and --exclude, which select files of a folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 def wanted_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `include` and `exclude`, each a tuple of shell patterns."""
+    """Add the options `include` and `exclude` to a command, each a tuple of shell patterns."""
     include = click.option(
         "--include",
         metavar="PATTERN",

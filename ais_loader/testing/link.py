@@ -140,14 +140,15 @@ class FaultyLink:
     def _run(self, listener: socket.socket) -> None:
         asyncio.set_event_loop(self._loop)
         listener.setblocking(False)
-        # Not asyncio's server: what it has accepted and not yet handed on when the loop ends, it leaves open.
+        # Not asyncio's server, which leaves connections open that it has accepted but not handed over when the loop
+        # ends.
         self._loop.add_reader(listener, self._accept, listener)
         try:
             self._loop.run_forever()
         finally:
             self._loop.remove_reader(listener)
             listener.close()
-            # Begins after everything that has been accepted has: all sockets are where they can be found.
+            # Runs after the start of every accepted connection, so that all sockets are registered.
             self._loop.run_until_complete(self._end())
             self._loop.close()
 
@@ -156,7 +157,7 @@ class FaultyLink:
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
-        await asyncio.sleep(0)  # a transport closes its socket one step after it was told to
+        await asyncio.sleep(0)  # a transport closes its socket one step after `close`
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -189,9 +190,9 @@ class FaultyLink:
                 tasks.create_task(self._forward(way, reader, node_writer, to_client=False))
                 tasks.create_task(self._forward(way, node_reader, writer, to_client=True))
         except (OSError, ExceptionGroup):
-            way.reset()  # one side has gone: the other one is told
+            way.reset()  # one side has closed: close the other one
         except asyncio.CancelledError:
-            way.reset()  # by `_run`, at the end: a connection's task that ends cancelled is printed as an error
+            way.reset()  # by `_run`, at the end: a cancelled task of a connection would be printed as an error
         finally:
             self._ways.discard(way)
             for end in way.writers:

@@ -38,7 +38,7 @@ def peer_secret_file() -> Path:
 
     Nodes are given it unless their arguments set `peer_secret_file`.
     """
-    with _making_secret:  # nodes are started in threads, and all get the same one
+    with _making_secret:  # nodes are started in threads, and all share one secret
         return _peer_secret_file()
 
 

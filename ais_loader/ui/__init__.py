@@ -1,1 +1,1 @@
-"""Page in the browser that shows what a store holds and does: `ais-loader ui`."""
+"""Browser page that shows the content and the activity of a store: `ais-loader ui`."""

@@ -1,4 +1,4 @@
-"""Previews: of which kind an object is by its name, and rows of a table from its first bytes. Pure."""
+"""Previews: the kind of an object by its name, and rows of a table from its first bytes. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["image", "audio", "table", "text", "archive", "none"]
 TEXT_BYTES = 256 << 10
-"""Of a text or a table, so much is read from the beginning."""
+"""Number of bytes read from the beginning of a text or a table."""
 MAX_ROWS = 200
 MAX_COLUMNS = 100
 MAX_CELLS = 10_000
 MAX_TABLE_BYTES = 512 << 10
-"""Size of a table as JSON, in which characters beyond ASCII take up to twelve bytes."""
+"""Size limit of a table as JSON, in which a character beyond ASCII takes up to twelve bytes."""
 _CELL = 300
 _ABSENT = object()
 MEDIA = {
@@ -33,7 +33,7 @@ MEDIA = {
     "opus": "audio/ogg",
     "m4a": "audio/mp4",
 }
-"""What a browser is told of the bytes, by the ending of their name; of all others, that they are bytes."""
+"""Content types sent to browsers, by the ending of the name; all others are sent as bytes."""
 _TABLES = {"csv", "tsv", "jsonl", "ndjson"}
 _TEXTS = {
     "txt",
@@ -61,7 +61,7 @@ def ending(name: str) -> str:
 
 
 def kind_of(name: str) -> Kind:
-    """By the ending of the name: bytes are not looked at."""
+    """Return the kind by the ending of the name, without reading any bytes."""
     if name.lower().endswith(_ARCHIVES):
         return "archive"
     if (media := MEDIA.get(ending(name))) is not None:
@@ -80,16 +80,16 @@ class Table:
 
 
 def text_of(head: bytes) -> str:
-    """What can be shown of the beginning of a text; a character that is cut, or no UTF-8, shows as such."""
+    """Decode the beginning of a text. A character that is cut, or is not UTF-8, becomes a replacement character."""
     return head.decode("utf-8", errors="replace")
 
 
 def table_of(name: str, head: bytes, *, whole: bool) -> Table | None:
-    """Rows of CSV, TSV or lines of JSON; None for what cannot be read as that.
+    """Parse rows of CSV, TSV or lines of JSON. Returns None if the bytes are neither.
 
     Args:
         head: the beginning of the bytes.
-        whole: nothing comes after them. Otherwise the last line may be cut, and is left out.
+        whole: nothing follows them. Otherwise the last line may be cut, and is left out.
     """
     text = text_of(head)
     if not whole:
@@ -127,7 +127,7 @@ def _json_lines(text: str, whole: bool) -> Table | None:
 
 
 def _bounded(columns: Sequence[str], rows: Iterable[Sequence[object]], *, more: bool) -> Table:
-    """A table of as many rows and columns as may be shown."""
+    """Return a table with at most the permitted number of rows and columns."""
     table = Table([_cell(name) for name in columns[:MAX_COLUMNS]])
     most_rows = min(MAX_ROWS, MAX_CELLS // max(1, len(table.columns)))
     left_bytes = MAX_TABLE_BYTES

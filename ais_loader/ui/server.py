@@ -1,10 +1,10 @@
-"""HTTP server of the page: reads a store for a browser on this machine, and for nobody else.
+"""HTTP server of the page: reads a store for a browser on this machine, and for no other client.
 
-It listens on loopback. A page of another site cannot have the browser read from it: a request whose Host is not this
-server's own is refused, whatever name leads here (DNS rebinding), and answers say that no other origin may use them.
-Another user of the machine would have to know the random part of every path, which the printed address has. Names and
-contents of objects are data everywhere: paths do not contain them, the page inserts them as text, and bytes are sent as
-what `preview.MEDIA` says or as bytes, in a sandbox.
+It listens on loopback. A page of another site cannot make the browser read from it: a request with a Host other than
+this server's own is rejected, whatever name leads here (DNS rebinding), and answers forbid their use by other origins.
+Another user of the machine would have to know the random part of every path, which the printed address contains. Names
+and contents of objects are always treated as data: paths do not contain them, the page inserts them as text, and bytes
+are sent with a type from `preview.MEDIA` or as plain bytes, in a sandbox.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @web.middleware
 async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Own hosts and reading methods only, errors as JSON, and the headers of every answer."""
+    """Admit only the server's own hosts and reading methods, convert errors to JSON, and add the headers of every
+    answer."""
     port = request.transport.get_extra_info("sockname")[1] if request.transport is not None else 0
     if request.headers.get("Host", "") not in {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}:
         answer: web.StreamResponse = web.json_response({"error": "this page is 127.0.0.1's alone"}, status=421)
@@ -88,7 +89,7 @@ class Page:
         return await asyncio.wait_for(asked, _CALL_TIMEOUT_S)
 
     def routes(self, prefix: str) -> list[web.RouteDef]:
-        """Everything below `prefix`, which ends with a slash."""
+        """Return all routes below `prefix`, which ends with a slash."""
         return [
             *(web.get(prefix + name, self._file(name or "index.html", kind)) for name, kind in _PAGE.items()),
             web.get(f"{prefix}api/buckets", self._json(store_view.buckets)),
@@ -114,7 +115,7 @@ class Page:
         return answer
 
     async def _content(self, request: web.Request) -> web.StreamResponse:
-        """The bytes of an object or a member, or a range of them; of one version from beginning to end."""
+        """Send the bytes of an object or a member, or a range of them, all of one version."""
         what = await self._ask(store_view.content, *(_argument(request, name) for name in ("bucket", "name", "member")))
         try:
             asked = request.http_range
@@ -142,7 +143,7 @@ class Page:
                 start += len(piece)
                 piece = await self._ask(store_view.read, what, start, min(_PIECE_BYTES, stop - start))
             await answer.write_eof()
-        except (LoaderError, TimeoutError):  # the headers are gone: all that is left is not to end as if it were whole
+        except (LoaderError, TimeoutError):  # the headers have been sent: break the connection
             if request.transport is not None:
                 request.transport.abort()
         return answer
@@ -152,7 +153,7 @@ class Page:
 
 
 def _argument(request: web.Request, name: str) -> str | None:
-    """Raises HTTPBadRequest for one that is missing; only a member may be."""
+    """Return an argument of the query. Raises HTTPBadRequest if a required one is missing."""
     value = request.query.get(name)
     if value is None and name not in ("member", "prefix"):
         raise web.HTTPBadRequest(reason=f"which {name}?")
@@ -160,7 +161,7 @@ def _argument(request: web.Request, name: str) -> str | None:
 
 
 def new_app(client: Client, token: str) -> web.Application:
-    """The page of a client's store below /TOKEN/, and nothing elsewhere."""
+    """Create an app that serves the page of a client's store below /TOKEN/, and nothing elsewhere."""
     app = web.Application(middlewares=[_guard])
     page = Page(client)
     app.add_routes(page.routes(f"/{token}/"))
@@ -169,9 +170,9 @@ def new_app(client: Client, token: str) -> web.Application:
 
 
 async def serve(client: Client, port: int, ready: Callable[[str], None], until: asyncio.Event) -> None:
-    """Serve a page until an event. `ready` is told its address.
+    """Serve the page until an event. Calls `ready` with its address.
 
-    Raises OSError when the port is taken.
+    Raises OSError if the port is taken.
     """
     token = secrets.token_urlsafe(16)
     runner = web.AppRunner(new_app(client, token), access_log=None, handle_signals=False, shutdown_timeout=2.0)

@@ -1,4 +1,4 @@
-"""What the page shows of a store, as values for JSON. Reads only; every call blocks until the store has answered."""
+"""Content of the page: properties of a store as JSON values. Read-only; calls block until the store answers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from ais_loader.ui.preview import TEXT_BYTES, kind_of, table_of, text_of
 from ais_loader.values.entry import ObjectInfo
 
 MAX_OBJECTS = 500
-"""Of a folder, and members of an archive: more than anybody looks through. A longer prefix finds the others."""
+"""Limit for the objects of a folder, and the members of an archive: more than a person reads. A longer prefix finds the
+others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Something with bytes: an object, or a member of one, in one version."""
+    """A readable item: an object, or a member of one, in one version."""
 
     bucket: str
     name: str
@@ -37,13 +38,13 @@ def buckets(client: Client) -> dict[str, Any]:
 
 
 def bucket_sum(client: Client, bucket: str) -> dict[str, Any]:
-    """The number of objects in a bucket and their size, for the list of buckets."""
+    """Return the number of objects in a bucket and their size, for the list of buckets."""
     summary = client.bucket(bucket).summary("", depth=0)
     return {"objects": summary.objects, "size_bytes": summary.size_bytes, "complete": summary.complete}
 
 
 def folder(client: Client, bucket: str, prefix: str) -> dict[str, Any]:
-    """One level: folders below `prefix` with what they hold, and the first objects that are in none of them."""
+    """Return one level: the folders below `prefix` with their sums, and the first objects outside of them."""
     summary = client.bucket(bucket).summary(prefix, depth=1)
     above = prefix[: prefix.rfind("/") + 1]
     folders = {name: one for name, one in summary.by_prefix.items() if name not in ("", above)}
@@ -76,7 +77,7 @@ def _object(info: ObjectInfo) -> dict[str, Any]:
 
 
 def content(client: Client, bucket: str, name: str, member: str | None) -> Content:
-    """Raises ObjectNotFound, MemberNotFound, BucketNotFound."""
+    """Find an object or a member. Raises ObjectNotFound, MemberNotFound, BucketNotFound."""
     if member is None:
         info = client.bucket(bucket).head(name)
         return Content(bucket, name, None, info.version, info.size_bytes)
@@ -87,7 +88,7 @@ def content(client: Client, bucket: str, name: str, member: str | None) -> Conte
 
 
 def read(client: Client, what: Content, start: int, length: int) -> bytes:
-    """Bytes of the version that was found. Raises ObjectNotFound when it was replaced meanwhile."""
+    """Read bytes of the version that was found. Raises ObjectNotFound if it was replaced meanwhile."""
     if length == 0:
         return b""
     return client.bucket(what.bucket).get(
@@ -96,7 +97,7 @@ def read(client: Client, what: Content, start: int, length: int) -> bytes:
 
 
 def described(client: Client, bucket: str, name: str, member: str | None) -> dict[str, Any]:
-    """An object, or a member, with a preview where it is of a kind that text can show."""
+    """Describe an object or a member, with a preview if its kind can be shown as text."""
     what = content(client, bucket, name, member)
     kind = kind_of(what.shown_name)
     told: dict[str, Any] = {
@@ -125,7 +126,7 @@ def described(client: Client, bucket: str, name: str, member: str | None) -> dic
 
 
 def members(client: Client, bucket: str, name: str) -> dict[str, Any]:
-    """The first members of an archive. What is none is told as text: it is an object like any other."""
+    """Return the first members of an archive. If it is not one, return the problem: the object is still shown."""
     try:
         found = list(itertools.islice(client.bucket(bucket).members(name), MAX_OBJECTS + 1))
     except ArchiveError as error:
@@ -137,7 +138,7 @@ def members(client: Client, bucket: str, name: str) -> dict[str, Any]:
 
 
 def activity(client: Client) -> dict[str, Any]:
-    """Nodes and drives, and what each node has counted since its process began."""
+    """Return nodes and drives, and each node's counters since its start."""
     found = client.describe()
     nodes = found.get("nodes")
     listed: list[Any] = nodes if isinstance(nodes, list) else [found]
