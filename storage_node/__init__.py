@@ -1,10 +1,9 @@
-"""Storage node: drives, the store over them, and the gRPC server that lends it to trainers.
+"""Storage node: drives, the store on them, and the gRPC server that serves it to trainers.
 
-From the ground upwards: `store/` (one machine's storage, without a network), `cluster/` (several nodes as one store)
-with `node` (what all parts of a node work with), `promote/`, `batch/` (GetBatch), `services/` (gRPC servicers),
-`server` (puts a node together), `ops/` (Ray and processes), `cli/` (the operator's commands). Imports run downwards
-only.
+From bottom to top: `store/` (one machine's storage, without networking), `cluster/` (several nodes as one store) with
+`node` (the context shared by all parts of a node), `promote/`, `batch/` (GetBatch), `services/` (gRPC servicers),
+`server` (assembles a node), `ops/` (Ray and processes), `cli/` (the operator's commands). Imports go downwards only.
 
-What it shares with clients it imports from `ais_loader.wire` and `ais_loader.errors`; only `cli` imports more of
-`ais_loader`. Nothing here imports torch.
+Code shared with clients comes from `ais_loader.wire` and `ais_loader.errors`; only `cli` imports more of `ais_loader`.
+Nothing here imports torch.
 """

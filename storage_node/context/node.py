@@ -1,7 +1,7 @@
-"""Node context: the store, the settings and the place in the cluster that every part of a node works with.
+"""Node context: the store, the settings and the cluster membership that all parts of a node work with.
 
-Parts that serve batches, single calls and other nodes are given this and nothing of each other's: whoever needs to wait
-for a drive does so by `read`, off the event loop.
+The parts that serve batches, single calls and other nodes get this object, and nothing of each other. Code that waits
+for a drive runs through `read`, off the event loop.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ T = TypeVar("T")
 
 
 _READS_PER_THREAD = 2
-"""Pieces of work that reader threads have or find when they are done; others wait for their tenants' turns."""
+"""Jobs that each reader thread has or finds when it is done; further jobs wait for their tenants' turns."""
 _UNREAD_CALLS = 4096
 _UNREAD_STILL_S = 1.0
-"""How long a request may take to arrive while memory is short."""
+"""Time limit for a request to arrive while memory is short."""
 _WRITES_PER_STREAM = 16
-"""As many nodes may each have a copy written here for every stream that this node may have."""
+"""For every stream that this node may have, this many other nodes may each write a replica here."""
 
 
 class Node:
-    """Belongs to the node's event loop.
+    """Context of one node. Belongs to the node's event loop.
 
     Args:
         readers: threads that wait for drives.
-        archive_openers: threads for what may take as long as reading an archive.
-        membership: None for a node of no cluster.
+        archive_openers: threads for jobs that may take as long as reading an archive.
+        membership: None for a node outside of any cluster.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Node:
         self.config = config
         self.membership = membership
         self.caller = Caller(read_secret(config.peer_secret_file), bytes.fromhex(store.store_uuid), self._map_version)
-        """As whom this node calls others."""
+        """Identity with which this node calls others."""
         self.confirm_map: Callable[[pb.ClusterMap], Awaitable[None]] | None = None
-        """Raises when a map is not to be believed."""
+        """Raises if a map is not to be trusted."""
         self.peer_clocks = PeerClocks(lambda: store.clock.wall_ms())
         store.clock.max_offset_ms = round(config.max_clock_offset_s * 1000)
         self.metrics = NodeMetrics()
@@ -71,32 +71,32 @@ class Node:
             config.tenant_weights,
             message_bytes=config.max_message_bytes,
         )
-        """Of clients, which put and get objects."""
+        """Streams of clients, which put and get objects."""
         self.replica_streams = Streams(
             config.max_streams * _WRITES_PER_STREAM,
             config.still_s,
             config.stall_timeout_s,
             message_bytes=config.max_message_bytes,
         )
-        """Of nodes that coordinate writes, apart from those of clients: a node that has no place for a copy of what
-        another one takes on must not make that wait for a client's."""
+        """Streams of nodes that coordinate writes, separate from those of clients: a node without a free slot for a
+        replica must not make another node's write wait for one of its own clients."""
         self.unread = Places(_UNREAD_CALLS, _UNREAD_STILL_S, config.tenant_weights)
-        """Places of gRPC calls that have a single request, until it has arrived."""
+        """Slots of gRPC calls with a single request, until it has arrived."""
         self._readers = readers
         self._archive_openers = archive_openers
         self.opening = Turns(config.archive_threads, spare=1)
-        """At the threads that open archives."""
+        """Turns at the threads that open archives."""
         self.reading = Turns(_READS_PER_THREAD * config.read_threads)
         self._learning = asyncio.Lock()
 
     @property
     def map_version(self) -> int:
-        """Of the newest map known here; 0 without one."""
+        """Version of the newest map known here; 0 without one."""
         view = self.membership.view if self.membership is not None else None
         return view.version if view is not None else 0
 
     def limits(self) -> dict[str, str]:
-        """The configuration's, with those that were found at the start."""
+        """Return the configuration's limits, with those that were determined at the start."""
         return self.config.limits() | {"critical_memory_bytes": str(self.pressure.critical_bytes)}
 
     def _map_version(self) -> int:
@@ -104,7 +104,7 @@ class Node:
         return view.version if view is not None else 0
 
     async def learn(self, map_: pb.ClusterMap) -> int:
-        """See Membership.learn. One at a time, and so on one reader thread: deleting a bucket takes its time."""
+        """See Membership.learn. One map at a time, and so on one reader thread: deleting a bucket takes time."""
         if self.membership is None:
             raise ValueError("this node keeps no map")
         async with self._learning:
@@ -113,15 +113,16 @@ class Node:
             return await self.read(self.membership.learn, map_)
 
     async def open_archives(self, tenant: str, function: Callable[..., T], *arguments: object) -> T:
-        """As `read`, of what may take as long as reading an archive whole, or as deleting a bucket: such jobs have
-        threads of their own, which tenants take turns at."""
+        """Like `read`, for jobs that may take as long as reading an entire archive, or deleting a bucket. They have
+        threads of their own, shared by tenants in turns."""
         async with self.opening.turn(tenant):
             return await self._run(self._archive_openers, function, arguments)
 
     async def read(self, function: Callable[..., T], *arguments: object) -> T:
         """Run a function that may wait for a drive, off the event loop.
 
-        Cancelled, it still returns only when the function has, or never will be run: what it works on may be closed.
+        If cancelled, it still returns only when the function has ended, or will never run: what it works on may be
+        closed.
         """
         tenant = ASKING.get()
         submitted_s = clock_s()
@@ -142,17 +143,17 @@ class Node:
         arguments: tuple[object, ...],
         submitted_s: float | None = None,
     ) -> T:
-        """`submitted_s`: since when it waits for a thread, where that says how busy the drives are."""
+        """`submitted_s`: when the job was submitted, if its wait for a thread indicates how busy the drives are."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 
         def work() -> None:
-            """On a reader thread. Hands the outcome over itself: `wrap_future` costs half as much as all the rest."""
+            """Run on a reader thread. Delivers the result itself: `wrap_future` costs half as much as the rest."""
             if submitted_s is not None:
                 self.pressure.reader_waited(clock_s() - submitted_s)
             try:
                 result = function(*arguments)
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            except BaseException as error:  # noqa: BLE001 - BLE001 - raised in the waiting task
                 loop.call_soon_threadsafe(_fail, answer, error)
             else:
                 loop.call_soon_threadsafe(_answer, answer, result)
@@ -167,7 +168,7 @@ class Node:
 
 
 def _answer(future: asyncio.Future[T], result: T) -> None:
-    if not future.done():  # else nobody waits for it any more
+    if not future.done():  # otherwise no task waits for it any more
         future.set_result(result)
 
 

@@ -1,7 +1,7 @@
-"""Metric counters of a node: plain numbers, so that serving pays next to nothing and needs no library.
+"""Metric counters of a node: plain numbers, so that counting costs next to nothing and needs no library.
 
-Written on the node's event loop only. `storage_node.metrics.exporter` reads them from another thread, and may see one
-batch's numbers half added. Nothing here is ever reset: rates are the reader's business.
+They are written on the node's event loop only. `storage_node.metrics` reads them from another thread on each scrape,
+and may see one batch's numbers half added. Nothing is ever reset: rates are computed by the reader.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from ais_loader.wire.frame import U8
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Upper bounds of the latency histograms' buckets, in seconds, inclusive; one more bucket has no bound."""
+"""Upper bounds of the latency histograms' buckets, in seconds, inclusive; one further bucket is unbounded."""
 KINDS = ("single", "many", "part")
-"""A batch of one entry is how a client reads a single object; counted with others, neither latency would mean much.
-A part is what one node of several contributes: its bytes may be delivered once more by the node that assembles."""
+"""Kinds of batches. A batch of one entry is a client's read of a single object; its latency is counted separately,
+since a mixture would mean little. A part is the contribution of one node of several: the node that assembles the batch
+may deliver its bytes once more."""
 OUTCOMES = ("complete", "stopped", "failed", "rejected", "abandoned")
 CONTENTS = ("object", "member")
 REASONS = ("batches", "answers", "memory", "still", "stopping")
@@ -32,7 +33,7 @@ clock_s = time.perf_counter
 
 
 class Histogram:
-    """How many values fell into each bucket, and their sum in seconds."""
+    """Number of values in each bucket, and their sum in seconds."""
 
     __slots__ = ("buckets", "sum_s")
 
@@ -55,40 +56,41 @@ def count(counts: dict[str, int], name: str, more: int = 1) -> None:
 
 
 class NodeMetrics:
-    """Everything since the node began."""
+    """All counters since the node started."""
 
     def __init__(self) -> None:
         self.batches = {kind: _zeros(OUTCOMES) for kind in KINDS}
         self.first_byte = {kind: Histogram() for kind in KINDS}
-        """From the request's arrival to the moment when its first frame has been handed to the network."""
+        """From the request's arrival until its first frame has been handed to the network."""
         self.duration = {kind: Histogram() for kind in KINDS}
-        """From the request's arrival to the moment when its END has been; of batches that were not turned away."""
+        """From the request's arrival until its END has been handed to the network; without rejected batches."""
         self.entries = {kind: _zeros(CONTENTS) for kind in KINDS}
         self.entry_bytes = {kind: _zeros(CONTENTS) for kind in KINDS}
-        """Good entries of batches that reached their END."""
+        """Successful entries of batches that reached their END."""
         self.soft_errors = _zeros(STATUSES.values())
-        """Entries that failed in a batch that went on, by status."""
+        """Entries that failed in a batch that continued, by status."""
         self.hard_errors = _zeros(STATUSES.values())
-        """Batches that an error ended, by the error's kind; the status of the entry where that ended it."""
+        """Batches ended by an error, by the error's kind, or by the entry's status if an entry ended it."""
         self.rejections = _zeros(REASONS)
         self.throttle_s = dict.fromkeys(THROTTLES, 0.0)
-        """Batches held back, by cause: frames that wait for a turn among tenants or for memory, and pauses."""
+        """Time for which batches were held back, by cause: frames that waited for a turn among tenants or for memory,
+        and pauses."""
         self.client_wait_s = 0.0
-        """Frames whose client had granted no credit for them yet."""
+        """Time for which frames waited for credit from their client."""
         self.sent_bytes = 0
         """All messages of all sessions."""
         self.pending_reads = 0
-        """Pieces of work that reader threads have or are waiting for."""
+        """Reads and writes that reader threads execute, or that wait for one."""
 
         self.requests = _zeros(OPERATIONS)
         """Calls on single objects."""
         self.request_errors = dict.fromkeys(((operation, "internal") for operation in OPERATIONS), 0)
-        """By operation and the error's kind."""
+        """Counts by operation and error kind."""
         self.request_bytes = _zeros(("get", "put"))
         self.listed_objects = 0
 
     def small(self, request: pb.BatchRequest, size_bytes: int, took_s: float) -> None:
-        """A batch of a few small objects, answered whole."""
+        """Count a batch of a few small objects that was answered at once."""
         kind = kind_of(request)
         self.batches[kind]["complete"] += 1
         self.entries[kind]["object"] += len(request.name)
@@ -104,7 +106,7 @@ def kind_of(request: pb.BatchRequest) -> str:
 
 
 class Entries(Protocol):
-    """What a batch knows of its entries when it ends; arrays of shape (n,)."""
+    """Properties of a batch's entries at its end; arrays of shape (n,)."""
 
     @property
     def status(self) -> U8: ...
@@ -113,7 +115,7 @@ class Entries(Protocol):
 
 
 class BatchTally:
-    """One batch from its request's arrival to whatever ends it; a context manager around all that is done for it."""
+    """Counts one batch, from its request's arrival to its end; a context manager around its processing."""
 
     __slots__ = ("_began_s", "_counts", "_first_byte_s", "_kind", "_outcome", "_request")
 
@@ -130,7 +132,7 @@ class BatchTally:
 
     def __exit__(self, *_: object) -> None:
         counts, kind = self._counts, self._kind
-        # Without a word so far: the client cancelled it, or its connection is gone.
+        # No outcome so far: the client cancelled the batch, or its connection has broken.
         self._outcome = self._outcome or "abandoned"
         counts.batches[kind][self._outcome] += 1
         if self._first_byte_s is not None:
@@ -143,7 +145,7 @@ class BatchTally:
             self._first_byte_s = clock_s() - self._began_s
 
     def ended(self, batch: Entries, end: pb.End | None) -> None:
-        """The batch has been read and sent, but for `end` (None when that went with the last frame)."""
+        """Note that the batch has been read and sent, except `end` (None if it went with the last frame)."""
         counts, n = self._counts, len(batch.status) if end is None else end.entries
         status, members = batch.status[:n], self._request.member
         failed = status.nonzero()[0].tolist()
@@ -155,7 +157,7 @@ class BatchTally:
         entries["member"] += in_shards
         entry_bytes["member"] += shard_bytes
         entries["object"] += n - len(failed) - in_shards
-        # An entry that failed has no size.
+        # A failed entry has no size.
         entry_bytes["object"] += int(batch.sizes[:n].sum()) - shard_bytes
         if self._request.fail_fast and failed:
             self.stopped_at(status)
@@ -165,8 +167,8 @@ class BatchTally:
             count(counts.soft_errors, STATUSES.get(int(status[position]), "failed"))
 
     def stopped_at(self, status: U8) -> None:
-        """A failed entry, the first among these, has ended the batch, and its client may be gone with its error before
-        the node has said so. May be called again."""
+        """Note that the first failed entry among these has ended the batch; its client may have disconnected with the
+        error before the node reports it. May be called again."""
         if self._outcome != "stopped":
             self._outcome = "stopped"
             count(self._counts.hard_errors, STATUSES.get(int(status[status != pb.OK][0]), "failed"))

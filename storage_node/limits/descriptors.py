@@ -1,4 +1,4 @@
-"""Descriptor limit of the process: objects, archives, the catalog's tables and each connection take some."""
+"""Descriptor limit of the process: objects, archives, the catalog's tables and each connection use descriptors."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import contextlib
 import resource
 
 _LANES_LEAVE = 4
-"""Lanes leave one of so many descriptors to everything else."""
+"""Lanes leave one in this many descriptors to everything else."""
 
 
 def raise_descriptor_limit() -> None:
-    """To what the process may have without being privileged."""
+    """Raise the soft limit to the hard limit, which needs no privileges."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # a system that has another limit besides
+        with contextlib.suppress(OSError, ValueError):  # a system with a further limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
@@ -23,8 +23,8 @@ def descriptor_limit() -> int:
 
 
 def is_reserved(descriptor: int) -> bool:
-    """Whether a lane's new descriptor is one of those that lanes leave to everything else.
+    """Whether a lane's new descriptor is in the range that lanes leave to everything else.
 
-    The kernel hands out the lowest free number: a high one means that all lower ones are in use.
+    The kernel assigns the lowest free number, so a high one means that all lower ones are in use.
     """
     return descriptor >= descriptor_limit() * (_LANES_LEAVE - 1) // _LANES_LEAVE

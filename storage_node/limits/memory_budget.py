@@ -1,4 +1,4 @@
-"""Memory budget: bytes that calls hold together, and the order in which those that would exceed it wait."""
+"""Memory budget: bytes held by all calls together, and the queue of calls that would exceed it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections import deque
 
 
 class MemoryBudget:
-    """Bytes that are held, on the node's event loop; whoever would exceed the limit waits, in order.
+    """Counts held bytes, on the node's event loop. A call that would exceed the limit waits, in order of arrival.
 
-    A single request larger than the whole budget is granted when nothing else is held: it could never be otherwise.
+    A single request larger than the whole budget is granted when nothing else is held; otherwise it never could be.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -23,18 +23,18 @@ class MemoryBudget:
 
     @property
     def is_half_full(self) -> bool:
-        """Whether half of it or more is held."""
+        """Whether at least half of it is held."""
         return 2 * self.held_bytes >= self.limit_bytes
 
     def is_full(self, size_bytes: int) -> bool:
-        """Whether this much has to wait."""
+        """Whether this many bytes would have to wait."""
         return bool(self._waiting) or (size_bytes > 0 and not self._fits(size_bytes))
 
     def acquire_now(self, size_bytes: int, own_bytes: int = 0) -> bool:
-        """Whether there was room, with nobody waiting for it; then it is held.
+        """Acquire without waiting. Returns False if there is no room, or other calls are waiting.
 
         Args:
-            own_bytes: what the same request holds already, for one that acquires its bytes as they arrive.
+            own_bytes: bytes that the same request holds already, if it acquires them as they arrive.
         """
         if (self._waiting and not own_bytes) or not self._fits(size_bytes, own_bytes):
             return False
@@ -42,11 +42,11 @@ class MemoryBudget:
         return True
 
     def acquire_anyway(self, size_bytes: int) -> None:
-        """Held whether it fits or not: it has happened already, or nothing could go on without it."""
+        """Acquire even beyond the limit: the memory is already in use, or nothing could proceed without it."""
         self.held_bytes += size_bytes
 
     async def acquire(self, size_bytes: int, own_bytes: int = 0) -> None:
-        """Wait for room. Cancelled while waiting, it holds nothing more than before. `own_bytes`: see acquire_now."""
+        """Wait for room. If cancelled, no further bytes are held. `own_bytes`: see acquire_now."""
         if self.acquire_now(size_bytes, own_bytes):
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -55,9 +55,9 @@ class MemoryBudget:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self.release(size_bytes)  # granted in the very moment of the cancellation
+                self.release(size_bytes)  # granted at the moment of the cancellation
             else:
-                with contextlib.suppress(ValueError):  # a release may have passed over it already
+                with contextlib.suppress(ValueError):  # a release may have skipped it already
                     self._waiting.remove((size_bytes, granted))
                 self._grant()
             raise

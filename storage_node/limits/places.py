@@ -1,10 +1,12 @@
-"""Places of calls on a node: how many there are, who holds them, and from whom one is taken back when others need it.
+"""Call slots of a node: their number, their holders, and the preemption of a stalled call if another one needs its
+slot.
 
-A call that waits for its client holds memory, descriptors or bytes on a drive for as long as the client likes. Places
-bound how many do. As long as there are enough, a call that stands still is left alone; when somebody finds none free,
-the one that has stood still the longest gives its place up, of its own tenant or of one that has more than its share.
+A call that waits for its client holds memory, descriptors or bytes on a drive for as long as the client likes. Slots
+bound the number of such calls. As long as slots are free, a stalled call is left alone. When a call finds none free,
+the call that has been stalled for the longest loses its slot: one of the same tenant, or of a tenant that has more than
+its share.
 
-Pure bookkeeping: the time is an argument of whoever makes it. Belongs to the node's event loop.
+Pure bookkeeping: the clock is an argument. Belongs to the node's event loop.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 PROGRESS_BYTES = 64 << 10
-"""What a client has to have moved before a call counts as moving again: a byte now and then is no progress."""
+"""Bytes that a client must move before a stalled call counts as moving again: a byte now and then is no progress."""
 RESERVED_SHARE = 8
-"""One of so many places is not for a tenant that has all the others."""
+"""One in this many slots is not available to a tenant that has all others."""
 
 
 class Place:
-    """One call's. `evict` is called, once, when it is taken back; it must not wait."""
+    """The slot of one call. `evict` is called once, if the slot is preempted; it must not block."""
 
     __slots__ = (
         "_moved_bytes",
@@ -40,7 +42,7 @@ class Place:
         self.evict = evict
         self.evicted = False
         self.keeps = False
-        """Whether its call keeps memory that others may need."""
+        """Whether the call keeps memory that others may need."""
         self._moved_bytes = 0
         self._waits = 0
         self._waiting_since_s = 0.0
@@ -48,7 +50,7 @@ class Place:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around whatever waits for the client. May be nested, and overlap."""
+        """Context for a wait for the client. Waits may be nested, and may overlap."""
         self.begin_waiting()
         try:
             yield
@@ -56,7 +58,7 @@ class Place:
             self.end_waiting()
 
     def begin_waiting(self) -> None:
-        """`end_waiting` follows."""
+        """Note the start of a wait; `end_waiting` follows."""
         if not self._waits:
             self._waiting_since_s = self._places.now_s()
         self._waits += 1
@@ -67,7 +69,7 @@ class Place:
             self._waited_s += self._places.now_s() - self._waiting_since_s
 
     def moved(self, size_bytes: int = PROGRESS_BYTES) -> None:
-        """The client has taken or sent so much."""
+        """Note that the client has received or sent this many bytes."""
         self._moved_bytes += size_bytes
         if self._moved_bytes >= PROGRESS_BYTES:
             self._moved_bytes = 0
@@ -75,21 +77,23 @@ class Place:
             self._waiting_since_s = self._places.now_s()
 
     def still_s(self) -> float:
-        """For how long its client has been waited for since it last moved anything; 0 while it is not waited for."""
+        """Return how long the call has waited for its client since the client last moved anything; 0 if it is not
+        waiting."""
         return self._waited_s + self._places.now_s() - self._waiting_since_s if self._waits else 0.0
 
     def give_back(self) -> None:
-        """The call has ended; harmless when the place was taken back."""
+        """Release the slot at the end of the call; harmless if it was preempted."""
         self._places.give_back(self)
 
 
 class Places:
-    """
+    """All slots of one kind.
+
     Args:
-        limit: how many there are.
-        still_s: from when on a call that waits for its client may lose its place to another one.
-        weights: of tenants; 1 where none is given.
-        tenant_limit: how many one tenant may hold; by default all but one of RESERVED_SHARE.
+        limit: number of slots.
+        still_s: time after which a call that waits for its client may lose its slot to another one.
+        weights: weights of tenants; 1 by default.
+        tenant_limit: maximum for one tenant; by default all but one in RESERVED_SHARE.
     """
 
     def __init__(
@@ -104,7 +108,7 @@ class Places:
         self.limit = limit
         self._tenant_limit = limit - limit // RESERVED_SHARE if tenant_limit is None else tenant_limit
         self.evicted = 0
-        """Places taken back so far."""
+        """Number of preempted slots."""
         self.now_s = now_s
         self._still_s = still_s
         self._weights = weights or {}
@@ -112,7 +116,7 @@ class Places:
         self.held = 0
 
     def take(self, tenant: str, evict: Callable[[], None]) -> Place | None:
-        """None when there is none: the call has to come back later."""
+        """Take a slot. Returns None if there is none: the call has to be retried later."""
         mine = len(self._of.get(tenant, ()))
         free = self.held < self.limit and mine < self._tenant_limit
         if not free and self.reclaim(self._over_their_share(tenant)) is None:
@@ -124,11 +128,12 @@ class Places:
 
     @property
     def still(self) -> int:
-        """How many calls stand still for so long that they would lose their place to another one."""
+        """Number of calls that have been stalled long enough to lose their slot to another one."""
         return sum(one.still_s() >= self._still_s for places in list(self._of.values()) for one in list(places))
 
     def _over_their_share(self, tenant: str) -> Callable[[Place], bool]:
-        """Whose places may go to this tenant: its own; others' only while it has less than its share, and they more."""
+        """Preemption rule: a tenant may preempt its own calls; another tenant's only if it is below its share and they
+        are above theirs."""
         if self.held < self.limit or len(self._of.get(tenant, ())) >= self._tenant_limit:
             return lambda place: place.tenant == tenant
         total = sum(self._weights.get(name, 1.0) for name in {tenant, *self._of})
@@ -142,7 +147,8 @@ class Places:
         )
 
     def reclaim(self, wanted: Callable[[Place], bool]) -> Place | None:
-        """Take the place back that has stood still the longest, of those that are `wanted`; None where none does."""
+        """Preempt the slot, among those that are `wanted`, that has been stalled for the longest. Returns None if none
+        has been stalled long enough."""
         still = [(one.still_s(), one) for places in self._of.values() for one in places if wanted(one)]
         longest_s, place = max(still, key=lambda pair: pair[0], default=(0.0, None))
         if place is None or longest_s < self._still_s:
@@ -154,7 +160,7 @@ class Places:
         return place
 
     def reclaim_still(self) -> None:
-        """Take back the places of all calls that have stood still for `still_s`: what they hold is needed."""
+        """Preempt all slots stalled for `still_s`, because what they hold is needed."""
         while self.reclaim(lambda place: True) is not None:
             pass
 

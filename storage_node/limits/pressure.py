@@ -1,7 +1,8 @@
-"""Overload detection: a node's memory, processor and drives, measured while it serves.
+"""Load monitor: a node's memory, CPU and drives, measured while it serves.
 
-Memory over the critical mark turns new batches away, with a delay that grows with the excess. A processor or drives
-that cannot keep up have batches pause before their next frame: never for long, so that all of them go on.
+While memory exceeds the critical limit, new batches are rejected, with a delay that grows with the excess. While the
+CPU or the drives cannot keep up, batches pause before their next frame: never for long, so that all of them make
+progress.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from pathlib import Path
 from storage_node.settings.config import ServerConfig
 
 RSS_INTERVAL_S = 0.25
-"""Reading it takes some 20 microseconds, so not with every batch."""
+"""Reading it takes about 20 microseconds, so it is not read for every batch."""
 TICK_S = 0.1
 MAX_RETRY_S = 10.0
 _DELAYS_PER_EXCESS = 100
-"""One per cent over the mark doubles the delay, two triple it."""
+"""One per cent above the limit doubles the delay, two per cent triple it."""
 _SHARE_OF_MACHINE = 0.8
 _SMOOTHING = 0.2
 _NOTHING_S = 0.05
 _MAX_SAMPLE_S = 1.0
-"""A process that stood still for a minute must not make up for it for as long."""
+"""A process that was stopped for a minute must not compensate for it for as long."""
 _CGROUPS = Path("/sys/fs/cgroup")
 log = logging.getLogger(__name__)
 
 
 def machine_memory_bytes() -> int:
-    """What this process can have at most: the machine's memory, or its cgroup's if that is less."""
+    """Return the maximum memory of this process: the machine's, or its cgroup's if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in (*_cgroup_limits(), _CGROUPS / "memory" / "memory.limit_in_bytes"):
         try:
@@ -43,7 +44,8 @@ def machine_memory_bytes() -> int:
 
 
 def _cgroup_limits() -> list[Path]:
-    """Of this process's cgroup (version 2) and of those around it; inside a container its own is often the root."""
+    """Return the limit files of this process's cgroup (version 2) and its parents; inside a container its own is often
+    the root."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -54,7 +56,7 @@ def _cgroup_limits() -> list[Path]:
 
 
 def resident_bytes() -> int:
-    """Of this process; 0 where the system does not tell."""
+    """Return the resident memory of this process; 0 if it is unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -63,22 +65,22 @@ def resident_bytes() -> int:
 
 
 def give_memory_back() -> None:
-    """What malloc keeps for later goes back to the system. Takes some milliseconds. Without glibc nothing happens."""
+    """Return memory cached by malloc to the system. Takes some milliseconds. No effect without glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def retry_after_ms(base_ms: int, resident: int, critical: int) -> int:
-    """How long a batch is sent away for: `base_ms` at the mark, more the further over it, MAX_RETRY_S at most."""
+    """Return the retry delay of a rejected batch: `base_ms` at the limit, growing with the excess up to MAX_RETRY_S."""
     excess = max(0.0, resident / critical - 1)
     return min(int(base_ms * (1 + _DELAYS_PER_EXCESS * excess)), max(base_ms, int(MAX_RETRY_S * 1000)))
 
 
 def pause_s(lag_s: float, wait_s: float, config: ServerConfig) -> tuple[float, str]:
-    """How long a batch pauses before its next frame, and because of what: "cpu" or "drives".
+    """Return the pause of a batch before its next frame, and its cause: "cpu" or "drives".
 
-    As long as the delay exceeds what is put up with, and `max_throttle_s` at most.
+    The pause is the excess of the worse delay over its threshold, capped at `max_throttle_s`.
     """
     cpu_s, drives_s = lag_s - config.throttle_cpu_lag_s, wait_s - config.throttle_drive_wait_s
     longest_s = max(cpu_s, drives_s)
@@ -88,10 +90,10 @@ def pause_s(lag_s: float, wait_s: float, config: ServerConfig) -> tuple[float, s
 
 
 class Pressure:
-    """Of one node. Belongs to its event loop, but for `reader_waited`.
+    """Load monitor of one node. Belongs to its event loop, except `reader_waited`.
 
     Args:
-        relieve: called, now and then, while memory is over its mark.
+        relieve: called from time to time while memory exceeds its limit.
     """
 
     def __init__(self, config: ServerConfig, relieve: Callable[[], object]) -> None:
@@ -103,12 +105,12 @@ class Pressure:
         self._measured_at_s = -RSS_INTERVAL_S
         self._over = False
         self.lag_s = 0.0
-        """By how much the event loop comes late to what is due: the processor's sign."""
+        """Delay with which the event loop runs due callbacks; indicates the load of the CPU."""
         self.reader_wait_s = 0.0
-        """How long a read waits for a reader thread: the drives' sign."""
+        """Time that a read waits for a reader thread; indicates the load of the drives."""
 
     def memory_is_critical(self) -> bool:
-        """By a measurement that is no older than RSS_INTERVAL_S."""
+        """Whether memory exceeds its limit, by a measurement no older than RSS_INTERVAL_S."""
         now = time.monotonic()
         if now - self._measured_at_s >= RSS_INTERVAL_S:
             self._measured_at_s = now
@@ -127,19 +129,19 @@ class Pressure:
         return self._over
 
     def retry_after_ms(self) -> int:
-        """For a batch that is turned away because of it."""
+        """Return the retry delay of a batch that is rejected because of memory."""
         return retry_after_ms(self._config.reject_retry_after_ms, self.resident_bytes, self.critical_bytes)
 
     def reader_waited(self, wait_s: float) -> None:
-        """By reader threads: two that come at once may leave one of their measurements out."""
+        """Note a wait, on a reader thread. Of two simultaneous calls, one measurement may be lost."""
         self.reader_wait_s += _SMOOTHING * (min(wait_s, _MAX_SAMPLE_S) - self.reader_wait_s)
 
     def pause(self) -> tuple[float, str]:
-        """As `pause_s`, of now."""
+        """Return the current pause; see `pause_s`."""
         return pause_s(self.lag_s, self.reader_wait_s, self._config)
 
     def wait_us(self) -> int:
-        """How long a read waits here before it begins, for those who choose whom to ask; 0 while that is nothing."""
+        """Return how long a read waits here before it begins, for replica choice by clients; 0 if it is negligible."""
         wait_s = self.lag_s + self.reader_wait_s
         return int(wait_s * 1e6) if wait_s >= _NOTHING_S else 0
 

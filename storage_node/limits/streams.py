@@ -1,7 +1,7 @@
-"""Streams of single calls, which carry an object in or out: a place for each, and a deadline for what its client does.
+"""Streams of single calls, which carry an object in or out: a slot for each, and a deadline for its client's progress.
 
-Not for the call as a whole: an upload of hundreds of gigabytes over a slow line goes on as long as it moves. A stream
-that does not move at all is ended, and one that stands still earlier, when another one finds no place.
+There is no deadline for the call as a whole: an upload of hundreds of gigabytes over a slow line continues as long as
+it moves. A stream that does not move at all is ended, and a stalled one earlier, if another call finds no slot.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from storage_node.limits.places import Place, Places
 
 T = TypeVar("T")
 MAX_TENANT = 128
-"""Characters of a tenant's name."""
+"""Maximum length of a tenant's name, in characters."""
 MESSAGE_WAIT_S = 5.0
-"""How long what has come waits for room among the others' messages before its call is told to come back."""
+"""Time that a received message waits for room among the others before its call is rejected."""
 
 _LOOK_S = 0.1
 
 
 class Received(NamedTuple, Generic[T]):
-    """A message, and its size on the wire: a message that is asked for its size is serialized for that."""
+    """A message and its size on the wire: computing the size would serialize the message again."""
 
     message: T
     size_bytes: int
     reserved_bytes: int = 0
-    """Room for it among `Streams.messages` that has been acquired already. Whoever takes the message releases it."""
+    """Room in `Streams.messages` that has been acquired for it already. The consumer of the message releases it."""
 
 
 def tenant_of(context: Any) -> str:
-    """For whom a call is made, as its client says."""
+    """Return the tenant of a call, as named by its client."""
     return named_in(context.invocation_metadata())
 
 
 def named_in(metadata: Any) -> str:
-    """The tenant in a call's metadata; "" where it says nothing, or what is no name."""
+    """Return the tenant in a call's metadata; "" if there is none, or an invalid one."""
     for key, value in metadata or ():
         if key == TENANT_KEY:
             try:
@@ -52,10 +52,10 @@ def named_in(metadata: Any) -> str:
 
 
 class Streams:
-    """Of one node and one kind; belongs to its event loop.
+    """Streams of one node and one kind. Belongs to its event loop.
 
     Args:
-        message_bytes: of the messages being worked on, all together.
+        message_bytes: limit on all messages in progress together.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Streams:
         self.still_s = still_s
         self.stall_timeout_s = stall_timeout_s
         self.messages = MemoryBudget(message_bytes)
-        """What has come and is being worked on, or waits for its commit."""
+        """Messages in progress, or waiting for their commit."""
 
     @contextlib.contextmanager
     def open(self, tenant: str) -> Iterator[Stream]:
-        """A place, for as long as a call lasts. Raises Overloaded when there is none."""
+        """Hold a slot for the duration of a call. Raises Overloaded if there is none."""
         stream = Stream(self)
         place = self.places.take(tenant, stream.evict)
         if place is None:
@@ -88,7 +88,7 @@ class Streams:
             place.give_back()
 
     async def acquire(self, size_bytes: int, own_bytes: int = 0) -> None:
-        """Room for a message. Raises Overloaded when there is none for a while.
+        """Acquire room for a message. Raises Overloaded if there is none for a while.
 
         Args:
             own_bytes: room that the same message has acquired already.
@@ -111,11 +111,11 @@ class Streams:
             if not acquiring.done():
                 acquiring.cancel()
             elif not acquired:
-                self.messages.release(size_bytes)  # granted in the very moment in which nobody wanted it any more
+                self.messages.release(size_bytes)  # granted at the moment of the timeout or cancellation
 
 
 class Stream:
-    """One call's."""
+    """The stream of one call."""
 
     place: Place
 
@@ -123,13 +123,13 @@ class Stream:
         self._streams = streams
         self._waiting: asyncio.Timeout | None = None
         self._ends_s: float | None = None
-        """By the loop's clock, when what waits is ended; None while nothing does, or may for as long as it likes."""
+        """Time of the loop's clock at which the current wait is ended; None if there is no wait, or no deadline."""
         self._timer: asyncio.TimerHandle | None = None
         self._evicted = False
         self._held_bytes = 0
 
     async def keep(self, size_bytes: int) -> None:
-        """Count so much until the call ends. Raises Overloaded."""
+        """Count this many bytes until the call ends. Raises Overloaded."""
         await self._streams.acquire(size_bytes)
         self._held_bytes += size_bytes
         self.place.keeps = True
@@ -143,15 +143,15 @@ class Stream:
             self._streams.messages.release(held_bytes)
 
     def evict(self) -> None:
-        """Another call needs the place: what waits for the client ends now."""
+        """Preempt the call, because another one needs the slot: its wait for the client ends now."""
         self._evicted = True
         if self._waiting is not None:
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
     async def waiting(self, step: Awaitable[T], *, deadline: bool = True) -> T:
-        """The outcome of what waits for the client. Raises Overloaded, SilenceTimeout; then the call is to be ended.
+        """Return the result of a wait for the client. Raises Overloaded, SilenceTimeout; the call has to be ended then.
 
-        Without a `deadline` it may take as long as nobody needs the place.
+        Without a `deadline`, it may take as long as no other call needs the slot.
         """
         loop = asyncio.get_running_loop()
         self._ends_s = loop.time() + self._streams.stall_timeout_s if deadline else None
@@ -164,7 +164,7 @@ class Stream:
                     return await step
                 finally:
                     self.place.end_waiting()
-        except LoaderError:  # SilenceTimeout is a TimeoutError, too
+        except LoaderError:  # SilenceTimeout is also a TimeoutError
             raise
         except TimeoutError:
             raise self._stalled() from None
@@ -172,7 +172,7 @@ class Stream:
             self._waiting = self._ends_s = None
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One timer for all steps of the call, which looks again when it goes off: most steps are over at once."""
+        """Run one timer for all steps of the call. It checks again when it fires, because most steps end at once."""
         self._timer = None
         if self._ends_s is None:
             return
@@ -197,9 +197,10 @@ class Stream:
         keeps: Callable[[T], bool] = lambda message: False,
         deadline: bool = True,
     ) -> AsyncGenerator[T, None]:
-        """What the client sends, held until the next one is asked for; what `keeps`, until the call ends.
+        """Yield the client's messages, each counted until the next one is requested; those that `keeps` selects, until
+        the call ends.
 
-        Raises as `waiting`.
+        Raises like `waiting`.
         """
         streams, coming = self._streams, aiter(requests)
         while (received := await self.waiting(anext(coming, None), deadline=deadline)) is not None:

@@ -1,7 +1,7 @@
-"""Tasks of a node's event loop: work that is begun again when it fails, and waits that are not torn away.
+"""Tasks of a node's event loop: work that restarts after a failure, and waits that a cancellation does not interrupt.
 
-A task of an event loop that ends with an exception nobody expected ends in silence, and the node would serve on without
-its work: copies that are never made equal, a map that is never asked for.
+A task that ends with an unexpected exception ends silently, and the node would continue without its work: replicas that
+are never repaired, a map that is never updated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 async def keep_going(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Do `work`, which is meant to go on until it is cancelled, and begin it again when it fails."""
+    """Run `work`, which normally runs until it is cancelled, and restart it when it fails."""
     loop = asyncio.get_running_loop()
     failures = 0
     while True:
@@ -39,7 +39,8 @@ async def keep_going(name: str, work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = bool) -> T:
-    """The outcome of `future`. A cancellation is passed on to `cancel` at once, and to the caller when it is done."""
+    """Return the result of `future`. A cancellation is passed to `cancel` at once, and to the caller when the future is
+    done."""
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
@@ -52,6 +53,6 @@ async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = bool
 
 
 def retrieve(finished: asyncio.Future[Any]) -> None:
-    """Take note of an outcome that nobody waits for any more."""
+    """Retrieve a result for which no task waits any more, so that asyncio does not log it."""
     if finished.done() and not finished.cancelled():
         finished.exception()

@@ -1,6 +1,6 @@
-"""Turns of tenants at a few threads: in order within a tenant, one tenant after the other.
+"""Scheduling of tenants on a few threads: first come, first served within a tenant, and round robin between tenants.
 
-Where jobs differ much in how long they take, turns are counted by their time (`TimedTurns`).
+If jobs differ much in duration, turns are weighted by time (`TimedTurns`).
 
 Belongs to the node's event loop.
 """
@@ -16,14 +16,15 @@ from contextvars import ContextVar
 
 _REMEMBERED = 4096
 ASKING: ContextVar[str] = ContextVar("ASKING", default="the node itself")
-"""For which tenant the running task works. What a node does by itself, or for other nodes, has turns of its own."""
+"""Tenant of the running task. The node's own work, and that for other nodes, has turns of its own."""
 
 
 class Turns:
-    """
+    """Turns of equal weight.
+
     Args:
-        limit: how many jobs run at once.
-        spare: how many of them are not for one tenant alone.
+        limit: number of jobs that run in parallel.
+        spare: number of them that are not available to a single tenant.
     """
 
     def __init__(self, limit: int, *, spare: int = 0) -> None:
@@ -32,7 +33,7 @@ class Turns:
         self.running = 0
         self._running: dict[str, int] = {}
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """By tenant, the one whose turn was longest ago first."""
+        """Waiting jobs by tenant. The tenant whose last turn was longest ago comes first."""
 
     @property
     def waiting(self) -> int:
@@ -40,7 +41,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Around a job. Cancelled while waiting, it has taken nobody's turn."""
+        """Context of a job. If cancelled while waiting, it has used no turn."""
         await self.begin(tenant)
         try:
             yield
@@ -48,7 +49,7 @@ class Turns:
             self.end(tenant)
 
     async def begin(self, tenant: str) -> None:
-        """Wait for a turn; `end` it. Cancelled, it has taken nobody's."""
+        """Wait for a turn, which `end` ends. If cancelled, it has used no turn."""
         if tenant in self._waiting or not self._may_run(tenant):
             mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(tenant, deque()).append(mine)
@@ -56,7 +57,7 @@ class Turns:
                 await mine
             except asyncio.CancelledError:
                 if mine.done() and not mine.cancelled():
-                    self.end(tenant)  # granted in the very moment of the cancellation
+                    self.end(tenant)  # granted at the moment of the cancellation
                 else:
                     self._forget(tenant, mine)
                 raise
@@ -71,7 +72,7 @@ class Turns:
         self.running += 1
 
     def end(self, tenant: str) -> None:
-        """A job that had begun is over."""
+        """End a job that has begun."""
         self.running -= 1
         self._running[tenant] -= 1
         if not self._running[tenant]:
@@ -86,7 +87,7 @@ class Turns:
                 mine.set_result(None)
 
     def _following(self) -> str | None:
-        """Whose turn it is, of those who wait."""
+        """Return the next tenant among those that wait."""
         return next(filter(self._may_run, self._waiting), None)
 
     def _forget(self, tenant: str, mine: asyncio.Future[None]) -> None:
@@ -98,15 +99,15 @@ class Turns:
 
 
 class TimedTurns(Turns):
-    """Turns that count for as long as they last: next is the tenant that has had the least time, by its weight.
+    """Turns weighted by their duration: the next tenant is the one that has used the least time, by its weight.
 
-    Between two tenants that both wait all the time, what they have had differs by no more than what a job of each
-    takes, on each thread. One that asks for nothing saves nothing up: when it comes back it has had as much as the one
-    served last.
+    Between two tenants that always have jobs waiting, the used times differ by no more than the duration of one job of
+    each, on each thread. An idle tenant saves nothing up: when it returns, it counts as having used as much as the
+    tenant served last.
 
     Args:
-        weights: of tenants that are to have more or less than 1.
-        clock_s: the time, for tests.
+        weights: of tenants with another weight than 1.
+        clock_s: the clock, for tests.
     """
 
     def __init__(
@@ -115,12 +116,12 @@ class TimedTurns(Turns):
         super().__init__(limit)
         self._weights, self._clock_s = weights, clock_s
         self._had: dict[str, tuple[float, float]] = {}
-        """Seconds by weight that a tenant has had, and when that was counted."""
+        """Weighted seconds that a tenant has used, and the time of that count."""
         self._served = 0.0
-        """What the tenant served last had had, when its turn came."""
+        """Time used by the tenant served last, when its turn came."""
 
     def _count(self, tenant: str) -> float:
-        """What a tenant has had, all that it has running included."""
+        """Return the time that a tenant has used, including its running jobs."""
         now_s = self._clock_s()
         had, counted_s = self._had.get(tenant, (self._served, now_s))
         running = self._running.get(tenant, 0)

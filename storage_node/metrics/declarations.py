@@ -1,6 +1,5 @@
-"""Metric catalogue: every number that a node exports, with its unit and meaning. Tests compare docs/metrics.md and the
-dashboard with it.
-"""
+"""Metric catalogue: all exported metrics, with unit and meaning. Tests compare docs/metrics.md and the dashboard with
+it."""
 
 from __future__ import annotations
 
@@ -524,7 +523,7 @@ PROCESS = {
 
 
 def markdown_table() -> str:
-    """The table in docs/metrics.md; a test compares them."""
+    """Format the table in docs/metrics.md; a test compares them."""
     rows = ["| metric | type | labels | unit | meaning |", "|---|---|---|---|---|"]
     for metric in METRICS:
         labels = ", ".join(metric.labels)

@@ -1,7 +1,7 @@
-"""Prometheus exporter: read when somebody scrapes, from what the node counts anyway (`metric_counters`).
+"""Prometheus exporter: evaluates, on each scrape, what the node counts anyway (`metric_counters`).
 
-What there is to read stands in metric_list.py. Every node has a registry and a port of its own, so several nodes of one
-process do not mix. prometheus-client is needed only where metrics are served.
+The metrics are listed in metric_list.py. Every node has a registry and a port of its own, so that several nodes in one
+process do not mix. prometheus-client is needed only if metrics are served.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Sample = tuple[str, tuple[str, ...], float]
 
 
 class NodeCollector:
-    """Reads a running node; prometheus-client calls `collect` from its own threads."""
+    """Reads a running node. prometheus-client calls `collect` from its own threads."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class NodeCollector:
         self._version = version
 
     def describe(self) -> list[Any]:
-        return []  # the registry is this node's alone: no names to compare, and no read before somebody asks
+        return []  # the registry is this node's alone: no names to compare, and nothing to read before the first scrape
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -167,7 +167,7 @@ class NodeCollector:
         yield "ais_loader_node_info", (self._version, store.store_uuid, IMPLEMENTATION), 1
         try:
             states = store.pool.states()
-        except LoaderError:  # closed under our hands: the node is stopping
+        except LoaderError:  # closed meanwhile: the node is stopping
             return
         for state in states:
             labels = (state.uuid, state.path)
@@ -257,7 +257,7 @@ class NodeCollector:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Cumulative, as Prometheus wants them."""
+    """Return cumulative counts, as Prometheus expects them."""
     bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
     return list(zip(bounds, accumulate(list(histogram.buckets)), strict=True))
 
@@ -271,7 +271,7 @@ def node_registry(
     promote: PromoteMetrics,
     lanes: Mapping[str, LaneListener],
 ) -> CollectorRegistry:
-    """All metrics of one node."""
+    """Create a registry with all metrics of one node."""
     from prometheus_client import CollectorRegistry, ProcessCollector
 
     registry = CollectorRegistry()
@@ -281,7 +281,7 @@ def node_registry(
 
 
 def require_library() -> None:
-    """Raises InvalidRequest where metrics cannot be served."""
+    """Require prometheus-client. Raises InvalidRequest if it is missing."""
     with needs("prometheus_client", "metrics_port", InvalidRequest):
         import prometheus_client  # noqa: F401
 
@@ -298,8 +298,9 @@ def metrics_served(
 ) -> Iterator[int | None]:
     """Serve a node's metrics over HTTP, at /metrics, on threads of their own; yields the port. Raises OSError.
 
-    `lanes` are the node's listeners, by who opens lanes at them.
-    Where the node's configuration names no port, nothing is served.
+    `lanes`: the node's listeners, by the kind of their clients.
+
+    Nothing is served if the node's configuration has no port for it.
     """
     host, port = batches.node.config.host, batches.node.config.metrics_port
     if port is None:

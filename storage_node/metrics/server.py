@@ -1,4 +1,4 @@
-"""HTTP server of a node's metrics: a thread for each connection, of which there are few, and none waits for long."""
+"""HTTP server of a node's metrics, with a thread for each connection; there are few, and none may be idle for long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 MAX_CONNECTIONS = 16
-"""At the same time. If there are more, the oldest one is closed."""
+"""Maximum number of open connections. Beyond it, the oldest one is closed."""
 SILENCE_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 5.0
 
@@ -48,8 +48,8 @@ class _FewConnections(ThreadingMixIn, WSGIServer):
             if len(self._open) >= MAX_CONNECTIONS:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
-                with contextlib.suppress(OSError):  # its client has gone
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread finds out, and closes it
+                with contextlib.suppress(OSError):  # its client has disconnected
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread notices, and closes it
             self._open[request] = None
         super().process_request(request, client_address)
 
@@ -64,8 +64,8 @@ class _Handler(WSGIRequestHandler):
     timeout = SILENCE_TIMEOUT_S
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError):  # a client that says nothing, or has gone
+        with contextlib.suppress(OSError):  # the client is silent, or has disconnected
             super().handle()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Requests are not logged."""
+        """Do nothing: requests are not logged."""

@@ -64,7 +64,7 @@ class Argument:
         return f"{self.name}:{kind}" + (f"={self.default}" if self.default is not None else "")
 
     def text(self, value: object) -> str:
-        """The value as it stands in a word. Raises WrongArgument."""
+        """Convert the value to the text of a word. Raises WrongArgument."""
         match self.kind:
             case "int" | "float":
                 kinds = int if self.kind == "int" else (int, float)
@@ -105,21 +105,21 @@ class CommandLine:
 
     words: tuple[tuple[_Part, ...], ...]
     arguments: tuple[Argument, ...]
-    """In the order in which they first stand."""
+    """In the order of their first use."""
     suffixes: Mapping[str, str]
     """The suffix that the command line itself gives to {input} or {output}, as in "{output}.wav"."""
 
     @property
     def usage(self) -> str:
-        """The arguments, as an operator writes them."""
+        """Description of the arguments, in an operator's notation."""
         return ", ".join(map(str, self.arguments)) or "no arguments"
 
     def uses(self, kind: str) -> bool:
-        """Whether {input} or {output} stands in a word."""
+        """Whether a word contains {input} or {output}."""
         return any(_File(kind) in parts for parts in self.words)
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, str]:
-        """The arguments as text, defaults included. Raises WrongArgument."""
+        """Return the arguments as text, including defaults. Raises WrongArgument."""
         known = {argument.name for argument in self.arguments}
         if unknown := sorted(set(given) - known):
             raise WrongArgument(f"{unknown[0]!r} is none that this command takes")
@@ -134,10 +134,10 @@ class CommandLine:
         return texts
 
     def fill(self, given: Mapping[str, Any], files: Mapping[str, str]) -> list[str]:
-        """The words of one run.
+        """Return the words of one run.
 
         Args:
-            given: the arguments, as JSON has them.
+            given: the arguments, as JSON values.
             files: paths of {input} and {output}, without the suffixes that the command line gives them.
 
         Raises WrongArgument.
@@ -214,7 +214,7 @@ def parse_text(text: str) -> CommandLine:
 
 
 def words_of(text: str) -> list[str]:
-    """Split as a shell would, and no more than that. Raises WrongCommand."""
+    """Split a text into words as a shell would, without any other expansion. Raises WrongCommand."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -222,7 +222,7 @@ def words_of(text: str) -> list[str]:
 
 
 def check_commands(commands: Mapping[str, str]) -> None:
-    """Check what an operator lists, by name. Raises WrongCommand, which says which one is wrong."""
+    """Check an operator's list of commands, by name. Raises WrongCommand with the name of the wrong one."""
     for name, text in commands.items():
         if not _COMMAND_NAME.fullmatch(name):
             raise WrongCommand(f"{name!r}: a name is letters, digits, _ and -, and begins with a letter or a digit")
@@ -235,7 +235,7 @@ def check_commands(commands: Mapping[str, str]) -> None:
 
 
 def check_suffix(suffix: str) -> None:
-    """A suffix of a client's that cannot lead to another folder. Raises WrongCommand."""
+    """Check that a client's suffix cannot lead to another folder. Raises WrongCommand."""
     if not _SUFFIX.fullmatch(suffix):
         raise WrongCommand(f"suffix {suffix!r}: need up to 32 letters, digits, '.', '_' and '-', as in .wav")
 
@@ -294,7 +294,7 @@ def _default_range(kind: str) -> tuple[int | float, int | float]:
 
 
 def _number(text: str, kind: str) -> int | float:
-    """Raises ValueError."""
+    """Parse a finite number. Raises ValueError."""
     if kind == "int":
         return int(text)
     number = float(text)

@@ -36,8 +36,8 @@ def is_loopback(host: str) -> bool:
 
 
 def require_secrets(config: ServerConfig, *, makes_own: bool) -> None:
-    """Raises ValueError for settings that are only safe with a peer secret, if there is none, and OSError for a file
-    that is not there.
+    """Require the secrets that the settings need to be safe. Raises ValueError if one is missing, and OSError for a
+    missing file.
 
     `makes_own`: whether the node makes a secret if it is given none. Other nodes do not know that one.
     """
@@ -426,7 +426,7 @@ def _endpoint(host: str, port: int) -> str:
 
 
 def _split_advertised(name: str, advertise: str) -> tuple[str, int]:
-    """Host and port, 0 if there is none; a bare IPv6 address is put in brackets. Raises ValueError."""
+    """Split into host and port, 0 if there is none; a bare IPv6 address is put in brackets. Raises ValueError."""
     host, colon, port = advertise.rpartition(":")
     if not colon or advertise.endswith("]"):
         host, port = advertise, "0"

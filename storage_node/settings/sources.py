@@ -1,16 +1,16 @@
-"""Settings as an operator writes them, in a file or behind `--set`, parsed into fields of `ServerConfig`.
+"""Settings in an operator's notation, in a file or behind `--set`, parsed into fields of `ServerConfig`.
 
-    memory_bytes = "512 MiB"        the fields' names; a number counts in the unit that the name ends with
-    peer_timeout_s = "500 ms"
-    [tenant_weights]
-    asr-team = 2
-    [etl_commands]
-    wav = "sox {input} -r {rate:int} {output}.wav"
-    [nodes.node-2]                  of a cluster: for this node alone, by its folder's name or its uuid
-    memory_bytes = "1 GiB"
+memory_bytes = "512 MiB"        the fields' names; a number has the unit that the name ends with
+peer_timeout_s = "500 ms"
+[tenant_weights]
+asr-team = 2
+[etl_commands]
+wav = "sox {input} -r {rate:int} {output}.wav"
+[nodes.node-2]                  in a cluster: for this node alone, by its folder's name or its uuid
+memory_bytes = "1 GiB"
 
-Settings are a mapping of such names to numbers and texts in the fields' own units, as JSON has them. They hold what was
-asked for only: what is left out keeps the default of the version that runs.
+Settings are a mapping of such names to numbers and texts in the fields' own units, as in JSON. They contain only what
+was set: other fields keep the default of the running version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from storage_node.settings.config import ServerConfig
 
 Settings = dict[str, Any]
 DEFAULT = "default"
-"""As a value: back to the default."""
+"""Value that restores the default."""
 NODES = "nodes"
 WEIGHTS = "tenant_weights"
 _HINTS = get_type_hints(ServerConfig)
@@ -52,11 +52,11 @@ _MEASURE = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)(/s)?\s*", re.IG
 
 
 class WrongSetting(ValueError):
-    """The message says which, and what is needed."""
+    """A wrong setting; the message names it and what is needed."""
 
 
 def read_file(path: Path) -> Settings:
-    """Raises WrongSetting, OSError."""
+    """Read a file of settings. Raises WrongSetting, OSError."""
     try:
         given = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -68,7 +68,8 @@ def read_file(path: Path) -> Settings:
 
 
 def read_assignments(given: Iterable[str]) -> Settings:
-    """Parse NAME=VALUE, in which NAME may be `tenant_weights.TENANT`, `etl_commands.COMMAND` or `nodes.NODE.NAME`.
+    """Read assignments NAME=VALUE, in which NAME may be `tenant_weights.TENANT`, `etl_commands.COMMAND` or
+    `nodes.NODE.NAME`.
 
     Raises WrongSetting.
     """
@@ -82,7 +83,7 @@ def read_assignments(given: Iterable[str]) -> Settings:
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any], *, keep_resets: bool = False) -> Settings:
-    """`new` over `old`; "default" in `new` takes a setting away."""
+    """Merge `new` into `old`; "default" in `new` removes a setting."""
     result = dict(old)
     for name, value in new.items():
         if isinstance(value, Mapping):
@@ -96,7 +97,7 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any], *, keep_resets: bool 
 
 
 def for_node(settings: Mapping[str, Any], *names: str) -> Settings:
-    """Those of one node, known by these names."""
+    """Return the settings of one node, known by these names."""
     result = {name: value for name, value in settings.items() if name != NODES}
     for name in names:
         result = merged(result, settings.get(NODES, {}).get(name, {}))
@@ -104,7 +105,8 @@ def for_node(settings: Mapping[str, Any], *names: str) -> Settings:
 
 
 def configured(base: ServerConfig, settings: Mapping[str, Any]) -> ServerConfig:
-    """Raises WrongSetting where values do not go together, are out of range, or are those of another version."""
+    """Apply settings to a configuration. Raises WrongSetting if values contradict each other, are out of range, or
+    belong to another version."""
     chosen = {name: value for name, value in settings.items() if value != DEFAULT and name != NODES}
     if unknown := sorted(set(chosen) - set(_NAMES)):
         raise WrongSetting(f"{unknown[0]}: no such setting{_near(unknown[0], _NAMES)}")
@@ -115,7 +117,7 @@ def configured(base: ServerConfig, settings: Mapping[str, Any]) -> ServerConfig:
 
 
 def require_cluster(settings: Mapping[str, Any]) -> None:
-    """Raises WrongSetting for what each node of a cluster finds out by itself."""
+    """Reject settings that each node of a cluster determines by itself. Raises WrongSetting."""
     for where, one in (("", settings), *((f"{NODES}.{name}.", its) for name, its in settings.get(NODES, {}).items())):
         for name in ("host", "port", "peer_port"):
             if name in one:
@@ -126,7 +128,7 @@ def require_cluster(settings: Mapping[str, Any]) -> None:
 
 
 def require_nodes(settings: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raises WrongSetting for a node that there is not."""
+    """Reject settings of nodes that do not exist. Raises WrongSetting."""
     for name in settings.get(NODES, {}):
         if name not in known:
             there = ", ".join(sorted(one for one in known if len(one) < 32))
@@ -137,7 +139,7 @@ def require_nodes(settings: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def _assignment(name: str, value: str) -> dict[str, Any]:
-    for right in (value, json.dumps(value)):  # 512MiB is no TOML, and needs no quotes here
+    for right in (value, json.dumps(value)):  # 512MiB is not TOML, and needs no quotes here
         try:
             return tomllib.loads(f"{name} = {right}")
         except tomllib.TOMLDecodeError:
@@ -146,7 +148,7 @@ def _assignment(name: str, value: str) -> dict[str, Any]:
 
 
 def _checked(given: Mapping[str, Any], where: str = "") -> Settings:
-    """In the fields' own units, each value in its range."""
+    """Convert settings to the fields' own units, and check each value's range."""
     read: Settings = {}
     for name, value in given.items():
         if name == NODES and not where:
@@ -170,7 +172,7 @@ def _without_resets(value: Any) -> Any:
 
 def _value(name: str, value: Any) -> Any:
     hint = _HINTS[name]
-    if get_origin(hint) in (Union, types.UnionType):  # only `X | None` is there
+    if get_origin(hint) in (Union, types.UnionType):  # the only union is `X | None`
         if value == "none":
             return None
         hint = next(one for one in get_args(hint) if one is not types.NoneType)
@@ -183,7 +185,7 @@ def _value(name: str, value: Any) -> Any:
             raise WrongSetting(f"{name} = {value!r}: need a text")
         return value
     if get_origin(hint) is tuple:
-        between = None if name == "etl_servers" else ":"  # addresses have colons themselves
+        between = None if name == "etl_servers" else ":"  # addresses contain colons themselves
         several = value.split(between) if isinstance(value, str) else value
         if not isinstance(several, list) or not all(isinstance(one, str) for one in several):
             how = f"{between!r}" if between else "spaces"
@@ -206,7 +208,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _number(name: str, value: Any, kind: type) -> int | float:
-    """Of a field that takes an int or a float; a text may name another unit of the same kind."""
+    """Parse the value of an int or float field; a text may name another unit of the same kind."""
     units, example = _units(name)
     number = value
     if isinstance(value, str) and (found := _MEASURE.fullmatch(value)) is not None:
