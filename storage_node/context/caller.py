@@ -1,7 +1,8 @@
-"""Identity of a caller between nodes: which node it is, by which map it acts, and a proof that it knows the secret.
+"""Identity of a caller between nodes: its node, the version of its map, and a proof that it knows the secret.
 
-It travels as metadata of every call to a peer listener. A `CallerChannel` adds it to all that is called through it, so
-that no call between nodes can be made without. Who has no place in a map, an operator's command, says so.
+The identity is metadata of every call to a peer listener. A `CallerChannel` adds it to all calls made through it, so
+that no call between nodes can be made without it. A caller that has no place in a map, such as an operator's command,
+has the operator's role.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`node_uuid` is empty for an operator, who acts by no map."""
+    """Identity of a node or an operator. `node_uuid` is empty for an operator, which acts by no map."""
 
     secret: str = field(default="", repr=False)
     node_uuid: bytes = b""
     map_version: Callable[[], int] = int
 
     def prover(self, endpoint: str) -> Prover | None:
-        """For the calls of one channel to this endpoint; None without a secret."""
+        """Return a prover for the calls of one channel to this endpoint; None without a secret."""
         return Prover(self.secret, endpoint) if self.secret else None
 
     def metadata(self, method: str, prover: Prover | None) -> Metadata:
-        """Metadata of one call, as things stand now. `method`: its path on the wire."""
+        """Return the metadata of one call, by the current map. `method`: its path on the wire."""
         if self.node_uuid:
             claim = CallClaim(method, NODE_ROLE, self.node_uuid.hex(), str(self.map_version()))
             told: Metadata = ((ROLE_KEY, NODE_ROLE), (NODE_KEY, claim.node), (MAP_VERSION_KEY, claim.map_version))
@@ -48,19 +49,20 @@ class Caller:
         return told if prover is None else (*told, (PROOF_KEY, prover.prove(claim)))
 
     def through(self, channel: Any, endpoint: str) -> Any:
-        """A channel for generated stubs, of grpc or grpc.aio, that calls as this caller.
+        """Wrap a channel of grpc or grpc.aio, so that generated stubs call as this caller.
 
-        `endpoint`: the host:port that the channel was made for.
+        `endpoint`: the host:port for which the channel was made.
         """
         return CallerChannel(channel, self, endpoint)
 
 
 OPERATOR = Caller()
-"""Of a cluster without a secret."""
+"""Operator of a cluster without a secret."""
 
 
 class CallerChannel:
-    """What stubs use of a channel. Not a gRPC interceptor: those put a queue in front of each stream of grpc.aio."""
+    """The methods of a channel that stubs use. Not a gRPC interceptor: those put a queue before each stream of
+    grpc.aio."""
 
     def __init__(self, channel: Any, caller: Caller, endpoint: str) -> None:
         self._channel = channel
@@ -83,7 +85,7 @@ class CallerChannel:
         return _Method(method, self._caller, path, self._prover)
 
     def close(self) -> Any:
-        """To be awaited where the channel is one of grpc.aio."""
+        """Close the channel. The result is awaitable for a channel of grpc.aio."""
         return self._channel.close()
 
     def __enter__(self) -> CallerChannel:
@@ -108,7 +110,8 @@ class _Method:
 
 
 def make_secret(path: Path, secret: str = "") -> None:
-    """A file with a new secret, or with this one, that only its owner may read; unless there is one. Raises OSError."""
+    """Create a file with a new secret, or with this one, that only its owner may read; unless there is one. Raises
+    OSError."""
     made = path.with_name(f"{path.name}.{os.getpid()}")
     fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -124,7 +127,7 @@ def make_secret(path: Path, secret: str = "") -> None:
 
 
 def read_secret(path: str | Path) -> str:
-    """The secret in a file; "" for no path. Raises OSError, and ValueError where the file holds none."""
+    """Read the secret from a file; "" for an empty path. Raises OSError, and ValueError if the file contains none."""
     if not path:
         return ""
     text = Path(path).read_text(encoding="ascii", errors="replace").strip()
@@ -137,7 +140,7 @@ def read_secret(path: str | Path) -> str:
 
 
 def resolved(asked: str, told: str) -> str:
-    """Where a node that was asked at one endpoint listens for peers, by what it told; see GetMapResponse."""
+    """Return a node's endpoint for peers, from its answer at another endpoint; see GetMapResponse."""
     if not told:
         return asked
     return asked.rpartition(":")[0] + told if told.startswith(":") else told

@@ -1,4 +1,4 @@
-"""Channel pool: a gRPC channel to each other node, and which of them failed lately. Belongs to the event loop."""
+"""Channel pool: a gRPC channel to each other node, and the nodes that failed recently. Belongs to the event loop."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from storage_node.context.caller import MAP_VERSION_KEY, Caller
 log = logging.getLogger(__name__)
 
 AVOID = Backoff(0.5, 0.5, jitter=0)
-"""A node that could not be reached is not the first choice for this time."""
+"""Time for which a node that could not be reached is not the first choice."""
 AVOID_SILENT = Backoff(5.0, 5.0, jitter=0)
-"""The same for one that was waited for in vain: every attempt costs the whole time-out."""
+"""The same for a node that did not answer: every attempt costs the full timeout."""
 
 
 class Channels:
-    """`caller`: as whom the nodes are called."""
+    """Channels to other nodes. `caller`: the identity with which they are called."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.heard_of_map: Callable[[str, int], None] = lambda endpoint, version: None
-        """Called with the version of the map by which the node at an endpoint has refused this one as a stranger."""
+        """Called with the endpoint of a node that has refused this one as a stranger, and with its map version."""
         self._channels: dict[str, Any] = {}
         self._suspects: Suspects[str] = Suspects()
         self._unproved: dict[str, str | None] = {}
-        """Reasons, already logged, for which nodes did not believe this one."""
+        """Reasons, already logged, for which nodes did not accept this node's identity."""
 
     def to(self, endpoint: str) -> Any:
-        """Connects when it is used; stays open until `close`."""
+        """Return a channel, which connects on first use and stays open until `close`."""
         channel = self._channels.get(endpoint)
         if channel is None:
             made = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
@@ -44,14 +44,14 @@ class Channels:
         return channel
 
     def failed(self, endpoint: str, *, silent: bool = False) -> None:
-        """It could not be reached, or did not answer in time."""
+        """Note that a node could not be reached, or did not answer in time."""
         self._suspects.failed(endpoint, AVOID_SILENT if silent else AVOID)
 
     def answered(self, endpoint: str) -> None:
         self._suspects.answered(endpoint)
 
     def refused(self, endpoint: str, error: grpc.aio.AioRpcError) -> None:
-        """A call has ended with this error."""
+        """Note that a call has ended with this error."""
         if error.code() is grpc.StatusCode.UNAUTHENTICATED and self._unproved.get(endpoint) != error.details():
             self._unproved[endpoint] = error.details()
             log.warning("%s does not answer this node: %s", endpoint, error.details())
@@ -60,7 +60,7 @@ class Channels:
                 self.heard_of_map(endpoint, int(value))
 
     def avoided(self, endpoint: str) -> bool:
-        """Whether it failed a moment ago."""
+        """Whether a node failed recently."""
         return endpoint in self._suspects
 
     async def close(self) -> None:

@@ -1,12 +1,12 @@
-"""Drive manager of a serving node: adds, retires, gives up, disables and enables drives, watches them, moves objects.
+"""Drive manager of a serving node: adds, retires, gives up, disables and enables drives, monitors them, moves objects.
 
-A drive that fails too often is disabled: what is on it is answered as unavailable, which sends readers to the other
-copies. When it stays so for `drive_grace_s`, and other nodes have a copy of whatever can have been on it, it is given
-up: what was on it belongs to the node's other drives from then on, and comes back from those nodes.
+A drive that fails too often is disabled: its objects are answered as unavailable, which sends readers to the other
+replicas. If it stays disabled for `drive_grace_s`, and other nodes have a replica of everything that can have been on
+it, it is given up: its objects then belong to the node's other drives, and are fetched from those nodes.
 
-A drive that was missing is used again when it is back at one of the paths that the node was started with.
+A missing drive is used again when it reappears at one of the paths with which the node was started.
 
-One change at a time. Belongs to the node's event loop; whatever waits for a drive runs on reader threads.
+One change at a time. Belongs to the node's event loop; code that waits for a drive runs on reader threads.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ from storage_node.store.pool.status import DriveState
 
 WATCH_INTERVAL_S = 0.25
 KEPT_INTERVAL_S = 5.0
-"""Between two questions to the other nodes whether a drive may be given up."""
+"""Interval of asking the other nodes whether a drive may be given up."""
 MOVE_OBJECTS, MOVE_BYTES, MOVE_S = 64, 8 << 20, 0.25
-"""Of one step, which moves no more than may be moved in this time: as long as it takes, the node does not stop."""
+"""Limits of one step, which moves no more than the permitted amount for this time: the node cannot stop during a step.
+"""
 RETURN_INTERVAL_S = 2.0
-"""Between two looks for drives that have returned."""
+"""Interval of checks for drives that have returned."""
 BACKOFF = Backoff(0.25, 10.0, jitter=0)
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,12 +53,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class DriveMetrics:
-    """Since the node began; plain numbers, read from anywhere."""
+    """Counters since the node started; plain numbers, readable from any thread."""
 
     objects_moved: int = 0
     bytes_moved: int = 0
     objects_left: int = 0
-    """To be moved, roughly."""
+    """Approximate number of objects still to be moved."""
     disabled: int = 0
     """Drives that failed too often."""
     given_up: int = 0
@@ -65,7 +66,7 @@ class DriveMetrics:
 
 @dataclass(slots=True)
 class _Away:
-    """A drive that the node does without."""
+    """A drive that the node does not use."""
 
     since_s: float
     path: str = ""
@@ -84,7 +85,7 @@ class DriveManager:
         repair: Repair,
         homes: Collection[Path] = (),
     ) -> None:
-        """`homes`: where missing drives are looked for."""
+        """`homes`: paths at which missing drives are searched."""
         self._homes = homes
         self._node = node
         self._store = node.store
@@ -98,7 +99,7 @@ class DriveManager:
         self._away: dict[str, _Away] = {}
         self._rooms: dict[str, RoomWatch] = {}
         self._looks: dict[str, asyncio.Future[bool]] = {}
-        """Whether each drive's folder is still there."""
+        """Pending or last check of each drive's folder: whether it still exists."""
         self._throttle = Throttle(self._config.drive_move_bytes_per_s)
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
@@ -116,16 +117,16 @@ class DriveManager:
         self._tasks = [asyncio.create_task(keep_going(name, step)) for name, step in steps.items()]
 
     async def stop(self) -> None:
-        """A step of moving, or a change, that has begun is finished."""
+        """Stop. A step of moving, or a change, that is in progress is finished."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._changes, *self._looks.values(), return_exceptions=True)
         await self._channels.close()
 
-    # -- changes; all raise LoaderError, InvalidRequest among them
+    # -- changes; all raise LoaderError, including InvalidRequest
 
     async def add(self, path: str) -> None:
-        """An empty or new folder becomes a drive."""
+        """Make an empty or new folder a drive."""
         folder = Path(path)
         if not folder.is_absolute():
             raise InvalidRequest(f"{path!r}: need the absolute path of a folder on the node's machine")
@@ -143,7 +144,7 @@ class DriveManager:
         await self._in_turn(self._change(lambda: self._store.pool.reinstate_drive(uuid)))
 
     async def forget(self, uuid: str, *, lost: bool) -> None:
-        """Give a drive up that does not work. `lost`: whatever may be lost with it."""
+        """Give up a drive that does not work. `lost`: even if data is lost with it."""
         if self._known(uuid) is not None:
             raise InvalidRequest(
                 f"drive {self._name(uuid)} works: retire it, and nothing has to be made again; or disable it first"
@@ -159,22 +160,22 @@ class DriveManager:
         await self._in_turn(self._disable(uuid, "disabled by hand", by_hand=True))
 
     async def enable(self, uuid: str, path: str = "") -> None:
-        """Use it again, as soon as its copies have been compared with those of other nodes."""
+        """Use the drive again, as soon as its replicas have been compared with those of other nodes."""
         if self._known(uuid) is None:
             await self._in_turn(self._enable(uuid, Path(path) if path else None))
 
     async def take_in(self, path: Path) -> None:
-        """A drive has appeared: use it if it was missing. One that was disabled stays so. Raises OSError, too."""
+        """Use a drive that has appeared, if it was missing. A disabled one stays disabled. Also raises OSError."""
         identity = await self._node.read(identities.read, path)
         self._look()
         away = self._away.get(identity.drive_uuid) if identity is not None else None
         if identity is not None and away is not None and not away.disabled:
             await self._in_turn(self._enable(identity.drive_uuid, path))
 
-    # -- how it is
+    # -- state
 
     async def report(self) -> pb.ListDrivesResponse:
-        """Raises Closed."""
+        """Describe the drives. Raises Closed."""
         states = await self._node.read(self._store.pool.states)
         self._look()
         now, counts, grace_s = time.monotonic(), self.counts, self._config.drive_grace_s
@@ -208,21 +209,21 @@ class DriveManager:
 
     @property
     def refilling(self) -> bool:
-        """Whether what was on a drive that was given up is still to be found, or fetched."""
+        """Whether objects of a drive that was given up are still to be found, or fetched."""
         stale = self._store.replicas.stale
         return bool(stale.buckets_with_gaps() or stale.count())
 
     def state(self, found: DriveState) -> str:
-        """As `DriveState.status`, or "failing"."""
+        """Return `DriveState.status`, or "failing"."""
         window = self._windows.get(found.uuid)
         if found.status == "active" and window is not None and window[1].recent(time.monotonic()):
             return "failing"
         return found.status
 
-    # -- one after another
+    # -- one change at a time
 
     async def _in_turn(self, change: Coroutine[Any, Any, T]) -> T:
-        """To its end, also when nobody waits for it any more."""
+        """Run a change to its end, even if its caller is cancelled."""
 
         async def run() -> T:
             async with self._changing:
@@ -241,13 +242,13 @@ class DriveManager:
         await self._follow()
 
     async def _follow(self) -> None:
-        """Have the node's vote kept on the drives that there are now."""
+        """Make the acceptor keep its state on the current drives."""
         retiring = self._store.record.current.retiring
         leaving = [drive.root for uuid, drive in self._drives().items() if drive is not None and uuid in retiring]
         await self._node.read(self._acceptor_store.follow, roots_of(self._store), leaving)
 
     async def _disable(self, uuid: str, reason: str, *, by_hand: bool, gone: bool = False) -> None:
-        """`gone`: it is taken in again where it appears."""
+        """Disable a drive. `gone`: use it again when it reappears."""
         drive = self._known(uuid)
         if drive is None:
             return
@@ -265,7 +266,7 @@ class DriveManager:
             await self._node.read(self._store.pool.enable_drive, uuid, path)
             await self._follow()
         finally:
-            self._repair.compare_again()  # what has been compared meanwhile was without it
+            self._repair.compare_again()  # comparisons made meanwhile did not include it
         log.warning("drive %s is in use again", path or uuid)
 
     async def _give_up(self, uuid: str) -> None:
@@ -279,12 +280,12 @@ class DriveManager:
         log.error("drive %s was given up: its objects are fetched from other nodes", name)
 
     def _mark_what_is_lost(self, moving: bool) -> None:
-        if moving:  # what it had may be on another drive, too, in an older version
+        if moving:  # an older version of its objects may be on another drive
             self._repair.compare_again()
         self._repair.refill()
 
     def _known(self, uuid: str) -> Drive | None:
-        """The drive; None for one that the node does without. Raises InvalidRequest."""
+        """Return the drive; None if the node does not use it. Raises InvalidRequest."""
         self._look()
         drives = self._drives()
         if uuid not in drives:
@@ -292,7 +293,7 @@ class DriveManager:
         return drives[uuid]
 
     def _drives(self) -> dict[str, Drive | None]:
-        """Of the store, by uuid; None for those that it does without."""
+        """Return the store's drives by uuid; None for those that it does not use."""
         live = {drive.identity.drive_uuid: drive for drive in self._store.drives if drive is not None}
         return {uuid: live.get(uuid) for uuid in self._store.record.current.drives}
 
@@ -305,7 +306,7 @@ class DriveManager:
     # -- watching
 
     def _look(self) -> None:
-        """Take note of which drives there are."""
+        """Update the records of present and missing drives."""
         now, drives = time.monotonic(), self._drives()
         for uuid, drive in drives.items():
             if drive is None:
@@ -389,10 +390,10 @@ class DriveManager:
         except LoaderError as error:
             log.error("drive %s cannot be reopened: %s", drive.root, error)
         finally:
-            self._repair.compare_again()  # what has been compared meanwhile was without it
+            self._repair.compare_again()  # comparisons made meanwhile did not include it
 
     def _is_gone(self, uuid: str, drive: Drive) -> bool:
-        """What the look before has found, and begin another one: a disk that hangs holds nothing else up."""
+        """Return the result of the previous check, and start another one: a hanging disk delays nothing else."""
         look = self._looks.get(uuid)
         if look is not None and not look.done():
             return False
@@ -435,7 +436,7 @@ class DriveManager:
     # -- moving
 
     async def _move(self) -> None:
-        """Objects to the drives that they belong on, step by step."""
+        """Move objects to the drives that they belong to, step by step."""
         failures, said = 0, ""
         step_bytes = max(1, min(MOVE_BYTES, int(MOVE_S * self._config.drive_move_bytes_per_s)))
         while True:
@@ -455,14 +456,14 @@ class DriveManager:
                 if moved.problem and moved.problem != said:
                     log.warning("some objects cannot be moved between drives for now: %s", moved.problem)
                 said = moved.problem or ""
-                # A step in which everything was found in its place is progress, too.
+                # A step that found everything in its place is progress, too.
                 waits = bool(moved.problem) or not self._store.drive_set.all_live()
                 stuck = self._store.pool.moving and not moved.objects and waits
             except LoaderError as error:
                 if str(error) != said:
                     log.warning("objects cannot be moved between drives for now: %s", error)
                 said, stuck = str(error), True
-            except Exception as error:  # whatever it is: objects must not stay where they are for good
+            except Exception as error:  # any error: objects must not stay in the wrong place
                 log.exception("moving objects between drives")
                 said, stuck = str(error), True
             else:
@@ -472,7 +473,7 @@ class DriveManager:
 
 
 def _free_bytes(folder: Path) -> int:
-    """0 where nobody can tell."""
+    """Return the free bytes; 0 if unknown."""
     try:
         space = os.statvfs(folder)
     except OSError:
