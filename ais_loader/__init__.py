@@ -104,7 +104,7 @@ __all__ = [
 ]
 
 if "torch" not in sys.modules and find_spec("torch") is None:
-    # `import *` takes what there is; asked for by name, these say which extra brings torch.
+    # `import *` takes the available names; requested individually, these say which extra installs torch.
     __all__.remove("BatchIterableDataset")
     __all__.remove("BatchLoader")
     __all__.remove("MapDataset")
@@ -162,18 +162,18 @@ _HOMES = {
     "connect": "ais_loader.objects.client",
     "drop_placeholders": "ais_loader.training.collate",
 }
-"""Of each name, the module that has it, which is imported when the name is asked for."""
+"""Maps each lazily imported name to its module."""
 
 
 def __getattr__(name: str) -> Any:
-    # Datasets need torch, which takes seconds and is not everybody's; numpy and the messages of gRPC take half of one,
-    # which whoever asks for `ais-loader --help` would wait for.
+    # Datasets need torch, which takes seconds to import and may not be installed. numpy and gRPC's messages take half a
+    # second, for which `ais-loader --help` would have to wait.
     if name in _HOMES:
         import importlib
 
         from ais_loader.transport.fork_safety import GATE
 
-        with GATE.call():  # a child would wait for ever for a module that another thread was importing
+        with GATE.call():  # a forked child would wait forever for another thread's import
             value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
             if isinstance(value, type) and is_dataclass(value):
                 from ais_loader.field_help import describe_fields

@@ -1,12 +1,4 @@
-"""CRC-32C, the one checksum of clients and nodes: on drives, in archive indexes, in frames and where data arrives.
-
-A checksum is an int from 0 to 2**32 - 1; that of no bytes is 0. It can be continued:
-`crc32c(b, crc32c(a)) == crc32c(a + b)`.
-
-`crc32c` is the native module's where that is built, else `crc32c_library`. Both answer the same.
-
-Source: RFC 3720, section 12.1 and the test vectors of B.4.
-"""
+"""CRC-32C, the only checksum of clients and nodes: on drives, in archive indexes, in frames and at their receivers."""
 
 from __future__ import annotations
 
@@ -25,7 +17,7 @@ _COPY_BYTES = 256 << 10
 
 
 def crc32c_library(data: Buffer, /, crc: int = 0) -> int:
-    """The CRC-32C of any contiguous bytes-like object, continued from `crc`.
+    """Return the CRC-32C of any contiguous bytes-like object, continued from `crc`.
 
     Raises:
         TypeError: `data` is not bytes-like.
@@ -41,7 +33,7 @@ def crc32c_library(data: Buffer, /, crc: int = 0) -> int:
     if not view.c_contiguous:
         raise BufferError("crc32c needs a C-contiguous buffer")
     octets = np.frombuffer(view, dtype=np.uint8)
-    # The library takes nothing but bytes: pieces bound the copy, whatever the size of `data`.
+    # The library accepts only bytes: the piece size bounds the copy, whatever the size of `data`.
     for start in range(0, octets.size, _COPY_BYTES):
         crc = int(google_crc32c.extend(crc, octets[start : start + _COPY_BYTES].tobytes()))
     return crc

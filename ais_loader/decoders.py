@@ -100,7 +100,7 @@ BY_EXTENSION: MappingProxyType[str, Callable[[Item], Any]] = MappingProxyType(
     | dict.fromkeys((".wav", ".flac", ".ogg", ".mp3", ".aiff"), audio)
     | {".npy": npy, ".json": json, ".txt": text}
 )
-"""The decoder that `by_extension` uses, by the extension in lower case."""
+"""Decoders of `by_extension`, by the extension in lower case."""
 
 
 def by_extension(item: Item) -> Any:

@@ -38,19 +38,19 @@ EXTRAS = {
     "websockets": "etl",
     "hdrh": "bench",
 }
-"""What to ask pip for, by the name under which a package is imported."""
+"""Extra to install, by the name under which a package is imported."""
 
 
 class MissingExtra(ModuleNotFoundError):
-    """A package that is optional is needed here and cannot be imported; the message says what to install."""
+    """An optional package is needed here and cannot be imported; the message says what to install."""
 
 
 def install_command(extra: str) -> str:
-    """The command that adds an extra to this installation, from where it was installed: a checkout, a wheel, an index.
+    """Return the command that adds an extra to this installation, by its origin: a checkout, a wheel, an index.
 
     The standard file `direct_url.json` names a checkout or a wheel. An index records nothing.
     """
-    # In a checkout there may be another distribution of this name, which setuptools left: it has no such file.
+    # A checkout may contain another distribution of this name, left by setuptools: it has no such file.
     for distribution in importlib.metadata.distributions(name="ais-loader"):
         recorded = json.loads(distribution.read_text("direct_url.json") or "{}")
         parts = urlsplit(recorded.get("url", ""))

@@ -1,7 +1,7 @@
 """Descriptions of fields: the strings below a class's fields, which `help()` shows with the class.
 
-Python keeps no string that stands below a field. They are read from the source when somebody looks at the docstring of
-a public data class, so importing it costs nothing.
+Python does not keep these strings. They are read from the source when the docstring of a public data class is read, so
+importing it costs nothing.
 """
 
 from __future__ import annotations

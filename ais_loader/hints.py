@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 PATTERN_HINT = "a name is not a pattern: Bucket.entries(pattern=...) lists the objects that match one"
-"""Hint that stores append to the message for an object that does not exist and whose name looks like a pattern."""
+"""Hint that stores append to the message for a missing object whose name looks like a pattern."""
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:

@@ -1,4 +1,4 @@
-"""Shell patterns over paths: with a slash they are about a whole path, otherwise about the name at its end."""
+"""Shell patterns for paths: a pattern with a slash matches a whole path, any other one the last component."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pattern_list(option: str, patterns: Patterns | None) -> tuple[str, ...]:
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a path matches any of them, upper and lower case apart; `*` goes over slashes."""
+    """Return whether a path matches any of the patterns. Case-sensitive; `*` matches slashes too."""
     of_paths = [re.compile(fnmatch.translate(one)) for one in patterns if "/" in one]
     of_names = [re.compile(fnmatch.translate(one)) for one in patterns if "/" not in one]
 

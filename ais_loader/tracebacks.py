@@ -41,7 +41,7 @@ def shortened(error: LoaderError) -> LoaderError:
 
 
 def short_traceback(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Shorten the errors that `function` raises, or that the generator raises which it returns."""
+    """Shorten the errors raised by `function`, or by the generator that it returns."""
 
     @functools.wraps(function)
     def entered(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -54,7 +54,7 @@ def short_traceback(function: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             raise shortened(failure)
         finally:
-            del failure  # the traceback refers to this frame: a cycle would keep a gRPC call alive over a fork
+            del failure  # the traceback refers to this frame: a cycle would keep a gRPC call alive during a fork
 
     return entered
 

@@ -1,4 +1,4 @@
-"""Batch archive: a batch's entries as members, in order, written as they arrive, readable by the standard tools.
+"""Batch archive: a batch's entries as members, in order, written as they arrive, readable by standard tools.
 
 Members are named `bucket/object`, those of shards `bucket/shard.tar/member`; with names="object" without the bucket. An
 entry that could not be fetched is an empty member below `__404__/`, in its place, with the reason as its comment. The
@@ -30,7 +30,7 @@ _BLOCK = tarfile.BLOCKSIZE
 _CHUNK_BYTES = 1 << 20
 _ZIP_COMMENT_BYTES = 65_535
 _SHORT_EXTENSIONS: dict[str, ArchiveFormat] = {".tgz": "tar.gz", ".tlz4": "tar.lz4", ".tzst": "tar.zst"}
-_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest there is
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time of the format
 
 
 class Writable(Protocol):
@@ -46,7 +46,7 @@ def check_options(archive: str, names: str) -> None:
 
 
 def format_of(path: str) -> ArchiveFormat | None:
-    """The format that a file's name promises."""
+    """Return the format that a file's extension indicates."""
     for short, known in _SHORT_EXTENSIONS.items():
         if path.endswith(short):
             return known
@@ -64,7 +64,7 @@ def member_name(entry: Entry, names: ArchiveNames, *, failed: bool = False) -> s
 
 
 def check_names(entries: Iterable[Entry], names: ArchiveNames) -> None:
-    """Raises InvalidName for the first entry that can be no member under its name."""
+    """Check the names of members. Raises InvalidName for the first entry that cannot be a member under its name."""
     for at, entry in enumerate(entries):
         name = member_name(entry, names)
         if fault := member_name_fault(name):
@@ -73,7 +73,7 @@ def check_names(entries: Iterable[Entry], names: ArchiveNames) -> None:
 
 
 class BatchArchive:
-    """A batch on its way to becoming an archive. Write it to a file, or iterate it for its bytes; once."""
+    """A batch that becomes an archive. Write it to a file, or iterate over its bytes, once."""
 
     def __init__(self, batch: Batch, archive: ArchiveFormat, names: ArchiveNames = "bucket") -> None:
         check_options(archive, names)
@@ -83,14 +83,16 @@ class BatchArchive:
         self._begun = False
         self.entries = len(batch)
         self.delivered = 0
-        """Entries that are in the archive, so far; placeholders too."""
+        """Entries that are in the archive so far, including placeholders."""
         self.failed = 0
-        """Entries that became placeholders, so far."""
+        """Entries that became placeholders so far."""
 
     def write_to(self, target: str | os.PathLike[str] | Writable) -> BatchArchive:
-        """Write it all. A path gets the whole archive or, when an error is raised, none; a file object what there was.
+        """Write the archive. A path gets the whole archive or, if an error is raised, none; a file object keeps what
+        was written.
 
-        Raises what the batch raises, OSError, InvalidRequest; also when it has been written, or iterated, before.
+        Raises the errors of the batch, OSError, InvalidRequest; the latter also if the archive has been written or
+        iterated over before.
         """
         if isinstance(target, str | os.PathLike):
             path = os.fspath(target)
@@ -108,7 +110,7 @@ class BatchArchive:
         return self
 
     def __iter__(self) -> Iterator[bytes]:
-        """The archive in chunks of about 1 MiB."""
+        """Yield the archive in chunks of about 1 MiB."""
         pending = _Pending()
         for _ in self._written_to(pending):
             if pending.size_bytes >= _CHUNK_BYTES:
@@ -117,7 +119,7 @@ class BatchArchive:
             yield pending.take()
 
     def close(self) -> None:
-        """Abandon what has not been written; what was is no whole archive."""
+        """Abandon what has not been written. The written part is not a complete archive."""
         self._batch.close()
 
     def __enter__(self) -> BatchArchive:
@@ -131,8 +133,8 @@ class BatchArchive:
             pass
 
     def _written_to(self, target: Writable) -> Iterator[None]:
-        """Writes one member a step; after the last one the archive is whole."""
-        if self._begun:  # what is left of the batch would be an archive too
+        """Write one member at each step. After the last step the archive is complete."""
+        if self._begun:  # the rest of the batch would be an archive too
             raise InvalidRequest(
                 "this archive has been written already: a batch is delivered once; fetch the entries again"
             )
@@ -153,14 +155,14 @@ class BatchArchive:
 
 
 class _Pending:
-    """Collects what a writer writes until somebody takes it."""
+    """Collects a writer's output until it is taken."""
 
     def __init__(self) -> None:
         self._parts: deque[bytes | memoryview] = deque()
         self.size_bytes = 0
 
     def write(self, data: bytes | memoryview, /) -> int:
-        self._parts.append(bytes(data))  # a writer may use its buffer again
+        self._parts.append(bytes(data))  # a writer may reuse its buffer
         self.size_bytes += len(data)
         return len(data)
 
@@ -174,7 +176,7 @@ class _Pending:
 
 
 class _TarWriter:
-    """PAX, which is ustar wherever that will do."""
+    """Writes PAX, which is ustar where that suffices."""
 
     def __init__(self, target: Writable, archive: ArchiveFormat) -> None:
         self._out, self._end = _compressed(target, archive)
@@ -200,11 +202,11 @@ class _TarWriter:
         self._end()
 
     def abandon(self) -> None:
-        """What was written stays, and is no whole archive."""
+        """Leave what was written, which is not a complete archive."""
 
 
 def _compressed(target: Writable, archive: ArchiveFormat) -> tuple[Writable, Callable[[], object]]:
-    """Where to write, and what to call at the end; `target` stays open. Raises InvalidRequest."""
+    """Return the file to write to, and a function to call at the end; `target` stays open. Raises InvalidRequest."""
     out = cast(IO[bytes], target)
     if archive == "tar.gz":
         zipped = gzip.GzipFile("", fileobj=out, mode="wb", compresslevel=6, mtime=0)
@@ -236,7 +238,7 @@ class _ZipWriter:
         member.file_size = len(item.data)
         if item.error is not None:
             member.comment = str(item.error).encode()[:_ZIP_COMMENT_BYTES]
-        # An entry that is asked for twice is there twice, of which zipfile would warn.
+        # An entry that is requested twice occurs twice, for which zipfile would print a warning.
         self._zip.NameToInfo.pop(name, None)
         with self._zip.open(member, "w") as file:
             file.write(item.data)
@@ -245,12 +247,12 @@ class _ZipWriter:
         self._zip.close()
 
     def abandon(self) -> None:
-        # Without a directory it is no archive, which is true.
+        # Without a directory it is not a valid archive, as it should be.
         self._zip.fp = None
 
 
 class _Unseekable(io.RawIOBase):
-    """Keeps zipfile from going back in the file, so that a file and a pipe get the same bytes."""
+    """Prevents zipfile from seeking back, so that a file and a pipe get the same bytes."""
 
     def __init__(self, target: Writable) -> None:
         self._target = target

@@ -1,6 +1,7 @@
-"""Bucket as the client sees it: its objects, put, read, listed and deleted by name.
+"""Bucket as the client sees it: its objects are put, read, listed and deleted by name.
 
-Long because it is what users read: one class with signatures and what they promise; what is done is in `objects/`.
+The module is long because users read it: one class with signatures and their contracts; the implementation is in
+`objects/`.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def connect(
         raise errors.InvalidRequest(f"no store named: pass a URL or a path, or set {URL_VARIABLE}")
     if text.startswith("grpc://"):
         chosen = _options_for(text, options, ClusterOptions)
-        with GATE.call():  # a child would wait for ever for a module that another thread was importing
+        with GATE.call():  # a forked child would wait forever for another thread's import
             from ais_loader.transport.cluster.discovery import ClusterTransport
             from ais_loader.transport.read_only import ReadOnlyTransport
 
@@ -88,7 +88,7 @@ _Options = TypeVar("_Options", EmbeddedOptions, ClusterOptions)
 
 
 def _options_for(url: str, options: EmbeddedOptions | ClusterOptions | None, kind: type[_Options]) -> _Options:
-    """Raises InvalidRequest for those of the other kind of store, TypeError for what is none."""
+    """Select the options. Raises InvalidRequest for options of the other kind of store, TypeError for anything else."""
     if options is None:
         return kind()
     if isinstance(options, kind):
@@ -279,7 +279,7 @@ class Client:
     def _long_batch(
         self, entries: Sequence[Entry], *, timeout_s: float, verify_ranges: bool, window_bytes: int
     ) -> Batch | None:
-        """See `Transport.open_long_batch`; for at most as many entries as one request carries."""
+        """See `Transport.open_long_batch`. Takes at most as many entries as fit into one request."""
         parsed, requests = requests_for_entries(entries, BatchOptions(timeout_s=timeout_s, verify_ranges=verify_ranges))
         stream = self._transport.open_long_batch(requests[0], timeout_s=timeout_s, window_bytes=window_bytes)
         return None if stream is None else Batch(parsed, requests, lambda _: stream, "raise")

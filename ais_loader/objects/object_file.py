@@ -126,7 +126,7 @@ class _ObjectStream(io.BufferedIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            if (ahead := getattr(self, "_ahead", None)) is not None:  # else it was never opened
+            if (ahead := getattr(self, "_ahead", None)) is not None:  # otherwise it was never opened
                 ahead.close()
             super().close()
 
@@ -187,7 +187,7 @@ class ObjectFile(_ObjectStream):
     def read(self, size: int | None = -1, /) -> bytes:
         with self._lock:
             at = self._position - self._start
-            if at >= 0 and size is not None and 0 < size <= len(self._current) - at:  # as most reads are
+            if at >= 0 and size is not None and 0 < size <= len(self._current) - at:  # true for most reads
                 self._position += size
                 return bytes(self._current[at : at + size])
             return super().read(size)
@@ -260,7 +260,7 @@ class ObjectReader(_ObjectStream):
 
     def _chunk(self, wanted_bytes: int) -> memoryview:
         if not len(self._rest):
-            self._rest = self._ahead.next(self.info.size_bytes - self._position)  # what goes forward only wants it all
+            self._rest = self._ahead.next(self.info.size_bytes - self._position)  # a forward-only reader
         return self._rest
 
     def close(self) -> None:

@@ -1,9 +1,11 @@
-"""Read-ahead of one object: its bytes from some place on, a few batches of ranges in flight before they are wanted.
+"""Read-ahead of one object: its bytes from a position on, with a few batches of ranges in flight before they are
+needed.
 
-How far ahead grows while the reader goes straight on, as a kernel's read-ahead does, from little more than was wanted
-to a limit in bytes; a reader that jumps begins with little again. One that has reached the limit, or wants so much, is
-given the rest of the object in one long batch, which the same limit holds back. Every range is of the version that the
-reader began with, and each arrives in a frame of its own, so that chunks are views of what came from the wire.
+The distance grows while the reader moves straight on, as in a kernel's read-ahead, from little more than was requested
+up to a limit in bytes. A reader that jumps begins with a small distance again. A reader that has reached the limit, or
+requests that much, gets the rest of the object in one long batch, bounded by the same limit. Every range is of the
+version with which the reader began, and each arrives in a frame of its own, so that chunks are views of the received
+data.
 """
 
 from __future__ import annotations
@@ -21,24 +23,25 @@ if TYPE_CHECKING:
     from ais_loader.values.batch import Batch
 
 CHUNK_BYTES = 2 << 20
-"""A range is at most what one frame carries, and ends at a multiple of it, so that no block is checked twice. A frame
-costs its sender and its receiver about as much Python whatever its size: of 1 MiB ones a node spends 0.58 s of CPU time
-on a GB, of these 0.51 s, of 4 MiB 0.43 s; but a connection that breaks loses the frame that is on its way."""
+"""A range is at most what one frame carries, and ends at a multiple of this size, so that no block is verified twice. A
+frame costs its sender and its receiver about the same Python time whatever its size: with frames of 1 MiB a node uses
+0.58 s of CPU time per GB, with these 0.51 s, with 4 MiB 0.43 s. But a broken connection loses the frame in flight."""
 LONG_CHUNK_BYTES = 4 << 20
-"""A range of a long batch, which is not asked for again when its connection breaks: the rest is in ordinary ones."""
+"""Range size of a long batch, which is not retried when its connection breaks: the rest is requested in ordinary
+ranges."""
 LONG_FROM_BYTES = 8 << 20
-"""Of a long batch: it costs more to begin."""
+"""Minimum size of a long batch, which costs more to begin."""
 LONG_BYTES = 4 << 30
 LONG_AGAIN_BYTES = 64 << 20
-"""As many have to come otherwise after one that broke."""
+"""Bytes to be read in ordinary ranges after a long batch that broke."""
 BLOCK_BYTES = 256 << 10
 """Objects have a checksum for each of these. A node verifies ranges of whole blocks without reading any block twice."""
 FIRST_BYTES = 128 << 10
-"""What a reader that has just jumped gets for the asking, however little it wants."""
+"""Distance after a jump, even if the reader requests less."""
 
 
 def chunk_spans(start: int, stop: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
-    """(start, length) of the ranges that cover the bytes from `start` to `stop`."""
+    """Yield (start, length) of the ranges that cover the bytes from `start` to `stop`."""
     while start < stop:
         end = min(stop, start - start % chunk_bytes + chunk_bytes)
         yield start, end - start
@@ -47,17 +50,18 @@ def chunk_spans(start: int, stop: int, chunk_bytes: int = CHUNK_BYTES) -> Iterat
 
 @dataclass(slots=True)
 class Ramp:
-    """How far to be ahead of a reader, in bytes; a pure rule."""
+    """Distance of the read-ahead from the reader, in bytes; a pure rule."""
 
     limit_bytes: int
     ahead_bytes: int = FIRST_BYTES
 
     def is_straight(self, wanted_bytes: int) -> bool:
-        """Whether all that there may be is asked for."""
+        """Whether the distance has reached its limit."""
         return max(self.ahead_bytes, wanted_bytes) >= max(self.limit_bytes, FIRST_BYTES)
 
     def ask_until(self, position: int, planned: int, wanted_bytes: int, size_bytes: int) -> int:
-        """Up to where to ask now, for a reader at `position` with all up to `planned` asked for; `planned`: no more."""
+        """Return the position up to which to request now. The reader is at `position`, and everything up to `planned`
+        has been requested. A result of `planned` requests nothing."""
         most = max(self.limit_bytes, FIRST_BYTES)
         target = min(most, max(self.ahead_bytes, wanted_bytes))
         if planned >= size_bytes or (planned > position and planned - position > target // 2):
@@ -70,7 +74,7 @@ class Ramp:
 
 
 class ReadAhead:
-    """The chunks of an object in order from one place on. Belongs to one thread at a time; `close` it, or `jump`."""
+    """The chunks of an object in order, from a position on. Belongs to one thread at a time. `close` it, or `jump`."""
 
     def __init__(
         self,
@@ -83,10 +87,10 @@ class ReadAhead:
         position: int = 0,
         member: str | None = None,
     ) -> None:
-        """
-        Args:
-            info: the object; for a member the archive's, with the member's size.
-            limit_bytes: most that may have been asked for and not been read.
+        """Args:
+
+        info: the object; for a member, the archive's info with the member's size.
+        limit_bytes: most bytes that may have been requested but not read.
         """
         self._client = client
         self._info = info
@@ -94,26 +98,26 @@ class ReadAhead:
         self._options: dict[str, Any] = {"timeout_s": timeout_s, "verify_ranges": verify}
         self._limit_bytes = limit_bytes
         self._under_way: deque[tuple[Batch, bool]] = deque()
-        """With whether it is a long one."""
+        """Batches in flight, each with whether it is a long one."""
         self._long_from = 0
-        """Position before which there is none."""
+        """Position before which no long batch is requested."""
         self.jump(position)
 
     def jump(self, position: int) -> None:
-        """Go on from here; what is on its way to another place is given up."""
+        """Continue at this position; batches in flight for another position are abandoned."""
         self.close()
         self.position = self._planned = position
         self._ramp = Ramp(self._limit_bytes)
 
     @property
     def planned(self) -> int:
-        """Everything from `position` up to here is on its way."""
+        """Everything from `position` up to here is in flight."""
         return min(self._planned, self.position + max(self._limit_bytes, FIRST_BYTES))
 
     def next(self, wanted_bytes: int) -> memoryview:
-        """The bytes that begin at `position`: at least one, at most LONG_CHUNK_BYTES; not to be called at the end.
+        """Return the bytes at `position`: at least one, at most LONG_CHUNK_BYTES. Must not be called at the end.
 
-        Raises what a batch raises. Called again, it asks again for what did not come.
+        Raises the errors of a batch. If called again, it requests what did not arrive.
         """
         try:
             item = self._next_item(wanted_bytes)
@@ -140,7 +144,7 @@ class ReadAhead:
             self._under_way.popleft()
 
     def _ask(self, wanted_bytes: int) -> None:
-        """For what is to be on its way and is not yet."""
+        """Request what should be in flight and is not yet."""
         straight = self._ramp.is_straight(wanted_bytes)
         until = self._ramp.ask_until(self.position, self._planned, wanted_bytes, self._info.size_bytes)
         if until > self._planned and not (straight and self._ask_long()):
@@ -149,7 +153,7 @@ class ReadAhead:
             self._planned = until
 
     def _ask_long(self) -> bool:
-        """For all the rest, if that can be and is worth it."""
+        """Request the rest as a long batch, if that is possible and worthwhile."""
         until = min(self._info.size_bytes, self._planned + LONG_BYTES)
         if self._planned < self._long_from or min(until - self._planned, self._limit_bytes) < LONG_FROM_BYTES:
             return False
@@ -170,6 +174,6 @@ class ReadAhead:
         ]
 
     def close(self) -> None:
-        """Give up what is on its way. May be called again."""
+        """Abandon the batches in flight. May be called again."""
         while self._under_way:
             self._under_way.popleft()[0].close()

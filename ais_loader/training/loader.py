@@ -60,7 +60,7 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
     def __iter__(self) -> Iterator[Any]:
         self.dataset.end_run()
         batches = super().__iter__()
-        # After that line: without workers it makes the dataset begin a run too, and the latest run is what counts.
+        # After that line: without workers it makes the dataset begin a run too, and only the latest run counts.
         return self._hand_out(batches, self.dataset.begin_run())
 
     def _hand_out(self, batches: Iterator[Any], run: Run) -> Iterator[Any]:

@@ -196,7 +196,7 @@ class TransformJob:
 
 
 def _watched(transport: Transport, name: str) -> Iterator[pb.JobInfo]:
-    """Yield the job's state until it has ended, from whichever node answers. Raises JobNotFound, NodeUnavailable."""
+    """Yield the job's state until it has ended, from any node that answers. Raises JobNotFound, NodeUnavailable."""
     patience = Patience(_RETRY_S)
     while True:
         try:
@@ -249,7 +249,7 @@ def job_message(
     synchronize: bool = False,
     name: str | None = None,
 ) -> pb.TransformJob:
-    """See `Bucket.transform`. Raises InvalidRequest, TypeError."""
+    """Build the message of a job. See `Bucket.transform`. Raises InvalidRequest, TypeError."""
     if not isinstance(concurrency, int) or not 0 <= concurrency < 1 << 16:
         raise errors.InvalidRequest(
             f"concurrency={concurrency!r}: need 0, which lets each node choose, or a positive number"
@@ -281,7 +281,7 @@ def job_message(
 
 
 def start_job(transport: Transport, job: pb.TransformJob) -> TransformJob:
-    """Raises what `Bucket.transform` raises."""
+    """Start a job. Raises the errors of `Bucket.transform`."""
     return TransformJob(transport, transport.etl("StartJob", pb.StartJobRequest(job=job)))
 
 
@@ -291,7 +291,7 @@ def list_jobs(transport: Transport) -> list[TransformJob]:
 
 
 def find_job(transport: Transport, name: str) -> TransformJob:
-    """Raises JobNotFound."""
+    """Find a job by name. Raises JobNotFound."""
     for job in list_jobs(transport):
         if job.name == name:
             return job

@@ -1,6 +1,6 @@
-"""Batch in flight: frames come in from a transport, items go out, in the order of the entries or in any.
+"""Batch in flight: a transport delivers frames, the batch delivers items, in the order of the entries or in any order.
 
-Nothing is buffered here beyond the frame being delivered, and the pieces of the one large entry being put together.
+Nothing is buffered here except the frame being delivered, and the pieces of one large entry.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ class Batch:
         """The value that you passed to `get_batch` or `get_batches` with the entries. It is never sent."""
         self.failures: dict[int, LoaderError] = {}
         """After `tobytes` or `packed`: the error of each entry that failed, by its index."""
-        self._joined = joined  # of `entries`, which are then asked for in parts
+        self._joined = joined  # ranges of `entries`, which are then requested separately
         asked = len(entries) if joined is None else len(joined.asked)
         self._watch = Stopwatch()
         self.between_frames: Cause = "consumer"
-        """What the time between two frames is spent on, in `timing`; for those who take frames for a purpose."""
-        self._retries, self._paused_s, self._hedged = 0, 0.0, 0  # of streams that are done
+        """Cause to which `timing` attributes the time between two frames; set by callers that consume frames for a
+        purpose."""
+        self._retries, self._paused_s, self._hedged = 0, 0.0, 0  # of finished streams
         self._entries = entries
-        self._bucket = bucket  # of all entries, where they are mere names
+        self._bucket = bucket  # bucket of all entries, if they are mere names
         self._open_stream = open_stream
         self._waiting = deque(requests)
         self._streams: deque[FrameStream] = deque()
@@ -135,7 +136,7 @@ class Batch:
                 yield Item(index, entry, _known(status), _NO_DATA, error, self._bucket)
 
     def _fault(self, frame: Frame, index: int, status: int) -> LoaderError:
-        """The error of a failed entry; raised right here, and the batch ended, when the caller asked for that."""
+        """Return the error of a failed entry. If the caller asked for it, raise the error and end the batch instead."""
         fault = frame.errors.get(index, _NO_FAULT)
         message = fault.message or _known(status).name.lower().replace("_", " ")
         if len(self._entries) > 1:
@@ -147,7 +148,7 @@ class Batch:
         return error
 
     def _whole_frames(self) -> Iterator[Frame]:
-        """Frames, in index order if that is asked for; pieces of a large entry arrive here as one frame."""
+        """Yield frames, in index order if requested; the pieces of a large entry arrive here as one frame."""
         frames = self._timed_frames()
         try:
             yield from frames if self._joined is None else self._joined.joined(frames)
@@ -225,7 +226,7 @@ class Batch:
             self._expected += count
 
     def _advance(self) -> None:
-        """Keep the next part under way while this one is being consumed."""
+        """Keep the next part in flight while this one is being consumed."""
         while self._waiting and len(self._streams) < _PARTS_IN_FLIGHT:
             self._streams.append(self._open_stream(self._waiting.popleft()))
 
@@ -311,5 +312,5 @@ class Batch:
 def _known(status: int) -> Status:
     try:
         return Status(status)
-    except ValueError:  # a status that a later node added
+    except ValueError:  # a status that a newer node added
         return Status.FAILED

@@ -1,4 +1,4 @@
-"""Object contents that `put` accepts, and how they are cut into chunks."""
+"""Object contents that `put` accepts, and their division into chunks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ais_loader.errors import InvalidRequest
 
 CHUNK_BYTES = 1 << 20
 _COPIED_BYTES = 256 << 10
-"""Size of a chunk that is copied. It is still in the processor's caches when the copy is read."""
+"""Size of a copied chunk: it is still in the CPU caches when the copy is read."""
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Content: TypeAlias = Buffer | os.PathLike[str] | IO[bytes]
 
 
 class Source:
-    """Bytes that can be read as chunks; `replayable` says whether that can be done again after a failure."""
+    """Bytes that can be read as chunks. `replayable`: they can be read again after a failure."""
 
     def __init__(self, data: Content) -> None:
         if isinstance(data, str):
@@ -52,16 +52,16 @@ class Source:
         return self.size_bytes is not None or self._position is not None
 
     def chunks(self, *, copied: bool = True) -> Iterator[Buffer]:
-        """The bytes, from the beginning. A second call needs `replayable`.
+        """Yield the bytes, from the beginning. A second call needs `replayable`.
 
-        Bytes are read several times on their way: to be written, for checksums, for the index of an archive. All have
-        to see the same, so that each chunk of a buffer that others can change is copied first. Without `copied` it is
-        not: whoever receives the chunks compares their checksum with the sender's.
+        The bytes are read several times on their way: to be written, for checksums, for the index of an archive. All
+        readers have to see the same bytes, so each chunk of a buffer that other code can change is copied first.
+        Without `copied` it is not: the receiver compares the chunks' checksum with the sender's.
         """
         data = self._data
         if isinstance(data, (bytes, bytearray, memoryview)):
             view = memoryview(data)
-            if not view.c_contiguous or not view.nbytes:  # what is empty cannot be cast if it has several dimensions
+            if not view.c_contiguous or not view.nbytes:  # an empty view with several dimensions cannot be cast
                 view = memoryview(view.tobytes())
             is_fixed, view = not copied or type(view.obj) is bytes, view.cast("B")
             step = CHUNK_BYTES if is_fixed else _COPIED_BYTES
@@ -78,7 +78,7 @@ class Source:
 
 
 def _plain(view: memoryview) -> memoryview:
-    """Raises TypeError for references to objects of this process, as an array of objects has."""
+    """Reject references to objects of this process, as in an array of objects. Raises TypeError."""
     if "O" in view.format:
         raise TypeError("references to objects are no bytes to be kept")
     return view

@@ -115,7 +115,7 @@ def checked_range(start: Any, length: Any, name: str) -> tuple[int, int | None]:
 
 
 def _range_number(what: str, value: Any, name: str) -> int:
-    """Return an integer of any kind as an int. Raises RangeError for a negative one, TypeError."""
+    """Convert an integer of any type to int. Raises RangeError for a negative one, TypeError."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -200,7 +200,7 @@ def to_entry(entry: EntryLike, bucket: str | None = None) -> Entry:
         return entry.entry()
     if not isinstance(entry, str):
         raise TypeError(f"need an Entry or an ais:// URL, got {type(entry).__name__}")
-    if bucket is not None and not entry.startswith(SCHEME):  # no name has the double slash of a URL
+    if bucket is not None and not entry.startswith(SCHEME):  # no name contains the double slash of a URL
         return Entry(bucket, entry)
     if "://" not in entry:
         raise errors.InvalidRequest(

@@ -1,8 +1,8 @@
 """Entry table, many entries in little memory: the names of one bucket's whole objects, end to end in one buffer.
 
-Ten million entries as Python objects take gigabytes, and every worker that looks at one copies its memory page, because
-looking changes a reference count. Two flat buffers take the names' own bytes and 8 more each, and forked workers share
-them untouched.
+Ten million entries as Python objects take gigabytes, and every worker that reads one copies its memory page, because
+reading changes a reference count. Two flat buffers take the names' own bytes and 8 more for each, and forked workers
+share them without copies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ais_loader.values.urls import SCHEME, split_member
 
 
 class EntryTable(Sequence[Entry]):
-    """n entries of one bucket, immutable; `names` takes many at once. Made by `EntryTable.of`."""
+    """Immutable sequence of n entries of one bucket. `names` returns many at once. Created by `EntryTable.of`."""
 
     def __init__(self, bucket: str, encoded_names: Sequence[bytes]) -> None:
         self.bucket = bucket
@@ -29,15 +29,17 @@ class EntryTable(Sequence[Entry]):
 
     @classmethod
     def of(cls, entries: Sequence[EntryLike], names_of: str | None = None) -> EntryTable | None:
-        """The table of these entries; None if one is of another bucket, not a whole object, or carries an opaque.
+        """Return a table of these entries; None if one is of another bucket, not a whole object, or has an opaque
+        value.
 
-        `names_of`: the bucket that mere names are of. Raises InvalidRequest, TypeError: for something that is no entry.
+        `names_of`: the bucket of mere names. Raises InvalidRequest, TypeError for a value that is not an entry.
         """
         bucket = to_entry(entries[0], names_of).bucket if len(entries) else ""
         url_prefix = f"{SCHEME}{bucket}/"
         encoded: list[bytes] = []
         for entry in entries:
-            # URLs of the same bucket need no Entry in between, which is most of the time for millions of them.
+            # URLs of the same bucket are parsed without an Entry, whose creation would take most of the time for
+            # millions.
             if isinstance(entry, str) and entry.startswith(url_prefix) and len(entry) > len(url_prefix):
                 name, member = split_member(entry[len(url_prefix) :])
                 plain = member is None
@@ -49,7 +51,7 @@ class EntryTable(Sequence[Entry]):
             try:
                 encoded.append(name.encode())
             except UnicodeEncodeError:
-                return None  # no object has such a name; the request that asks for it says so
+                return None  # no object has such a name; the request for it reports the error
         return cls(bucket, encoded)
 
     def __repr__(self) -> str:
@@ -62,7 +64,7 @@ class EntryTable(Sequence[Entry]):
         return len(self._stops)
 
     def names(self, indices: Iterable[int]) -> list[str]:
-        """The objects' names at these indices, 0 <= index < n."""
+        """Return the objects' names at these indices, 0 <= index < n."""
         names, stops = self._names, self._stops
         return [names[stops.item(at - 1) if at else 0 : stops.item(at)].decode() for at in indices]
 

@@ -1,4 +1,4 @@
-"""Tables in HTML, as notebooks show buckets, listings and batches: the first rows, sizes and times for people."""
+"""HTML tables by which notebooks show buckets, listings and batches: the first rows, with readable sizes and times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROWS = 20
 
 
 def html_of_objects(title: str, objects: Iterable[ObjectInfo]) -> str:
-    """The first objects of a listing, which is drawn no further; of one that fails, why."""
+    """Format the first objects of a listing, which is not read further; if it fails, the error."""
     try:
         first = list(itertools.islice(objects, _ROWS + 1))
     except LoaderError as error:
@@ -25,7 +25,7 @@ def html_of_objects(title: str, objects: Iterable[ObjectInfo]) -> str:
 
 
 def html_of_entries(title: str, entries: Sequence[Entry | str], bucket: str | None = None) -> str:
-    """The first entries of a sequence; `bucket`: what mere names are of."""
+    """Format the first entries of a sequence. `bucket`: the bucket of mere names."""
     rows = []
     for index, entry in enumerate(entries[:_ROWS]):
         if isinstance(entry, str):
@@ -39,7 +39,7 @@ def html_of_entries(title: str, entries: Sequence[Entry | str], bucket: str | No
 
 
 def _time(time_ns: int) -> str:
-    """Local, to the second."""
+    """Format a time as local time, to the second."""
     return datetime.fromtimestamp(time_ns // 10**9).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 

@@ -1,7 +1,7 @@
-"""Joined ranges: entries of several ranges are asked for range by range, and their answers put together again.
+"""Joined ranges: entries of several ranges are requested range by range, and their answers are joined again.
 
-All ranges of an entry are of one version: it is looked up before, with one request for each bucket, and asked for. What
-is replaced in between is not found, and never mixed.
+All ranges of an entry are of one version: it is looked up first, with one request for each bucket, and then requested
+explicitly. If the object is replaced in between, the entry is not found; versions are never mixed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ HeadMany = Callable[[str, list[str]], list[ObjectInfo | None]]
 
 
 def of_one_version(entries: list[Entry], head_many: HeadMany) -> list[Entry]:
-    """The same entries; those of several ranges that name no version get the one that there is now.
+    """Pin entries of several ranges that name no version to the current one; return all entries.
 
-    `head_many`: of the objects of a bucket, None for those that are not there. What it raises is raised, but NotFound:
-    an entry of what is not there keeps no version, and fails in its place.
+    `head_many` returns the objects of a bucket, None for missing ones. Its errors are raised, except NotFound: an entry
+    of a missing object stays unpinned, and fails in its place.
     """
     unpinned: dict[str, dict[str, str | None]] = {}
     for entry in entries:
@@ -33,7 +33,7 @@ def of_one_version(entries: list[Entry], head_many: HeadMany) -> list[Entry]:
     if not unpinned:
         return entries
     for bucket, names in unpinned.items():
-        with contextlib.suppress(NotFound):  # the batch says so, in the entry's place
+        with contextlib.suppress(NotFound):  # the batch reports the error, in the entry's place
             for info in head_many(bucket, list(names)):
                 if info is not None:
                     names[info.name] = info.version
@@ -46,10 +46,10 @@ def of_one_version(entries: list[Entry], head_many: HeadMany) -> list[Entry]:
 
 
 class JoinedRanges:
-    """What n entries are asked for as, m >= n single ranges of `asked`, and the way back from their frames."""
+    """Division of n entries into m >= n single ranges (`asked`), and the way back from their frames."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        """Raises InvalidRequest for an entry with a range and ranges, or without any."""
+        """Raises InvalidRequest for an entry with both a range and ranges, or with empty ranges."""
         counts = []
         self.asked: list[Entry] = []
         for entry in entries:
@@ -60,7 +60,7 @@ class JoinedRanges:
                 continue
             if not ranges or entry.start or entry.length is not None:
                 raise InvalidRequest(f"{entry!r}: need one range, by start and length, or several, by ranges")
-            # A single one is what start and length are for.
+            # A single range is expressed by start and length.
             self.asked += [replace(entry, start=start, length=length, ranges=None) for start, length in ranges]
             counts.append(len(ranges))
         self._counts = np.array(counts, np.uint32)
@@ -69,9 +69,9 @@ class JoinedRanges:
         np.cumsum(self._counts, out=self._firsts[1:])
 
     def joined(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        """Frames of whole single ranges, in any order, as frames of whole entries."""
+        """Convert frames of whole single ranges, in any order, to frames of whole entries."""
         waiting: dict[int, dict[int, Frame]] = {}
-        failed: dict[int, int] = {}  # and how many of its ranges are still to come
+        failed: dict[int, int] = {}  # value: the number of ranges still to come
         for frame in frames:
             owners = self._of[frame.index]
             if len(frame.index) and not waiting and not failed and self._is_whole(frame, owners):
@@ -89,7 +89,7 @@ class JoinedRanges:
                 parts = waiting.setdefault(owner, {})
                 parts[index] = part
                 left = int(self._counts[owner]) - len(parts)
-                if part.status[0]:  # told at once: a batch that is to stop at its first failure ends here
+                if part.status[0]:  # reported at once: a fail-fast batch ends here
                     del waiting[owner]
                     if left:
                         failed[owner] = left
@@ -99,7 +99,7 @@ class JoinedRanges:
                     yield _together(owner, [parts[key] for key in sorted(parts)])
 
     def _is_whole(self, frame: Frame, owners: U32) -> bool:
-        """Whether it has nothing but complete entries, each in order and in one place, and none that failed."""
+        """Whether a frame has only complete entries, each in order and contiguous, and none that failed."""
         first, last = int(owners[0]), int(owners[-1])
         stop = self._firsts[last + 1]
         return (
@@ -111,7 +111,7 @@ class JoinedRanges:
         )
 
     def _merged(self, frame: Frame, owners: U32) -> Frame:
-        """The ranges lie end to end already: only the columns change."""
+        """Merge ranges that lie end to end already: only the columns change."""
         first, last = int(owners[0]), int(owners[-1])
         starts = self._firsts[first : last + 1] - self._firsts[first]
         size = np.add.reduceat(frame.size, starts).astype(np.uint32)
@@ -121,7 +121,7 @@ class JoinedRanges:
         return Frame(index, size, no_checksum, np.zeros(count, np.uint8), no_kind, frame.payload)
 
     def joined_values(self, values: Sequence[bytes | None]) -> list[bytes | None]:
-        """Of all single ranges at once, in order."""
+        """Join the values of all single ranges at once, in order."""
         bounds = self._firsts.tolist()
         return [
             values[first] if stop == first + 1 else b"".join(part for part in values[first:stop] if part is not None)
@@ -148,6 +148,6 @@ def _together(owner: int, parts: list[Frame]) -> Frame:
 
 
 def _one(owner: int, status: U8, payload: memoryview, errors: dict[int, EntryFault]) -> Frame:
-    """A frame of one whole entry."""
+    """Build a frame of one whole entry."""
     index, size = np.array([owner], np.uint32), np.array([len(payload)], np.uint32)
     return Frame(index, size, np.zeros(1, np.uint32), status, np.zeros(1, np.uint8), payload, None, errors)

@@ -70,7 +70,7 @@ class ClusterOptions:
 
 
 def _is_text(text: str) -> bool:
-    """Whether it has a UTF-8 form: lone surrogates have none."""
+    """Whether the text has a UTF-8 form, which lone surrogates lack."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -78,7 +78,8 @@ def _parts(frame: Frame) -> list[memoryview]:
 
 
 def pack(frames: Sequence[Frame], *, ordered: bool = True) -> PackedBatch:
-    """Frames of whole entries as one PackedBatch in index order; `ordered` says that they come so.
+    """Combine frames of whole entries into one PackedBatch in index order. `ordered`: the frames are in that order
+    already.
 
     A single ordered frame's payload is used without a copy.
     """

@@ -1,4 +1,5 @@
-"""Requests made of entries: pure functions. A request is columns; more entries than one carries are cut into parts."""
+"""Conversion of entries to requests: pure functions. A request consists of columns; many entries are split into
+several."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ OnError: TypeAlias = Literal["raise", "placeholder"]
 
 
 def checked_timeout_s(timeout_s: float) -> float:
-    """Raises InvalidRequest for what is no number of seconds that one can wait."""
-    # By its type first: to ask what counts as a number costs more than all else of a call.
+    """Check a timeout. Raises InvalidRequest for anything but a positive, finite number of seconds."""
+    # The concrete types come first: the check against numbers.Real costs more than the rest of a call.
     if not isinstance(timeout_s, float | int | numbers.Real) or not 0 < timeout_s < float("inf"):
         raise InvalidRequest(f"timeout_s={timeout_s!r}: need a number of seconds above 0")
     return float(timeout_s)
@@ -71,7 +72,7 @@ class BatchOptions:
                 if not isinstance(value, np.bool_):
                     raise TypeError(f"{name} is a {type(value).__name__}; need True or False")
                 object.__setattr__(self, name, bool(value))
-        # A plain float: numpy's own kinds are none to gRPC.
+        # A plain float: gRPC does not accept numpy's types.
         object.__setattr__(self, "timeout_s", checked_timeout_s(self.timeout_s))
 
 
@@ -101,7 +102,7 @@ def batch_options(
 
 
 def require_many(what: str, values: object) -> None:
-    """Raises TypeError for a single name or entry, and for what cannot be iterated over."""
+    """Require several values. Raises TypeError for a single name or entry, and for a value that is not iterable."""
     if isinstance(values, (str, bytes, Entry, ObjectInfo, MemberInfo)):
         raise TypeError(f"{what} is one {type(values).__name__}; pass a list of {what}")
     if not isinstance(values, Iterable) and not hasattr(values, "__getitem__"):
@@ -109,7 +110,7 @@ def require_many(what: str, values: object) -> None:
 
 
 def to_entries(entries: Iterable[EntryLike], bucket: str | None = None) -> list[Entry]:
-    """The entries, URLs parsed, and names taken as those of `bucket`. Raises InvalidRequest, TypeError."""
+    """Convert entries, parsing URLs, and taking names as those of `bucket`. Raises InvalidRequest, TypeError."""
     require_many("entries", entries)
     return [entry if type(entry) is Entry else to_entry(entry, bucket) for entry in entries]
 
@@ -117,7 +118,7 @@ def to_entries(entries: Iterable[EntryLike], bucket: str | None = None) -> list[
 def requests_for_entries(
     entries: Sequence[EntryLike], options: BatchOptions
 ) -> tuple[list[Entry], list[pb.BatchRequest]]:
-    """The entries, URLs parsed, and the requests that ask for them. Raises InvalidRequest, TypeError."""
+    """Return the entries, with URLs parsed, and the requests for them. Raises InvalidRequest, TypeError."""
     parsed = to_entries(entries)
     requests = []
     for first in range(0, len(parsed), MAX_ENTRIES_PER_REQUEST):
@@ -149,11 +150,11 @@ def requests_for_entries(
 
 
 def request_for_transformed(bucket: str, name: str, etl: Etl, args: Mapping[str, Any] | None) -> pb.BatchRequest:
-    """For a whole object, passed through transforms. Raises InvalidRequest, TypeError."""
+    """Build a request for a whole object, passed through transforms. Raises InvalidRequest, TypeError."""
     request = pb.BatchRequest(bucket=(bucket,), fail_fast=True, ordered=True, transform_index=(1,))
     _set_names(request, (name,))
     stages = request.transform.add().stage
-    if type(etl) is str and etl and args is None:  # the plainest, read thousands of times a second
+    if type(etl) is str and etl and args is None:  # the simplest case, called thousands of times a second
         stages.add(name=etl)
         return request
     for stage in to_pipeline(etl, args).stages:
@@ -179,7 +180,7 @@ def _set_transforms(request: pb.BatchRequest, entries: Sequence[Entry]) -> None:
 
 
 def requests_for_names(bucket: str, names: Sequence[str], options: BatchOptions) -> list[pb.BatchRequest]:
-    """The columnar short form: whole objects of one bucket."""
+    """Build requests in the columnar short form: whole objects of one bucket."""
     require_many("names", names)
     requests = []
     for first in range(0, len(names), MAX_ENTRIES_PER_REQUEST):
@@ -215,12 +216,12 @@ def _extend(column: Any, what: str, values: Sequence[str]) -> None:
 
 
 def _int64(value: int) -> int:
-    # Anything past the largest object is as far out of range as the largest number.
+    # A value beyond the largest object is as far out of range as the largest number.
     return max(-(2**63), min(value, 2**63 - 1))
 
 
 def transformed_of(requests: Sequence[pb.BatchRequest]) -> npt.NDArray[np.bool_] | None:
-    """Which entries of all requests, by their indexes, pass through transforms; None for none."""
+    """Return which entries of all requests, by their indexes, pass through transforms; None if none does."""
     if not any(request.transform for request in requests):
         return None
     return np.concatenate(

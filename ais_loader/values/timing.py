@@ -51,7 +51,7 @@ class BatchTiming:
 
 
 class Stopwatch:
-    """The running record of one batch. Belongs to one thread at a time."""
+    """Running measurement of one batch. Belongs to one thread at a time."""
 
     __slots__ = ("_cause", "_since_s", "_spent_s", "entries", "failures", "payload_bytes")
 
@@ -62,7 +62,7 @@ class Stopwatch:
         self.payload_bytes = self.entries = self.failures = 0
 
     def enter(self, cause: Cause) -> None:
-        """From now on, time is spent on `cause`; without effect once stopped."""
+        """Attribute the time from now on to `cause`. No effect after a stop."""
         if self._cause is not None:
             now_s = time.perf_counter()
             self._spent_s[self._cause] += now_s - self._since_s
@@ -73,7 +73,7 @@ class Stopwatch:
         self._cause = None
 
     def resume(self, cause: Cause) -> None:
-        """Go on after a stop; what was between does not count."""
+        """Continue after a stop; the time in between does not count."""
         self._cause, self._since_s = cause, time.perf_counter()
 
     def took(self, frame: Frame) -> None:
@@ -86,7 +86,7 @@ class Stopwatch:
         self.entries += len(items)
 
     def read(self, *, paused_s: float, retries: int, hedged: int = 0) -> BatchTiming:
-        """What was spent so far. `paused_s` are the pauses before retries, which were entered as "wire"."""
+        """Return the times so far. `paused_s`: the pauses before retries, which were counted as "wire"."""
         spent_s = dict(self._spent_s)
         if self._cause is not None:
             spent_s[self._cause] += time.perf_counter() - self._since_s

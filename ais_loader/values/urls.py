@@ -1,4 +1,4 @@
-"""URL parsing: `ais://bucket/name` and `ais://bucket/shard.tar/member`, and where stores are: nodes and folders.
+"""URL parsing: `ais://bucket/name` and `ais://bucket/shard.tar/member`, and addresses of stores: nodes and folders.
 
 The rest of the URL is taken literally: `#`, `?` and `%` are ordinary characters of object names.
 """
@@ -13,7 +13,7 @@ from ais_loader.errors import InvalidRequest
 
 SCHEME = "ais://"
 ARCHIVE_EXTENSIONS = (".tar", ".tar.gz", ".tgz", ".tar.lz4", ".tlz4", ".tar.zst", ".tzst", ".zip")
-"""Of objects whose members a node indexes, in any case of letters."""
+"""Extensions, in any case of letters, of objects whose members a node indexes."""
 
 
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:(?:[\\/].*)?|\\\\.*", re.DOTALL)
@@ -21,7 +21,7 @@ _WITH_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(/.*)", re.DOTALL)
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Bucket and everything after it. Raises InvalidRequest, TypeError."""
+    """Split into the bucket and everything after it. Raises InvalidRequest, TypeError."""
     if not isinstance(url, str):
         raise TypeError(f"need a URL like ais://bucket/name, got {type(url).__name__}")
     if not url.startswith(SCHEME):
@@ -33,7 +33,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def split_member(name: str) -> tuple[str, str | None]:
-    """Object and member: the name is cut after the first component that ends in an archive's extension."""
+    """Split into object and member: the name is cut after the first component that has an archive's extension."""
     at = name.find("/")
     while at != -1:
         component = name[name.rfind("/", 0, at) + 1 : at]
@@ -44,13 +44,13 @@ def split_member(name: str) -> tuple[str, str | None]:
 
 
 def is_host_port(text: str) -> bool:
-    """Whether it is HOST:PORT, with a port that there can be."""
+    """Whether the text is HOST:PORT, with a valid port."""
     host, _, port = text.rpartition(":")
     return bool(host) and "/" not in text and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
 
 
 def store_folders(url: str) -> list[str]:
-    """The folders that a URL of an embedded store names, with `~` as the home folder that it stands for.
+    """Return the folders that a URL of an embedded store names, with `~` expanded.
 
     Raises InvalidRequest for an empty path, for an unknown user's home, for any scheme but file://, and for the address
     of a machine, which would be a folder of that name.
@@ -73,7 +73,7 @@ def store_folders(url: str) -> list[str]:
 
 
 def _refuse_addresses(url: str, part: str) -> None:
-    """Raises InvalidRequest for a part of `url` that is meant as another thing than a path."""
+    """Reject a part of `url` that is apparently not meant as a path. Raises InvalidRequest."""
     if os.name != "nt" and _WINDOWS_PATH.fullmatch(part):
         raise InvalidRequest(
             f"{url!r} is a Windows path, and this is not Windows: need a path such as /data/store (in WSL, drive C: is "
