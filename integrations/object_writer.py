@@ -48,7 +48,7 @@ class ObjectWriter(io.BufferedIOBase):
         self._object_name = name
         self._autocommit = autocommit
         self._if_absent = if_absent
-        self._failed = True  # until all of it is here
+        self._failed = True  # until all of it has been written
         self._spool = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - closed by commit and discard
         self._held = ExitStack()
         self._held.enter_context(writing())
@@ -65,7 +65,7 @@ class ObjectWriter(io.BufferedIOBase):
             raise ValueError("I/O operation on closed file")
         try:
             return self._spool.write(data)
-        except (OSError, MemoryError):  # some of it may be there
+        except (OSError, MemoryError):  # a part may have been written
             self.give_up()
             raise
 
@@ -100,7 +100,7 @@ class ObjectWriter(io.BufferedIOBase):
         self.close()
 
     def __del__(self) -> None:
-        # One that was dropped without being closed was given up, and the interpreter would close it.
+        # A writer that was dropped without being closed was abandoned, but the interpreter would close it.
         if not self.closed:
             self._failed = True
             self.close()

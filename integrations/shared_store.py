@@ -81,7 +81,7 @@ class StoreReference:
         """Open nothing yet. The arguments are those of `ais_loader.connect`."""
         self.url = os.fspath(url) if url else None
         self._options = dict(connect_options or {})
-        self._store: SharedStore | None = None  # keeps it
+        self._store: SharedStore | None = None  # keeps the store alive
 
     def store(self) -> SharedStore:
         """Return the store. Raises the errors of `connect`."""
@@ -130,8 +130,8 @@ class SharedStore:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # the collector may end a write anywhere, in here too
-        self._writer: Client | None = None  # guarded by _lock, as all that follows
+        self._lock = threading.RLock()  # a garbage collection may end a write anywhere, even in here
+        self._writer: Client | None = None  # guarded by _lock, like all that follows
         self._writes: set[object] = set()
         """The writes in progress, which need the writer."""
         self._last_write_s = 0.0
@@ -225,7 +225,7 @@ class SharedStore:
             self._timer = None
             left_s = self._last_write_s + IDLE_S - time.monotonic()
             if self._writer is None or self._writes:
-                return  # the end of that write waits again
+                return  # the end of that write starts the timer again
             if left_s > 0:
                 self._wait(left_s)
             else:

@@ -389,6 +389,6 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
     def rmdir(self, path: str) -> None:
         bucket_name, name = split(self._strip_protocol(path))
         if name:
-            return  # it goes with its last object
+            return  # a folder ends with its last object
         with self._writing(path) as client:
             client.delete_bucket(bucket_name)

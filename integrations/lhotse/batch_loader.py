@@ -112,7 +112,7 @@ class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not 
         without_wide_windows(needs)
         client = self.client
         self._learn_layouts(client, needs)
-        # Of this batch: another one, in another thread, may find out that one of them is not valid any more.
+        # A copy for this batch: another batch, in another thread, may invalidate one of the layouts.
         layouts = {need.entry: self._layouts.get(need.entry) for need in needs}
         asked = [asked_entry(need, layouts) for need in needs]
         return PendingCuts(self, listed, needs, layouts, asked, Answering(self, client, asked))
@@ -173,7 +173,7 @@ class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not 
                 for name, info in zip(names, client.bucket(bucket).head_many(names), strict=True):
                     names[name] = info
         except LoaderError:
-            return  # the entries themselves say why
+            return  # the entries themselves report the reason
         headers: dict[Entry, Entry] = {}
         for entry in unknown:
             info = by_bucket[entry.bucket][entry.name]
@@ -182,7 +182,7 @@ class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not 
         answers = Answering(self, client, list(headers.values())).answers()
         for entry, header in headers.items():
             answer = answers[header]
-            if isinstance(answer, (bytes, errors.RangeError)):  # a member may be shorter than that
+            if isinstance(answer, (bytes, errors.RangeError)):  # a member may be shorter
                 found = layout_of(answer, header.version or "") if isinstance(answer, bytes) else None
                 self._layouts[entry] = found
         while len(self._layouts) > MAX_LAYOUTS:

@@ -197,14 +197,14 @@ class _Run:
             draw_again(self._drawn, self._restored)
             number = 0
             while self._free.acquire() and not self._closed:
-                cuts = next(self._drawn, None)  # not `for`: a sampler begins anew at each iter()
+                cuts = next(self._drawn, None)  # not `for`: a sampler starts again at each iter()
                 if cuts is None:
                     break
                 batch = _Batch(number, cuts, self._places.drawn())
                 batch.begin(self._loader)
                 self._coming.put((batch, self._decoders.submit(batch.finish, self._dataset)))
                 number += 1
-        except BaseException as error:  # noqa: BLE001 - it is raised where the batch is taken
+        except BaseException as error:  # noqa: BLE001 - raised where the batch is consumed
             end = error
         self._coming.put(end)
 
@@ -252,7 +252,7 @@ class _Batch:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Add to any error in this block which batch it is about."""
+        """Add the batch's number and cuts to any error in this block."""
         try:
             yield
         except Exception as error:

@@ -31,7 +31,7 @@ from ..shared_store import StoreReference
 from .text_and_gzip import GzipReader, GzipWriter, TextWriter
 
 _COLLAPSED = "ais:/"
-"""What pathlib turns the scheme into."""
+"""Form of the scheme after pathlib has collapsed its slashes."""
 
 
 class ObjectMissing(FileNotFoundError, AudioLoadingError):  # type: ignore[misc]  # Lhotse is not type-checked here
@@ -120,7 +120,7 @@ class _Unreadable(io.BufferedIOBase):
 
 
 def _parse_mode(url: str, mode: str) -> tuple[str, bool]:
-    """`r`, `w` or `x`, and whether it is text."""
+    """Return `r`, `w` or `x`, and whether the mode is text."""
     kind = mode.replace("b", "").replace("t", "")
     if len(set(mode)) < len(mode) or {"b", "t"} <= set(mode) or len(kind) != 1:
         raise ValueError(f"{url}: mode {mode!r}: need 'r', 'w' or 'x', and 'b' for bytes")

@@ -90,7 +90,7 @@ def _pcm_layout(format_chunk: bytes, data_start: int, data_bytes: int, version: 
     if kind == _EXTENSIBLE and len(format_chunk) >= 26:
         kind = struct.unpack_from("<H", format_chunk, 24)[0]
     plain = kind in (_PCM, _FLOAT) and channels and rate and bits % 8 == 0 and frame_bytes == channels * bits // 8
-    if not plain or not frame_bytes or data_bytes == 0xFFFFFFFF:  # a stream whose length was not known
+    if not plain or not frame_bytes or data_bytes == 0xFFFFFFFF:  # a stream of unknown length
         return None
     return WavLayout(version, data_start, data_bytes // frame_bytes, frame_bytes, rate, format_chunk)
 
@@ -101,7 +101,7 @@ def _npy_layout(header: bytes, version: str) -> NpyLayout | None:
         major, _ = np.lib.format.read_magic(file)
         read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[major]
         shape, fortran_order, dtype = read(file)
-    except (ValueError, KeyError):  # newer, cut, or no header: reading the whole says so
+    except (ValueError, KeyError):  # newer, truncated, or no header: reading the whole file reports it
         return None
     if dtype.hasobject or dtype.fields or fortran_order or not shape:
         return None

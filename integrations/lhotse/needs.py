@@ -127,7 +127,7 @@ def _is_remote(source: Any) -> bool:
 
 
 def _pointed(text: str, at: int) -> Need:
-    """Raises AISBatchLoaderError."""
+    """Parse a Shar pointer. Raises AISBatchLoaderError."""
     try:
         pointer = SharPointer.parse(text)
     except SharPointerError as error:
@@ -149,7 +149,8 @@ def _of_recording(recording: Any, cut: Any, field: str, at: int, windows: bool) 
         if windows and url[-4:].lower() == ".wav" and source.video is None:
             if not looked:
                 looked, span = True, _span(recording, cut, field)
-            # Of 16 bits; narrower ones are rare, and of those an eighth of a second of silence is as large.
+            # Assumes 16 bits. Narrower samples are rare, and an eighth of a second of silence is as large as such a
+            # file.
             if span is not None and 2 * recording.num_samples * len(source.channels) >= MIN_WINDOWED_BYTES:
                 need.seconds, need.share = span, span[1] / recording.duration
         yield need
@@ -316,5 +317,5 @@ def _filled_array(inner: Any, need: Need, fetched: Fetched) -> Any:
     else:
         kind = MEMORY_TYPES[inner.storage_type]
     if kind == "pillow_memory":
-        data = pickle.dumps(data)  # which is how Lhotse keeps them: made here, of bytes, and loaded here
+        data = pickle.dumps(data)  # Lhotse's own form; pickled and unpickled in this process, from bytes
     return _with(inner, {"storage_type": kind, "storage_path": "", "storage_key": data})

@@ -119,7 +119,7 @@ class _IndexCachePath:
         self._of_others = of_others
 
     def __call__(self, index_path: Any) -> Path:
-        """Raises ObjectMissing."""
+        """Return the path of the cached index. Raises ObjectMissing."""
         url = ais_url(index_path)
         if url is None:
             return self._of_others(index_path)

@@ -19,7 +19,7 @@ from ais_loader.errors import InvalidRequest
 SINCE = "ais_loader_batches_since"
 """The key, in a state, of the number of batches drawn since the rest of it was saved."""
 BEGINNING = "ais_loader_beginning"
-"""The key that replaces the sampler's own state: what identifies the beginning of its epoch."""
+"""Key that replaces the sampler's own state: identifies the beginning of its epoch."""
 CHEAP_S = 0.001
 """A state that takes less time is saved after every batch."""
 MAX_COST = 0.01
@@ -86,9 +86,9 @@ def own_state(sampler: Any) -> dict[str, Any] | None:
         return None
     try:
         state: dict[str, Any] = sampler.state_dict()
-    except (AssertionError, NotImplementedError, RuntimeError):  # a constraint; a source that is not restorable
+    except (AssertionError, NotImplementedError, RuntimeError):  # a constraint, or a source that is not restorable
         return None
-    return state or None  # a stateless sampler's is empty
+    return state or None  # the state of a stateless sampler is empty
 
 
 def epoch_of(sampler: Any) -> int | None:
@@ -106,7 +106,7 @@ def restore(sampler: Any, state: Mapping[str, Any]) -> None:
 
     Raises InvalidRequest for the beginning of another sampler, and the errors of the sampler's `load_state_dict`.
     """
-    own = pickle.loads(pickle.dumps(dict(state)))  # samplers take apart what they load
+    own = pickle.loads(pickle.dumps(dict(state)))  # samplers modify what they load
     own.pop(SINCE, None)
     begun = own.pop(BEGINNING, None)
     if begun is None:

@@ -68,7 +68,7 @@ class SharPointer:
         """Return the member by name, for when `payload` did not find it in the range."""
         assert self.name is not None
         bucket, shard = split_url(self.url)
-        # A store's name for what is no UTF-8, see storage_node/store/archives/member.py.
+        # The store's name for a member whose name is not UTF-8; see storage_node/store/archives/member.py.
         return Entry(bucket, shard, self.name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
 
     def payload(self, data: Buffer) -> bytes | None:

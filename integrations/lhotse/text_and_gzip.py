@@ -38,7 +38,7 @@ class GzipReader(AltGzipFile):  # type: ignore[misc]  # Lhotse is not type-check
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise type(error)(f"{error} ({self._url})") from error
 
-    def read1(self, size: int = -1) -> bytes:  # `read` is made of these
+    def read1(self, size: int = -1) -> bytes:  # `read` calls it
         with self._named():
             return super().read1(size)  # type: ignore[no-any-return]
 
@@ -69,7 +69,7 @@ class GzipWriter(gzip.GzipFile):
 
     def close(self) -> None:
         try:
-            super().close()  # writes what is left, and the end
+            super().close()  # writes the rest, and the trailer
         except BaseException:
             self.give_up()
             raise
@@ -117,7 +117,7 @@ def _leave(file: GzipWriter | TextWriter, kind: object) -> None:
 
 
 def _drop(file: GzipWriter | TextWriter) -> None:
-    # One that was dropped without being closed was given up, and the interpreter would close it.
+    # A file that was dropped without being closed was abandoned, but the interpreter would close it.
     if not file.closed:
         file.give_up()
         file.close()

@@ -40,7 +40,7 @@ class WindowSource(AudioSource):  # type: ignore[misc]  # Lhotse is not type-che
                 f"frames {start:,} to {'the end' if count is None else f'{start + count:,}'} are wanted of a recording "
                 f"of which {self.first_frame:,} to {last:,}, the cut's, were fetched; {_TO_ASK_FOR_MORE}"
             )
-        # Whole frames, so that nothing is rounded in another way than in the whole file.
+        # Whole frames, so that rounding is the same as in the whole file.
         return super().load_audio(
             (start - self.first_frame) / self.sampling_rate, duration, force_opus_sampling_rate=force_opus_sampling_rate
         )
@@ -102,7 +102,7 @@ def asked_seconds(recording: Recording, start: float, duration: float) -> tuple[
     whole.sources = [source]
     try:
         whole.load_audio(offset=start, duration=duration)
-    except Exception:  # noqa: BLE001 - _Asked, or what the cut's own loading will raise
+    except Exception:  # noqa: BLE001 - _Asked, or an error that loading the cut raises too
         return source.asked
     return None
 

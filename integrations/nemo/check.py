@@ -29,7 +29,7 @@ _SHARDS_KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What lines must have besides recordings that match them."""
+    """Properties that lines must have besides matching recordings."""
 
     fields: tuple[str, ...] = ()
     languages: frozenset[str] = frozenset()
@@ -80,9 +80,9 @@ class _Sizes:
         self._client = client
         self._shards = [entry for entry in map(_shard, shards) if entry is not None]
         self._members: OrderedDict[tuple[str, str], dict[str, Sized] | str] = OrderedDict()
-        """The members of the shards used last, or why there are none."""
+        """Members of the shards used last, or the reason why there are none."""
         self._shard_with: dict[str, str] | None = None
-        """The URL of a shard by the name of a member that it has. Made once a member is missing."""
+        """URL of a shard by the name of a member. Built when the first member is missing."""
 
     def of(self, recordings: Sequence[Recording]) -> list[Sized | str]:
         """Return the size of each recording, or why it is missing."""
@@ -181,7 +181,7 @@ def _of_rate(one: Recording, header: AudioHeader, tolerance_s: float) -> str:
 
 def _of_length(one: Recording, header: AudioHeader, tolerance_s: float) -> Iterator[Finding]:
     if one.offset_s > 0:
-        # The whole recording is taken to be as long as the line's part of it, and the part to begin in that.
+        # NeMo takes the recording to be as long as the line's part of it, and the part to begin within that.
         read_s = max(0.0, min(one.duration_s, one.duration_s - one.offset_s))
         yield one.finding(
             "offset",

@@ -1,4 +1,4 @@
-"""NeMo's manifests: the recordings that their lines name, and what they say about them.
+"""NeMo's manifests: the recordings that their lines name, and the properties that the lines state.
 
 Lines are interpreted like NeMo 3.0.0 with USE_AIS_GET_BATCH=true: no shard is opened, `shard.tar/member` is the URL of
 a recording, and its sampling rate and duration are those of the line.
@@ -38,7 +38,7 @@ class ManifestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A recording that a line names, and what the line says about it."""
+    """A recording named by a line, and the properties stated there."""
 
     manifest: str
     line: int
@@ -170,7 +170,7 @@ def _whole(path: str, client: Client) -> bytes:
 
 
 def _of_line(manifest: str, number: int, line: Any, shards: _Shards) -> Iterator[Recording]:
-    """Raises _LineError."""
+    """Yield the recordings of a line. Raises _LineError."""
     if not isinstance(line, dict):
         raise _LineError(f"a {type(line).__name__} where NeMo needs an object with fields")
     custom = line.get("custom")
@@ -195,7 +195,7 @@ def _of_line(manifest: str, number: int, line: Any, shards: _Shards) -> Iterator
             rate_hz = _number(said, "sample_rate")
         url = _url(manifest, name, line, shards, is_conversation=is_conversation)
         if not url.startswith(SCHEME):
-            continue  # a file of this machine, or another store's
+            continue  # a local file, or one of another store
         if rate_hz is None and not shards.tarred:
             raise _LineError(
                 f"no sampling_rate: NeMo looks for a local file named {url} to learn it, and stops; "

@@ -96,7 +96,7 @@ def _members(client: Client, shards: Sequence[Entry]) -> list[Listed]:
                 f"{url_of(shard)} is a member of a shard: members=True needs the shards themselves"
             )
         bucket = client.bucket(shard.bucket)
-        version = shard.version or bucket.head(shard.name).version  # which says what is missing
+        version = shard.version or bucket.head(shard.name).version  # raises an error that names what is missing
         return [Listed(member.entry(), member.size_bytes) for member in bucket.members(shard.name, version=version)]
 
     with ThreadPoolExecutor(_LISTED_TOGETHER, "ais-loader index") as pool:

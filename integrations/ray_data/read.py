@@ -125,7 +125,7 @@ def _block(entries: Sequence[Entry], packed: PackedBatch, *, status: bool, inclu
     valid = None
     if failed.any():
         valid = pa.py_buffer(np.packbits(~failed, bitorder="little"))
-    # The bytes as they came, which a large_binary column can hold without copying them
+    # The received bytes, which a large_binary column can hold without a copy.
     buffers = [valid, pa.py_buffer(packed.offsets), pa.py_buffer(packed.values)]
     columns = {"bytes": pa.Array.from_buffers(pa.large_binary(), len(entries), buffers)}
     if include_paths:

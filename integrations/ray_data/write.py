@@ -36,7 +36,7 @@ _LOCK_WAIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What `write_ais` has stored. Each object counts once, regardless of how often its task ran."""
+    """Result of `write_ais`. Each object counts once, regardless of how often its task ran."""
 
     objects: int
     size_bytes: int
@@ -80,7 +80,7 @@ def write_ais(
             f"suffix={suffix!r} is for names that are made; name_column={name_column!r} has them"
         )
     where = portable_url(store)
-    store_here(where).reader().bucket(bucket).info()  # a wrong name is told before anything is computed
+    store_here(where).reader().bucket(bucket).info()  # reports a wrong name before anything is computed
     sink = AISSink(where, bucket, prefix, bytes_column, name_column, suffix, mode)
     dataset.write_datasink(sink, **ray_options)
     return sink.written
@@ -113,7 +113,7 @@ class AISSink(Datasink):  # type: ignore[misc]  # Ray is not type-checked here
                 names.add(name)
                 size_bytes += len(data)
             self._put(store, group, f"{self._write_id}-{ctx.task_idx}")
-        store.store().release()  # an embedded store is another task's now
+        store.store().release()  # releases an embedded store for other tasks
         return Written(len(names), size_bytes)
 
     def on_write_complete(self, write_result: Any) -> None:

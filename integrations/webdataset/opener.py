@@ -61,7 +61,7 @@ class Settings:
 
 _settings: Settings | None = None
 _before: dict[str, Any] = {}
-"""What `install` has replaced."""
+"""Originals that `install` has replaced."""
 _lock = threading.Lock()
 
 
@@ -214,6 +214,6 @@ def _reduce_installed(self: Any, protocol: Any) -> Any:
 
 
 def _make_installed(settings: Settings, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    if _settings is None:  # in a process that has settings of its own they stay
+    if _settings is None:  # a process with settings of its own keeps them
         _install(settings)
     return make(*arguments)

@@ -1,11 +1,11 @@
-"""Sample table: which members of which shards form each sample, from the shards' indexes, in flat buffers.
+"""Sample table: the members of shards that form each sample, from the shards' indexes, in flat buffers.
 
 WebDataset's own functions group the members, so that keys, fields and skipped members are the same as in an iteration
 over the shards: members without an extension and metadata are skipped, adjacent members with the same key form a
 sample, and a field that occurs twice in a sample is an error.
 
-A million samples as Python objects take gigabytes, and every forked worker that looks at one copies its memory page.
-Here, a member takes its name and 20 bytes, and workers share the buffers untouched.
+A million samples as Python objects take gigabytes, and every forked worker that reads one copies its memory page. Here,
+a member takes its name and 20 bytes, and workers share the buffers without copies.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SampleTable:
         self._name_stops: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._sizes: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._member_stops: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        """Where each sample ends, in members."""
+        """End of each sample, in members."""
         self._shard_of: npt.NDArray[np.int32] = np.zeros(0, np.int32)
 
     @classmethod

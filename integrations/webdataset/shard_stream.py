@@ -81,7 +81,7 @@ class ShardStream(io.BufferedIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         """Read up to `size` bytes, and fewer only at the end of the object."""
         rest = self._rest
-        if size is not None and 0 <= size <= len(rest):  # as most reads are
+        if size is not None and 0 <= size <= len(rest):  # true for most reads
             self._rest = rest[size:]
             self._position += size
             return bytes(rest[:size])
@@ -130,7 +130,7 @@ class _Buffer:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._changed = threading.Condition()
-        self._chunks: deque[memoryview] = deque()  # guarded by _changed, as all that follows
+        self._chunks: deque[memoryview] = deque()  # guarded by _changed, like all that follows
         self._held_bytes = 0
         self._info: ObjectInfo | None = None
         self._error: BaseException | None = None
@@ -222,14 +222,14 @@ def _produce(
             if not buffer.put(chunk):
                 buffer.hand_over(reader)
                 return
-    except BaseException as error:  # noqa: BLE001 - raised where it is read
+    except BaseException as error:  # noqa: BLE001 - raised in the reading thread
         buffer.end(error)
     else:
         buffer.end(None)
 
 
 def _close_buffer(buffer: _Buffer, pid: int) -> None:
-    if pid == os.getpid():  # in a child the lock may be held by a thread that is not there
+    if pid == os.getpid():  # in a child, a thread that does not exist may hold the lock
         buffer.close()
 
 

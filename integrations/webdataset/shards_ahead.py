@@ -51,7 +51,7 @@ def ahead(source: Iterable[Any], shards: int, begin: Callable[[str], ShardStream
             if not drawn:
                 return
             item, _, _ = drawn[0]
-            yield item  # and here the opener takes the stream
+            yield item  # the opener takes the stream here
             drawn.popleft()
     finally:
         for _, url, stream in drawn:
