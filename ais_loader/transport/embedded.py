@@ -192,8 +192,8 @@ class EmbeddedTransport(NoLongBatches):
         retry: bool = True,
         tries: WriteTries | None = None,
     ) -> ObjectInfo:
-        record = compose_object(self._store_to_write(), request, moved or (lambda moved_bytes: None))
-        return _object_info(request.object.bucket, request.object.name, record)
+        entry = compose_object(self._store_to_write(), request, moved or (lambda moved_bytes: None))
+        return _object_info(request.object.bucket, request.object.name, entry)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         return tar_end(self._store_here(), request)
@@ -244,7 +244,7 @@ class EmbeddedTransport(NoLongBatches):
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         tally = Tally(prefix, depth)
         found = self._store_here().objects(bucket, prefix)
-        tally.add((name, record.size_bytes) for name, record in found)
+        tally.add((name, entry.size_bytes) for name, entry in found)
         by_prefix = {name: PrefixSummary(*sums) for name, sums in sorted(tally.folders.items())}
         return BucketSummary(bucket, prefix, tally.objects, tally.size_bytes, by_prefix)
 
@@ -259,8 +259,8 @@ class EmbeddedTransport(NoLongBatches):
         while True:
             store = self._store_here()
             page = list(store.objects(bucket, prefix, after, page_size, skip_missing=skip_missing_drives))
-            for name, record in page:
-                yield _object_info(bucket, name, record)
+            for name, entry in page:
+                yield _object_info(bucket, name, entry)
             if len(page) < page_size:
                 return
             after = page[-1][0]
@@ -488,10 +488,10 @@ def _commit_group(store: Store, group: list[Any]) -> Iterator[ObjectInfo | error
             yield _object_info(spec.bucket, spec.name, result)
 
 
-def _object_info(bucket: str, name: str, record: CatalogEntry) -> ObjectInfo:
-    size_bytes, checksum, modified_ns = record.size_bytes, record.checksum, record.modified_ns
-    metadata = record.metadata if record.raw_metadata else {}
-    return ObjectInfo(bucket, name, size_bytes, str(record.version), checksum, modified_ns, metadata)
+def _object_info(bucket: str, name: str, entry: CatalogEntry) -> ObjectInfo:
+    size_bytes, checksum, modified_ns = entry.size_bytes, entry.checksum, entry.modified_ns
+    metadata = entry.metadata if entry.raw_metadata else {}
+    return ObjectInfo(bucket, name, size_bytes, str(entry.version), checksum, modified_ns, metadata)
 
 
 def writer_here(paths: Iterable[str]) -> EmbeddedTransport | None:
