@@ -19,7 +19,7 @@ Shared: TypeAlias = bool | Literal["auto"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromoteSpec:
-    """What to promote, how, and on which nodes. See `Bucket.promote`."""
+    """Files to promote, how, and on which nodes. See `Bucket.promote`."""
 
     bucket: str
     path: str

@@ -24,7 +24,7 @@ class NodeFile:
     removed: bool = False
     """The node has left its cluster, with its objects: it is not started any more."""
     problem: str = ""
-    """What a running node that cannot serve is waiting for."""
+    """Problem that keeps a running node from serving."""
     listening: str = ""
     """host:port on this machine, if that is not `endpoint`."""
     peer: str = ""

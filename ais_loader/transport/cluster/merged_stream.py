@@ -14,15 +14,16 @@ The steps:
    each group. A target, a node that assembles the whole batch for its client, is a single such group.
 2. `_handle` takes the next event of any sender. Frames go through the filter into the reorder buffer. An
    entry that the node does not have intact is assigned to its next holder.
-3. `_next` returns the next frame in order and grants each sender credit for what was consumed.
+3. `_next` returns the next frame and grants each sender credit for what was consumed.
 4. The batch is complete when all entries have been received or have failed, and no sender is left.
 
 What happens when a node dies halfway through its part:
 
 - The connection breaks. The session delivers `Broken` to each of its senders, after the frames that it had
-  received. `_failed` ends the sender, marks the node as suspect for other batches, and requests a newer map.
+  received. `_failed` ends the sender, marks the node as suspect, and requests a newer map.
   Only entries that no sender owes any more are assigned to their next holders. A large entry resumes at the
   byte where it stopped, in the version that it began with.
+- The node cannot be reached at all. `_open` puts `Broken` into the queue itself; the rest is the same.
 - Only END was lost. Nothing is left to request, and the sender is simply removed.
 - The node hangs, with its connection open. After an unusual silence (`_limit_s`) its entries are also
   requested from their next holders, within a budget (`ais_loader.wire.gather.hedging`). The hanging node may
