@@ -189,7 +189,7 @@ class NodeServer:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 - BLE001 - handed to the thread that called start()
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that called start()
             self._failure = error
         finally:
             self._started.set()

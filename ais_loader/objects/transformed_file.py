@@ -14,7 +14,7 @@ IN_MEMORY_BYTES = 16 << 20
 
 def spooled(items: Iterable[Item]) -> IO[bytes]:
     """Collect all of one item, in memory or in a temporary file. Raises the errors of the items."""
-    file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115 - SIM115 - the caller closes it
+    file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115 - the caller closes it
     try:
         for item in items:
             file.write(item.data)

@@ -153,7 +153,7 @@ class Node:
                 self.pressure.reader_waited(clock_s() - submitted_s)
             try:
                 result = function(*arguments)
-            except BaseException as error:  # noqa: BLE001 - BLE001 - raised in the waiting task
+            except BaseException as error:  # noqa: BLE001 - raised in the waiting task
                 loop.call_soon_threadsafe(_fail, answer, error)
             else:
                 loop.call_soon_threadsafe(_answer, answer, result)
