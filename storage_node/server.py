@@ -111,8 +111,7 @@ class NodeServer:
         self.port = 0
         self.peer_port = 0
         self.batches: BatchService | None = None
-        """State shared by the sessions; belongs to the node's event loop, but its numbers may be read from any thread.
-        """
+        """State shared by the sessions; belongs to the node's event loop, but any thread may read its numbers."""
         self.metrics_port: int | None = None
         """Port of the metrics; None if they are not served."""
 

@@ -19,8 +19,7 @@ from ais_loader.objects.client import Client
 
 
 class Clients(Protocol):
-    """The measuring clients, on this machine (`Crew`) or on others. Each step returns when all clients have completed
-    it."""
+    """The measuring clients, on this machine (`Crew`) or on others. Each step returns when all have completed it."""
 
     lost: dict[str, str]
     """Clients that did not finish, with the reasons."""

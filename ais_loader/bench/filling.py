@@ -27,8 +27,7 @@ Filled = Callable[[int, int], None]
 
 
 def own_bucket(client: Client, name: str, copies: int = 1) -> Bucket:
-    """Return the bucket of this name; create it if there is none. Raises InvalidRequest if this command did not create
-    it."""
+    """Return the bucket of this name; create it if there is none. Raises InvalidRequest for a bucket of other data."""
     try:
         bucket = client.create_bucket(name, copies=copies)
     except BucketExists:
@@ -80,8 +79,7 @@ def forget_written(bucket: Bucket) -> None:
 
 
 def remove(client: Client, name: str) -> int:
-    """Delete the bucket with all fills; return the number of objects. Raises InvalidRequest if this command did not
-    create it."""
+    """Delete the bucket with all fills; return the number of objects. Raises InvalidRequest for other data."""
     try:
         check_own(client.bucket(name))
     except BucketNotFound:

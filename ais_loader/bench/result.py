@@ -168,8 +168,7 @@ def machines(found: Mapping[str, Any]) -> set[str]:
 
 
 def comparison(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Compare two results line by line, with the ratio of the second to the first; differences between the plans come
-    first."""
+    """Compare two results line by line, with the ratio of the second to the first, after the plans' differences."""
     lines = []
     for name, value in one["plan"].items():
         if value != other["plan"].get(name):

@@ -1,5 +1,4 @@
-"""Read-ahead of one object: its bytes from a position on, with a few batches of ranges in flight before they are
-needed.
+"""Read-ahead of one object: its bytes from a position on, with a few batches of ranges in flight.
 
 The distance grows while the reader moves straight on, as in a kernel's read-ahead, from little more than was requested
 up to a limit in bytes. A reader that jumps begins with a small distance again. A reader that has reached the limit, or

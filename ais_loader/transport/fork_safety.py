@@ -42,7 +42,7 @@ _GRPC_THREADS = {"grpc_global_tim", "event_engine", "lifeguard", "grpc_shutdown"
 _TICK_S = 0.005
 _COLLECT_AFTER_S = 0.25
 _LOOKS_PER_S = 50
-"""A wait also performs at least this many checks per second: if this process gets no CPU time, gRPC gets none either.
+"""A wait also performs at least this many checks per second: without CPU time for this process, gRPC has none either.
 """
 _THREADS = "/proc/self/task"
 _AWAKE = {"R", "D"}

@@ -23,8 +23,7 @@ _OF_ALL_TRIES = (
     errors.SilenceTimeout,
     errors.Closed,
 )
-"""Answers that a store gives after it has checked for earlier attempts, and errors that leave the outcome open already.
-"""
+"""Answers that a store gives after it has checked for earlier attempts, and errors that leave the outcome open."""
 
 
 class WriteTries:

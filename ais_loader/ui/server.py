@@ -47,8 +47,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @web.middleware
 async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Admit only the server's own hosts and reading methods, convert errors to JSON, and add the headers of every
-    answer."""
+    """Admit only the server's own hosts and reading methods, convert errors to JSON, and add the headers."""
     port = request.transport.get_extra_info("sockname")[1] if request.transport is not None else 0
     if request.headers.get("Host", "") not in {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}:
         answer: web.StreamResponse = web.json_response({"error": "this page is 127.0.0.1's alone"}, status=421)

@@ -14,8 +14,7 @@ from ais_loader.ui.preview import TEXT_BYTES, kind_of, table_of, text_of
 from ais_loader.values.entry import ObjectInfo
 
 MAX_OBJECTS = 500
-"""Limit for the objects of a folder, and the members of an archive: more than a person reads. A longer prefix finds the
-others."""
+"""Limit for the objects of a folder, and for the members of an archive. A longer prefix finds the others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""Conversion of entries to requests: pure functions. A request consists of columns; many entries are split into
-several."""
+"""Conversion of entries to requests: pure functions. A request consists of columns, and carries a limited number."""
 
 from __future__ import annotations
 

@@ -61,8 +61,7 @@ OPERATOR = Caller()
 
 
 class CallerChannel:
-    """The methods of a channel that stubs use. Not a gRPC interceptor: those put a queue before each stream of
-    grpc.aio."""
+    """The methods of a channel that stubs use. Not a gRPC interceptor, which would queue each stream of grpc.aio."""
 
     def __init__(self, channel: Any, caller: Caller, endpoint: str) -> None:
         self._channel = channel

@@ -1,5 +1,4 @@
-"""Call slots of a node: their number, their holders, and the preemption of a stalled call if another one needs its
-slot.
+"""Call slots of a node: their number, their holders, and the preemption of stalled calls.
 
 A call that waits for its client holds memory, descriptors or bytes on a drive for as long as the client likes. Slots
 bound the number of such calls. As long as slots are free, a stalled call is left alone. When a call finds none free,

@@ -39,8 +39,7 @@ async def keep_going(name: str, work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = bool) -> T:
-    """Return the result of `future`. A cancellation is passed to `cancel` at once, and to the caller when the future is
-    done."""
+    """Return the result of `future`. A cancellation calls `cancel` at once, and is raised when the future is done."""
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

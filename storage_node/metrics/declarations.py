@@ -1,5 +1,5 @@
-"""Metric catalogue: all exported metrics, with unit and meaning. Tests compare docs/metrics.md and the dashboard with
-it."""
+"""Metric catalogue: all exported metrics, with unit and meaning. Tests compare it with docs/metrics.md and the
+dashboard."""
 
 from __future__ import annotations
 

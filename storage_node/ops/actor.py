@@ -44,8 +44,7 @@ class StorageNodeActor:
         self._node.hurry()
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Drain: running calls finish within `grace_s`; then the drives are closed. The process remains until it is
-        ended."""
+        """Drain: running calls finish within `grace_s`; then the drives are closed. The process itself remains."""
         self._node.stop(grace_s)
 
     def __ray_shutdown__(self) -> None:

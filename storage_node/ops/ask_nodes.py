@@ -86,8 +86,8 @@ def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_T
 
 
 def newest_map(answers: Iterable[Answer]) -> cluster_pb.ClusterMap | None:
-    """Return the newest map; None if no node that answered is in a cluster. Raises ValueError if they are in different
-    ones."""
+    """Return the newest map; None if no node that answered is in a cluster. Raises ValueError if there are several
+    clusters."""
     maps = [answer.map for answer in answers if answer.map is not None]
     if len({map_.cluster_uuid for map_ in maps}) > 1:
         of = "; ".join(f"{a.endpoint} of {a.map.cluster_uuid.hex()}" for a in answers if a.map is not None)

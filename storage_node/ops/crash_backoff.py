@@ -1,5 +1,4 @@
-"""Crash-loop backoff: a process that repeatedly ends soon after its start waits longer and longer before the next
-attempt.
+"""Crash-loop backoff: a process that repeatedly ends soon after its start waits longer before each attempt.
 
 Ray restarts a node's process at once, whatever ended it. A drive whose catalog crashes every process that opens it
 would keep a CPU busy forever, without notice to anyone. The count is kept in `node.json`, because no process survives

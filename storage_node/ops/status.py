@@ -29,8 +29,7 @@ _WELL = ("active", "retiring")
 
 
 def cluster_status(root: Path) -> dict[str, Any]:
-    """Return the status as JSON; the keys are documented in docs/cluster.md. Raises ValueError if nodes of two clusters
-    answer."""
+    """Return the status as JSON, with the keys of docs/cluster.md. Raises ValueError if two clusters answer."""
     said = {one.uuid: one for one in read_all(root) if not one.removed}
     found = find_nodes(root)
     # Also ask at the listening address: this machine may not reach the address that is advertised to others.

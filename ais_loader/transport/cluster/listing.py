@@ -1,5 +1,4 @@
-"""Merged listing of several nodes: every name once, in order, in its newest version, complete under one version of the
-map.
+"""Merged listing of several nodes: every name once, in order, in its newest version, complete by one map.
 
 The listing proceeds in ranges of names. A range ends where some node's answer ends, so that all nodes have listed it
 completely. The answers count if all nodes knew the same map when they listed: objects move between nodes only by a map,
@@ -44,7 +43,7 @@ class ListedMap:
     hosts: Sequence[str]
     """Failure domain of each node."""
     copies: int
-    """Number of hosts that have each object. One host less may be silent. 0: the map has no such bucket."""
+    """Number of hosts that have each object. Up to one less than this may be silent. 0: the map has no such bucket."""
     moving: bool
     """Whether objects may move between nodes by this map."""
 
@@ -185,7 +184,7 @@ class MergedListing:
     def _stretch(self) -> tuple[list[ObjectInfo], str | None]:
         """Return the next objects, and the name up to which they are complete; None at the end."""
         for feed in self._feeds:
-            if not feed.objects and feed.next is not None:  # a feed at its end has answered by this time
+            if not feed.objects and feed.next is not None:  # a feed at its end keeps the time of its last request
                 feed.asked_s = time.monotonic()
             while not feed.objects and feed.next is not None and not feed.silent:
                 self._ask(feed, feed.next)

@@ -1,5 +1,4 @@
-"""Membership as a client knows it: the newest map it has seen, a connection to each node, and the order of nodes to
-try.
+"""Membership as a client knows it: the newest map it has seen, connections, and the order of nodes to try.
 
 Thread-safe. A node that recently did not answer is tried after the others for a while, so that one dead node does not
 cost every call its timeout.

@@ -233,8 +233,7 @@ class MergedStream:
         return silences.limit_s(last=last) * float(1 << sender.hedges)
 
     def _hedge(self, sender: Sender) -> None:
-        """Request what this sender owes from the next holders as well, within the budget. The sender may still deliver
-        first."""
+        """Request what this sender owes from the next holders too, within the budget. The sender may still be first."""
         sender.hedges += 1
         share, positions = sender.share, self._reorder.hedgeable(sender.number).tolist()
         avoid = share.tried | {sender.node}
@@ -399,8 +398,7 @@ class MergedStream:
     # -- assignment
 
     def _assign(self, share: Share) -> None:
-        """Request a share from the best holders that have not been tried. Entries without one are retried later, or
-        fail."""
+        """Request a share from the best untried holders. Entries without one are retried later, or fail."""
         if share.map_version != self._members.view.version:
             share.ask_anew(self._members.view.version)
         groups, nobody = self._routing.groups(share)

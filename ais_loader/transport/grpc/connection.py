@@ -44,11 +44,10 @@ _NO_ADDRESS = ("errors resolving", "DNS resolution failed")
 
 
 _OPEN: set[Connection] = set()
-"""Connections of this process. They are kept: a dropped one would leave threads behind, and gRPC running, with no owner
-to end it."""
+"""Connections of this process, kept alive: a dropped one would leave threads behind, and gRPC running, without an
+owner."""
 _INHERITED: list[Connection] = []
-"""Never used and never freed: a channel that is freed in a forked child may wait for threads that do not exist there.
-"""
+"""Never used and never freed: freeing a channel in a forked child may wait for threads that do not exist there."""
 
 
 class CutByFork(errors.NodeUnavailable):

@@ -42,8 +42,7 @@ class Answers(Protocol):
     """Answers to one batch request. Belongs to one thread, except `cancel`."""
 
     def next(self, timeout_s: float) -> Event:
-        """Wait for the next event. Raises queue.Empty after `timeout_s` without one. No event follows END, a reject or
-        Broken."""
+        """Wait for the next event. Raises queue.Empty after `timeout_s`. No event follows END, a reject or Broken."""
 
     def grant(self, payload_bytes: int) -> None:
         """Grant credit: the consumer has released this many bytes, and the node may send as many more."""

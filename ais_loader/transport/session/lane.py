@@ -1,5 +1,4 @@
-"""Lane at the client: a stream socket beside the gRPC connection that carries sessions. The node offers it through
-gRPC.
+"""Lane at the client: a stream socket beside gRPC that carries sessions. The node offers it through gRPC.
 
 A lane is used wherever it is available. Where it is not (an older node, a proxy in between, an unreachable port),
 sessions use gRPC, and lanes are tried again after a while.

@@ -28,8 +28,7 @@ _FAR_S = 0.005
 _LARGER_BYTES = 8 << 20
 """Larger than any message."""
 _HEAP_BYTES = 16 << 20
-"""glibc then keeps twice this: a message, the pieces from which gRPC assembles it, and the unread rest of the previous
-one."""
+"""glibc then keeps twice this: a message, its pieces in gRPC, and the unread rest of the previous one."""
 OWN_CHANNEL_OPTIONS = (
     *CHANNEL_OPTIONS,
     ("grpc.http2.lookahead_bytes", MAX_WINDOW_BYTES + (8 << 20)),  # a frame may overdraw the credit

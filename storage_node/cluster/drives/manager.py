@@ -42,8 +42,7 @@ WATCH_INTERVAL_S = 0.25
 KEPT_INTERVAL_S = 5.0
 """Interval of asking the other nodes whether a drive may be given up."""
 MOVE_OBJECTS, MOVE_BYTES, MOVE_S = 64, 8 << 20, 0.25
-"""Limits of one step, which moves no more than the permitted amount for this time: the node cannot stop during a step.
-"""
+"""Limits of one step, which moves at most what is permitted for this time: the node cannot stop during a step."""
 RETURN_INTERVAL_S = 2.0
 """Interval of checks for drives that have returned."""
 BACKOFF = Backoff(0.25, 10.0, jitter=0)
