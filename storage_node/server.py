@@ -1,7 +1,7 @@
-"""Storage node server: assembles a node and serves its store to clients over gRPC.
+"""Storage node server: puts a node together and lends its store to clients over gRPC.
 
-The server has a thread and an event loop of its own, so that its owner (a command line, a Ray actor, a test) and the
-node cannot stall each other, and the owner can stop it from outside with a grace period.
+The server has a thread and an event loop of its own, so that whoever starts it (a command line, a Ray actor, a test)
+can neither stall it nor be stalled by it, and can stop it from outside with a grace period.
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ TAKE_IN_TIMEOUT_S = 60.0
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 32 << 20
-"""Limit of incoming messages: ten thousand entries with the longest possible names and members."""
+"""Of what comes: ten thousand entries with the longest names and members that there may be."""
 MAX_STREAMS = 1024
-"""Maximum number of concurrent calls of one connection; its client queues further ones."""
+"""Calls of one connection at the same time; its client holds further ones back."""
 _OPTIONS = (
-    # Otherwise a second server on the same port would silently get half of the connections.
+    # A second server on the same port would silently get half of the connections.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
-    # A silent connection, or one without calls, is closed: it holds a descriptor.
+    # A connection that says nothing, or on which there is no call, is given up: it holds a descriptor.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 5 * 60_000),
     ("grpc.max_send_message_length", -1),
-    # Sessions stay open and idle for hours; keepalive detects a client that vanished.
+    # Sessions stay open and idle for hours; a client that vanished without a word is found out.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 LANE_METHODS = ("Objects/Put", "Objects/PutMany")
-"""Methods that carry objects to the node; their calls use lanes too."""
+"""What carries objects in: their calls go by lanes too."""
 PEER_LANE_METHODS: tuple[str, ...] = ()
-"""Methods for lanes of the peer listener: lanes between nodes carry only sessions."""
+"""Those of the peer listener: lanes between nodes carry sessions, and no calls."""
 _GET_BATCH = "ais_loader.v1.GetBatch"
 
 
 class NodeServer:
-    """A running node. `start` returns when it accepts connections; `stop` when it has ended completely.
+    """A running node. `start` returns when it accepts connections; `stop` when nothing of it is left.
 
     A context manager that does both. Its methods may be called from any thread but the node's own.
     """
@@ -88,13 +88,13 @@ class NodeServer:
         environments: Environments | None = None,
         makes_secret: bool = False,
     ) -> None:
-        """Args:
-
-        drives: folders of one store, at least one; created if they are missing.
-        config: defaults to settings that listen on loopback at port 7480.
-        transforms: replacement for the node's own transforms in jobs; created on its event loop.
-        environments: installs packages that transforms require.
-        makes_secret: whether a node without a `peer_secret_file` creates one, in the folder of a drive.
+        """
+        Args:
+            drives: folders of one store, at least one; made if they are missing.
+            config: without it the defaults, which listen on loopback at port 7480.
+            transforms: what jobs pass objects through instead of the node's own; made on its event loop.
+            environments: where packages that transforms require can be installed for them.
+            makes_secret: whether a node without a `peer_secret_file` makes one, in the folder of a drive.
         """
         self._makes_secret = makes_secret
         self._transforms, self._environments = transforms, environments
@@ -111,29 +111,29 @@ class NodeServer:
         self.port = 0
         self.peer_port = 0
         self.batches: BatchService | None = None
-        """State shared by the sessions; belongs to the node's event loop, but any thread may read its numbers."""
+        """What the sessions share; belongs to the node's event loop, its numbers may be read from anywhere."""
         self.metrics_port: int | None = None
-        """Port of the metrics; None if they are not served."""
+        """Where the metrics are; None when they are not served."""
 
     @property
     def endpoint(self) -> str:
-        """host:port at which clients reach the node; empty if unknown."""
+        """host:port by which clients reach it; empty where that is not known."""
         return self.config.endpoint(self.port)
 
     @property
     def peer_endpoint(self) -> str:
-        """host:port at which other nodes and operators reach it; empty if unknown."""
+        """host:port by which other nodes and operators reach it; empty where that is not known."""
         return self.config.peer_endpoint(self.peer_port)
 
     @property
     def url(self) -> str:
-        """Its listening address, for `ais_loader.connect` on this machine."""
+        """Where it listens, for `ais_loader.connect` on this machine."""
         return f"grpc://{self.config.host}:{self.port}"
 
     def start(self) -> NodeServer:
         """Open the store and listen.
 
-        Raises the errors of `Store.open`, ValueError for settings that need a secret, and OSError if it cannot listen.
+        Raises what `Store.open` raises, ValueError for settings that need a secret, and OSError when it cannot listen.
         """
         if self.config.metrics_port is not None:
             require_library()
@@ -162,7 +162,7 @@ class NodeServer:
         return self
 
     def take_in(self, path: Path) -> None:
-        """Use a drive of this node that has appeared at `path`, unless it is in use or has been disabled.
+        """A drive of this node has appeared at `path`: use it, unless it is in use or has been disabled.
 
         Returns when that is done. Raises LoaderError, OSError, TimeoutError.
         """
@@ -170,7 +170,7 @@ class NodeServer:
             asyncio.run_coroutine_threadsafe(self.drives.take_in(path), self._loop).result(TAKE_IN_TIMEOUT_S)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Reject new calls, let running ones finish within `grace_s`, then close the store. May be called again."""
+        """Refuse new calls, let running ones finish for `grace_s`, then close the store. May be called again."""
         if self._thread.is_alive() and self._loop is not None and self._stopping is not None:
             self._grace_s = grace_s
             self._loop.call_soon_threadsafe(self._stopping.set)
@@ -211,91 +211,75 @@ class NodeServer:
                 transforms=self._transforms,
                 environments=self._environments,
             )
-            ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, methods)
-            ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(node), methods)
-            self.repair = repair = Repair(node, self.membership, writes, lambda: self.peer_endpoint)
-            ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), methods)
-            snapshots = NodeSnapshots(node, self.membership, writes, repair)
-            ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), methods)
-            copies = SnapshotCopiesService(node, writes.snapshot_barrier, snapshots.convergence, snapshots.snapshots)
-            ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, methods)
-            homes = list(map(Path, self._drives))
-            self.drives = drives = DriveManager(node, self.membership, self._acceptor_store, repair, homes)
-            config = self.config
-            drives.require_free = lambda folder: require_apart(config.promote_roots, [folder], config.etl_command_paths)
-            ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), methods)
-            etl = self._etl_of(node)
-            batches.resources.etl = etl
-            transforms = etl.transforms if self._transforms is None else self._transforms(node)
-            jobs = jobs_of_node(node, self.membership, writes, transforms, etl)
-            calls = TransformCalls(etl, self.membership.node_uuid, PeerStates(node, writes.channels))
-            ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, jobs, calls), methods)
-            ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(jobs, calls), methods)
-            repair.prepare()
-            carried = methods.of_lanes(LANE_METHODS, Role.CLIENT)
-            self.lanes = lanes = LaneListener(
-                batches, self.config.host, self.config.lane_port, MAX_MESSAGE_BYTES, carried
-            )
-            held.callback(lanes.close)
-            session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
-            methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-            server = grpc.aio.server(options=_options(self.config))
-            server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_tenant),))
-            carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
-            self.peer_lanes = peer_lanes = LaneListener(
-                batches, self.config.peer_host, self.config.peer_lane_port, MAX_MESSAGE_BYTES, carried
-            )
-            held.callback(peer_lanes.close)
-            # Only for the peer listener, whose callers have been checked: a token of one listener is not valid at the
-            # other.
-            session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
-            methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-            peer_server = grpc.aio.server(options=_options(self.config), interceptors=(check,))
-            peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
-            self.port = _listen(server, self.config.host, self.config.port)
-            self.peer_port = self._listen_for_peers(peer_server)
-            by_opener = {"clients": lanes, "peers": peer_lanes}
-            served = metrics_served(batches, self.membership, VERSION, repair, drives, promote.metrics, by_opener)
-            self.metrics_port = held.enter_context(served)
+            self.batches, self.repair, self.drives = assembly.batches, assembly.repair, assembly.drives
+            parts = assembly.parts(self._listen(assembly, held))
+            await start(parts)
+            self._started.set()
+            await self._stopping.wait()
+            await stop(parts)
+
+    def _addresses(self) -> Addresses:
+        return Addresses(
+            lambda: self.port,
+            lambda: self.peer_port,
+            lambda: self.endpoint,
+            lambda: self.peer_endpoint,
+            lambda: self.peer_endpoint or f":{self.peer_port}",
+        )
+
+    def _listen(self, assembly: Assembly, held: ExitStack) -> Part:
+        """Bind the ports of clients, of peers, and of metrics. Nothing is accepted before the part starts.
+
+        Raises OSError. `held` closes what the part's stop does not.
+        """
+        config, batches, methods = self.config, assembly.batches, assembly.methods
+        carried = methods.of_lanes(LANE_METHODS, Role.CLIENT)
+        self.lanes = lanes = LaneListener(batches, config.host, config.lane_port, MAX_MESSAGE_BYTES, carried)
+        held.callback(lanes.close)
+        session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
+        methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
+        server = grpc.aio.server(options=_options(config))
+        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_tenant),))
+        carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
+        self.peer_lanes = peer_lanes = LaneListener(
+            batches, config.peer_host, config.peer_lane_port, MAX_MESSAGE_BYTES, carried
+        )
+        held.callback(peer_lanes.close)
+        # The peer listener has verified its callers; its tokens are valid for its own lanes only.
+        session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
+        methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
+        peer_server = grpc.aio.server(options=_options(config), interceptors=(assembly.check,))
+        peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
+        self.port = _bound(server, config.host, config.port)
+        self.peer_port = self._listen_for_peers(peer_server)
+        by_opener = {"clients": lanes, "peers": peer_lanes}
+        served = metrics_served(
+            batches, self.membership, VERSION, assembly.repair, assembly.drives, assembly.promote.metrics, by_opener
+        )
+        self.metrics_port = held.enter_context(served)
+
+        async def begin() -> None:
             await peer_server.start()
             await server.start()
             lanes.start()
             peer_lanes.start()
 
-    def _etl_of(self, node: Node) -> LocalEtl:
-        """Create the transforms. Called on the node's event loop."""
-        secret = read_secret(self.config.peer_secret_file)
-        drive = next(drive.root for drive in node.store.drives if drive is not None)
-        return LocalEtl(
-            node.store,
-            NodeRegistry(node, self.membership),
-            self.config,
-            drive,
-            node.read,
-            HttpSide(
-                host=self.config.etl_http_host,
-                port=self.config.etl_http_port,
-                advertise=self.config.etl_http_advertise,
-                peer_secret=secret,
-            ),
-            self._environments,
-        )
+        async def end() -> None:
+            await asyncio.gather(*(one.stop(self._grace_s) for one in (server, peer_server, lanes, peer_lanes)))
+
+        return Part(begin, end)
 
     def _listen_for_peers(self, server: grpc.aio.Server) -> int:
-        """Listen and return the port. If any port will do, prefer the one that the cluster map has. Raises OSError."""
+        """The port; where any will do, the one that others know. Raises OSError."""
         config, view, position = self.config, self.membership.view, self.membership.position
         if not config.peer_port and not config.peer_advertise and view is not None and position is not None:
             port = view.nodes[position].peer_endpoint.rpartition(":")[2]
             with suppress(OSError):
-                return _listen(server, config.peer_host, int(port))
-        return _listen(server, config.peer_host, config.peer_port)
-
-    def _told_peer_endpoint(self) -> str:
-        """Return the endpoint for GetMapResponse."""
-        return self.peer_endpoint or f":{self.peer_port}"
+                return _bound(server, config.peer_host, int(port))
+        return _bound(server, config.peer_host, config.peer_port)
 
     def _lane_handler(self, lanes: LaneListener, port: Callable[[], int]) -> grpc.RpcMethodHandler:
-        """Return the handler of GetBatch/OpenLane for callers that reach this node at `port`."""
+        """GetBatch/OpenLane, of who reaches this node by `port`."""
 
         async def open_lane(request: ais_batch_pb2.OpenLaneRequest, context: Any) -> ais_batch_pb2.OpenLaneResponse:
             if request.port != port():
@@ -311,23 +295,9 @@ class NodeServer:
             response_serializer=ais_batch_pb2.OpenLaneResponse.SerializeToString,
         )
 
-    async def _reap(self, node: Node) -> None:
-        """Remove the files of replaced objects after their grace period, even if there are no more writes."""
-        said: dict[Drive, str] = {}
-        while True:
-            await asyncio.sleep(_REAP_INTERVAL_S)
-            for drive in node.store.drives:
-                if drive is not None:
-                    try:
-                        await node.read(drive.reap)
-                    except LoaderError as error:
-                        if said.get(drive) != str(error):
-                            log.warning("%s: replaced objects keep their space for now: %s", drive.root, error)
-                        said[drive] = str(error)
-
 
 def _own_secret(store: Store) -> Path:
-    """Return the file with the secret that the node creates, or created earlier. Raises DriveFailed, DriveFull."""
+    """File with the secret that a node has made, now or before. Raises DriveFailed, DriveFull."""
     paths = [drive.root / SECRET_FILE_NAME for drive in store.drives if drive is not None]
     path = next((path for path in paths if path.exists()), paths[0])
     try:
@@ -337,30 +307,13 @@ def _own_secret(store: Store) -> Path:
     return path
 
 
-async def _follow(etl: LocalEtl) -> None:
-    """Close stages of transforms that were stopped, deleted or replaced through another node, and prepare new ones."""
-    while True:
-        await asyncio.sleep(_FOLLOW_S)
-        etl.transforms.follow()
-        etl.transforms.prepare(etl.registry.all())
-
-
-async def _finish_tasks() -> None:
-    """Cancel calls that outlived the grace period, and wait until they have released their files."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    if left:
-        await asyncio.wait(left, timeout=STOP_TIMEOUT_S)
-
-
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
     connections = min(config.max_connections, descriptor_limit() // 2)
     return [*_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)]
 
 
-def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Listen and return the port. Raises OSError."""
+def _bound(server: grpc.aio.Server, host: str, port: int) -> int:
+    """The port. Raises OSError."""
     try:
         listening: int = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
@@ -369,7 +322,7 @@ def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
 
 
 def _session_handler(batches: BatchService) -> grpc.RpcMethodHandler:
-    """Return the handler of GetBatch/Session, whose responses are serialized already."""
+    """GetBatch/Session with responses that are serialized already."""
 
     async def session(requests: AsyncIterator[ais_batch_pb2.SessionRequest], context: Any) -> None:
         try:

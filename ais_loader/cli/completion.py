@@ -45,8 +45,8 @@ def completion(shell: str) -> None:
 
 def names_there(ctx: click.Context, incomplete: str) -> list[Any]:
     """Return the completions of a partial name; none if the store does not answer."""
-    from ais_loader.client import URL_VARIABLE, connect
-    from ais_loader.options import ClusterOptions
+    from ais_loader.objects.client import URL_VARIABLE, connect
+    from ais_loader.values.options import ClusterOptions
 
     scheme = SCHEME if incomplete.startswith(SCHEME) else ""
     bucket, slash, rest = incomplete.removeprefix(scheme).partition("/")

@@ -70,7 +70,7 @@ class ProcessClient:
                 f"need a Client, or a store's URL or path, before what is read, got {type(client_or_url).__name__}"
             )
         if not isinstance(client_or_url, Client) and not os.fspath(client_or_url).startswith("grpc://"):
-            store_folders(os.fspath(client_or_url))  # reports a wrong address here, not in a worker
+            store_folders(os.fspath(client_or_url))  # an address that is none is told here, not in a worker
         self._given = client_or_url if isinstance(client_or_url, Client) else os.fspath(client_or_url)
         self.options: ClusterOptions | None = None
         if retry_s is not None:
@@ -106,7 +106,7 @@ class ProcessClient:
         if not url.startswith(SCHEME) or not bucket:
             hint = f"; did you mean 'ais://{url}/'?" if "/" not in url else ""
             raise InvalidRequest(f"{url!r}: need a list of entries, or the URL of a prefix, ais://bucket/prefix{hint}")
-        with ExitStack() as opened:  # closed again, so that a later fork does not inherit it
+        with ExitStack() as opened:  # closed again, lest what is forked afterwards inherit it
             given = self._given
             client = (
                 given
@@ -365,36 +365,18 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         self._owner_pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        self._refuse_accelerate(sys._getframe(1))  # a spawned worker does not know its caller
+        refuse_accelerate(sys._getframe(1), self.place)  # a spawned worker does not know who asks
         state = self.__dict__ | {"_run": None}
         if self._place is None and _distributed():
-            state["_place"] = self.place()  # a spawned worker has no process group yet
+            state["_place"] = self.place()  # a spawned worker could not ask: its process group is not set up
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._shared_start.share_memory_()  # no effect on shared memory, which a worker receives
+        self._shared_start.share_memory_()  # no change when it arrived as shared memory, as it does in a worker
 
     def __repr__(self) -> str:
         return f"<BatchIterableDataset of {self.plan!r}, {self._client!r}>"
-
-    def _refuse_accelerate(self, frame: FrameType | None) -> None:
-        """Reject loaders of accelerate that would lose or repeat batches, also if called indirectly. Raises
-        InvalidRequest."""
-        loaders = sys.modules.get("accelerate.data_loader")
-        while loaders is not None and frame is not None:
-            asks = frame.f_locals.get("self")
-            if isinstance(asks, loaders.SkipDataLoader):
-                raise InvalidRequest(
-                    "accelerate's skip_first_batches does not know the epoch to skip batches of: resume at the exact "
-                    "batch with BatchLoader.load_state_dict; Trainer also needs ignore_data_skip=True"
-                )
-            if isinstance(asks, loaders.DataLoaderDispatcher) and self.place()[1] > 1:
-                raise InvalidRequest(
-                    "accelerate would read the batches of rank 0 only, and divide them among all ranks: pass "
-                    "BatchLoader(dataset) to prepare(), which leaves it as it is"
-                )
-            frame = frame.f_back
 
     def own_position(self) -> None:
         """For BatchLoader: A rank that got this dataset from its launcher shares no position with the others."""
@@ -463,8 +445,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info is not None else (0, 1)
         if info is not None:
-            # A worker begins with the position that it was created with or given. If it is used again, it reads the
-            # current one.
+            # A worker begins with the position that it was made with or given; used again, it looks where that is now.
             if self._look_for_start:
                 self._start, self._share = Position(*self._shared_start.tolist()), None
             self._look_for_start = True
@@ -588,15 +569,6 @@ def _checked_options(kind: type[Any], options: dict[str, Any], on_error: OnError
     return chosen
 
 
-def _refuse_batches_of_batches(asks: object) -> None:
-    """Reject iteration by a DataLoader's fetcher that forms batches of its own. Raises InvalidRequest."""
-    if isinstance(asks, _BaseDatasetFetcher) and asks.auto_collation:
-        raise InvalidRequest(
-            "BatchIterableDataset yields whole batches, and this DataLoader would make batches of them: give the plan "
-            "the batch_size, and use BatchLoader(dataset), or DataLoader(dataset, batch_size=None)"
-        )
-
-
 def _sequence(
     client: ProcessClient, entries: Iterable[EntryLike] | Bucket, bucket: str | None, pinned: bool
 ) -> Sequence[EntryLike]:
@@ -621,7 +593,7 @@ def _sequence(
 
 
 def as_integers(indices: Iterable[int]) -> Iterable[int]:
-    # A numpy array or a tensor converts to Python integers at once; a list may contain integers of any type.
+    # A numpy array or a tensor gives Python integers all at once; a list may hold any kind of integer.
     tolist = getattr(indices, "tolist", None)
     return indices if tolist is None else tolist()
 

@@ -396,7 +396,7 @@ def _listening(work: Callable[[], Result]) -> Result:
 
 def _show(root: Path, result: Result, *, as_json: bool) -> None:
     """Show the running nodes; exit code 1 if not all of them serve."""
-    from ais_loader.client import URL_VARIABLE
+    from ais_loader.objects.client import URL_VARIABLE
     from storage_node.ops import ray_head
 
     head = result.head

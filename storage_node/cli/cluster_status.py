@@ -20,7 +20,6 @@ _QUIET = ("active", "unknown")
 
 def counted(found: dict[str, Any]) -> dict[str, Any]:
     """Count the objects of all buckets, each once, and their bytes; None for both if unknown, or not known soon."""
-    from ais_loader.client import connect
     from ais_loader.errors import LoaderError
     from ais_loader.objects.client import connect
     from ais_loader.values.options import ClusterOptions

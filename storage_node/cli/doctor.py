@@ -214,7 +214,7 @@ def _verdict(report: Report) -> str:
 def _ask_node(url: str, *, as_json: bool) -> bool:
     """Show the health of a node, or of the nodes of its cluster. Return whether all of them answer, and all drives
     work."""
-    from ais_loader.client import connect
+    from ais_loader.objects.client import connect
 
     with waiting(f"{url} to answer"), connect(url) as client:
         described: dict[str, Any] = client.describe()

@@ -272,8 +272,8 @@ def serve(
 
 def _config(options: dict[str, Any], settings: dict[str, Any]) -> ServerConfig:
     """Build the configuration: command-line options take precedence over `settings`, and those over defaults."""
-    from storage_node.config import ServerConfig
-    from storage_node.settings import WrongSetting, configured, merged
+    from storage_node.settings.config import ServerConfig
+    from storage_node.settings.sources import WrongSetting, configured, merged
 
     context = click.get_current_context()
     typed = {

@@ -25,7 +25,7 @@ set_option = click.option(
 
 def given_settings(config: Path | None, assignments: tuple[str, ...], *, of_cluster: bool) -> dict[str, Any] | None:
     """Return the given settings, in their own units; None if there are none. A usage error names the wrong one."""
-    from storage_node.settings import NODES, WrongSetting, merged, read_assignments, read_file, require_cluster
+    from storage_node.settings.sources import NODES, WrongSetting, merged, read_assignments, read_file, require_cluster
 
     if config is None and not assignments:
         return None
