@@ -122,7 +122,7 @@ class CommandLine:
         """Return the arguments as text, including defaults. Raises WrongArgument."""
         known = {argument.name for argument in self.arguments}
         if unknown := sorted(set(given) - known):
-            raise WrongArgument(f"{unknown[0]!r} is none that this command takes")
+            raise WrongArgument(f"this command takes no argument {unknown[0]!r}")
         texts = {}
         for argument in self.arguments:
             if argument.name in given:

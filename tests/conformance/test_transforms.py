@@ -102,13 +102,13 @@ def test_a_command_of_the_operator_is_named_and_its_arguments_are_checked(client
         ({"old": "-d"}, r"old='-d': need a word"),
         ({"old": "/etc/passwd"}, r"old='/etc/passwd': need a word"),
         ({"old": "s", "new": 5}, r"new=5: need a word"),
-        ({"old": "s", "other": 1}, "'other' is none that this command takes"),
+        ({"old": "s", "other": 1}, "this command takes no argument 'other'"),
     ]:
         with pytest.raises(errors.TransformFailed, match=what + usage):
             bucket.get("s/03", etl="shift", args=args)
     for command, what in [
         (NodeCommand("shift", {"new": "../x"}), r"new='\.\./x': need a word" + usage),
-        (NodeCommand("shift", {"third": "x"}), "'third' is none that this command takes" + usage),
+        (NodeCommand("shift", {"third": "x"}), "this command takes no argument 'third'" + usage),
         (NodeCommand("sh"), r"no command 'sh': it has shift \(old:word, new:word=A\), same \(no arguments\)"),
     ]:
         with pytest.raises(errors.TransformRefused, match=what):

@@ -171,7 +171,7 @@ def test_a_command_by_files_has_their_suffixes(tmp_path: Path) -> None:
     [
         (("tr", "{args.set}", "x"), {}, "'set' is missing"),
         (("tr", "{args.set}", "x"), {"set": "-d"}, "would be taken for an option"),
-        (("tr", "a", "b"), {"other": 1}, "is none that this command takes"),
+        (("tr", "a", "b"), {"other": 1}, "this command takes no argument 'other'"),
         (("tr", "{args.set}", "x"), {"set": ["a"]}, "need text or a number"),
         (("false",), {}, "ended with 1"),
         (("sh", "-c", "echo it is broken >&2; exit 3"), {}, "ended with 3: it is broken"),

@@ -55,7 +55,7 @@ def test_an_argument_has_the_type_that_the_operator_gave_it(kind: str, good: lis
             line.fill({"x": value}, FILES)
     with pytest.raises(WrongArgument, match="'x' is missing"):
         line.fill({}, FILES)
-    with pytest.raises(WrongArgument, match="'y' is none that this command takes"):
+    with pytest.raises(WrongArgument, match="this command takes no argument 'y'"):
         line.fill({"x": good[0], "y": 1}, FILES)
 
 

@@ -400,7 +400,7 @@ class CommandStage(WorkerStage):
         known = {argument.name: argument for argument in line.arguments}
         for name, value in fixed.items():
             if name not in known:
-                raise WrongArgument(f"{name!r} is none that this command takes")
+                raise WrongArgument(f"this command takes no argument {name!r}")
             known[name].text(value)
         return fixed
 
