@@ -31,8 +31,8 @@ What a crash of the process leaves, by the step that it follows:
 
 A crash of the machine may in addition undo changes that were not synced, in the file system and the catalog
 independently. With `power`, the bytes and names of the files are durable before the commit, so a durable entry has its
-file. With `process`, commits may be lost, which the high-water mark does not count as damage then; incomplete files
-are found when they are read. In both cases an unsynced intent may be lost although its rename was not, so the next start
+file. With `process`, commits may be lost, which the high-water mark does not count as damage then; incomplete files are
+found when they are read. In both cases an unsynced intent may be lost although its rename was not, so the next start
 compares all files with the catalog (`Garbage.remove_unnamed`).
 
 If a step fails with an error, the files that did not get an entry are abandoned (garbage.py): the failed commit may

@@ -334,7 +334,7 @@ class _Step:
             found = dict(self._found(source, target, bucket_uuid, name))
             owners = found.pop(target, None)
             if owners is None and source in found:
-                self._sweep.clean = False  # the owner lost its entry: this may be the only one left
+                self._sweep.clean = False  # the owner's entry is gone: the source's may be older, or the same
                 continue
             for drive, record in found.items():
                 if owners is not None and record.version <= owners.version:
