@@ -96,6 +96,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m scripts.check_docstrings
 	$(BIN)/python -m protos.generate --check
 	$(BIN)/python -m docs.build build/docs
 

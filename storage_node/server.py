@@ -49,7 +49,7 @@ TAKE_IN_TIMEOUT_S = 60.0
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 32 << 20
-"""Of what comes: ten thousand entries with the longest names and members that there may be."""
+"""Largest incoming message: ten thousand entries with names and members of the largest size."""
 MAX_STREAMS = 1024
 """Calls of one connection at the same time; its client holds further ones back."""
 _OPTIONS = (
@@ -67,7 +67,7 @@ _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 LANE_METHODS = ("Objects/Put", "Objects/PutMany")
-"""What carries objects in: their calls go by lanes too."""
+"""Calls that carry objects into the node, and that lanes serve too."""
 PEER_LANE_METHODS: tuple[str, ...] = ()
 """Those of the peer listener: lanes between nodes carry sessions, and no calls."""
 _GET_BATCH = "ais_loader.v1.GetBatch"
@@ -111,7 +111,7 @@ class NodeServer:
         self.port = 0
         self.peer_port = 0
         self.batches: BatchService | None = None
-        """What the sessions share; belongs to the node's event loop, its numbers may be read from anywhere."""
+        """State shared by the sessions. Belongs to the node's event loop; its counters may be read from any thread."""
         self.metrics_port: int | None = None
         """Where the metrics are; None when they are not served."""
 

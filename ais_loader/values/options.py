@@ -22,7 +22,8 @@ class EmbeddedOptions:
     """
 
     durability: Durability = "process"
-    """What an acknowledged write survives: "process" the end of this process, "power" also a power cut."""
+    """Durability of an acknowledged write: it survives the end of this process ("process"), or also a power failure
+    ("power")."""
     open_shards: int = 128
     """How many archives per drive to keep open for reading their members."""
     shard_copy_bytes: int = 4 << 30

@@ -53,7 +53,7 @@ CALL: Final = 3
 DATA: Final = 4
 """Bytes of an object."""
 LAST: Final = 5
-"""As MESSAGE: the last one of a call. An empty one is none, and only says that there are no more."""
+"""The last message of a call. If it is empty, it only says that there are no more."""
 REFUSED: Final = 6
 """An Error: what has become of a call; the next one may begin."""
 MAX_RESPONSE_BYTES: Final = 64 << 20

@@ -1,13 +1,13 @@
-"""Reserved keys: of an object's metadata, which are the store's and never a client's, and of a call."""
+"""Reserved keys of an object's metadata, which only the store sets, and of a call's metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 ORIGINAL_SIZE = "ais-original-size"
-"""In bytes, of what was put, where something else is stored that holds the same."""
+"""Size in bytes of the object as it was put, if it is stored in another form."""
 ORIGINAL_CHECKSUM = "ais-original-crc32c"
-"""Of the same, as eight hexadecimal digits."""
+"""CRC-32C of the object as it was put, as eight hexadecimal digits."""
 RESERVED = frozenset({ORIGINAL_SIZE, ORIGINAL_CHECKSUM})
 STORE_PREFIX = "ais."
 """Prefix of the keys by which the store says how it made an object: by a job, or by a promotion."""
@@ -17,7 +17,7 @@ TENANT_KEY = "ais-tenant-bin"
 ERROR_KIND_KEY = "ais-error-kind"
 """Trailing metadata of a failed call: the error's kind."""
 ROLE_KEY, OPERATOR_ROLE, NODE_ROLE = "ais-role", "operator", "node"
-"""Metadata of a call to a peer listener: what the caller is, and the two that there are."""
+"""Metadata of a call to a peer listener: the role of the caller, and its two values."""
 
 
 def is_reserved(key: str) -> bool:

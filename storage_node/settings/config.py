@@ -95,7 +95,8 @@ class ServerConfig:
     metrics_port: int | None = None
     """The port on `host` for Prometheus metrics; 0 picks a free port, and None disables metrics."""
     durability: Literal["process", "power"] = "process"
-    """What an acknowledged write survives: the end of the process ("process"), or also a power failure ("power")."""
+    """Durability of an acknowledged write: it survives the end of the process ("process"), or also a power failure
+    ("power")."""
     promote_roots: tuple[str, ...] = ()
     """Folders on this machine whose files clients may promote into buckets. If empty, no file can be promoted."""
     read_threads: int = 4

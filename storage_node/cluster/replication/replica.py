@@ -316,7 +316,7 @@ def to_state(name: str, record: CatalogEntry | None) -> wire.ObjectState:
 
 
 def from_state(state: wire.ObjectState) -> CatalogEntry | None:
-    """What another node's catalog tells of a name; None where it has nothing. Raises InvalidRequest."""
+    """Convert another node's entry of a name; None if it has none. Raises InvalidRequest."""
     if not state.HasField("version"):
         return None
     version = from_wire(state.version)

@@ -36,7 +36,7 @@ class BatchTable:
         self.kind: U8 = np.full(n, pb.STORED, np.uint8)
         self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         self.faults: dict[int, EntryFault] = {}
-        """By index."""
+        """Errors by index."""
         # Location of the bytes.
         self.folders: npt.NDArray[np.int32] = np.zeros(n, np.int32)
         """Descriptors of the folders that `paths` are relative to; or of archives, with an empty path."""
@@ -53,7 +53,7 @@ class BatchTable:
         self.shards: dict[int, OpenShard] = {}
         """Shards by descriptor, kept open as long as the batch."""
         self.members: dict[int, MemberPart] = {}
-        """By position: members that are compressed, or of which a range is requested."""
+        """Members that are compressed, or of which a range is requested, by position."""
         self.packed: set[int] = set()
         """Positions of members that have to be decompressed."""
 
