@@ -25,17 +25,17 @@ def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
             yield node.value
 
 
-def wrong_openings(path: Path) -> Iterator[str]:
-    """Yield a line for each docstring of a module that opens with one of OPENINGS."""
-    for found in docstrings(ast.parse(path.read_text())):
+def wrong_openings(name: str, source: str) -> Iterator[str]:
+    """Yield a line for each docstring of a module's source that opens with one of OPENINGS."""
+    for found in docstrings(ast.parse(source)):
         first, *_ = str(found.value).split() or [""]
         if first.rstrip(",:;.'") in OPENINGS:
-            yield f"{path.relative_to(ROOT)}:{found.lineno}: a docstring opens with {first!r}; name its subject first"
+            yield f"{name}:{found.lineno}: a docstring opens with {first!r}; name its subject first"
 
 
 def main() -> int:
     modules = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if "_pb2" not in path.name]
-    wrong = [line for path in modules for line in wrong_openings(path)]
+    wrong = [line for path in modules for line in wrong_openings(str(path.relative_to(ROOT)), path.read_text())]
     print("\n".join(wrong) or f"the docstrings of {len(modules)} modules name their subjects")
     return 1 if wrong else 0
 

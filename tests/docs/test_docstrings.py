@@ -15,6 +15,7 @@ import pytest
 import ais_loader
 from ais_loader.field_help import field_docs
 from docs.build import API, public_names
+from scripts.check_docstrings import wrong_openings
 
 OURS = ("ais_loader", "storage_node")
 PUBLIC: dict[str, Any] = {
@@ -79,3 +80,8 @@ def test_a_method_without_a_docstring_is_noticed() -> None:
         def says_nothing(self) -> None: ...
 
     assert list(undocumented("Quiet", Quiet)) == ["Quiet", "Quiet.says_nothing"]
+
+
+def test_a_docstring_without_its_subject_is_found_where_it_stands() -> None:
+    source = '"""Stored bytes."""\nLIMIT = 1\n"""Of one page."""\ndef f():\n    """What is left."""\n    g("Of no docstring")\n'
+    assert [line.partition(" a docstring")[0] for line in wrong_openings("m.py", source)] == ["m.py:3:", "m.py:5:"]
