@@ -83,5 +83,7 @@ def test_a_method_without_a_docstring_is_noticed() -> None:
 
 
 def test_a_docstring_without_its_subject_is_found_where_it_stands() -> None:
-    source = '"""Stored bytes."""\nLIMIT = 1\n"""Of one page."""\ndef f():\n    """What is left."""\n    g("Of no docstring")\n'
+    source = (
+        '"""Stored bytes."""\nLIMIT = 1\n"""Of one page."""\ndef f():\n    """What is left."""\n    g("Of no one")\n'
+    )
     assert [line.partition(" a docstring")[0] for line in wrong_openings("m.py", source)] == ["m.py:3:", "m.py:5:"]
