@@ -21,10 +21,11 @@ def set_metadata(
     """See `Bucket.set_metadata`."""
     if not isinstance(metadata, Mapping):
         raise errors.InvalidRequest(f"metadata maps str to str, got {type(metadata).__name__}")
-    if any(map(is_reserved, metadata)):
+    own = {key: value for key, value in metadata.items() if isinstance(key, str) and is_reserved(key)}
+    if own:
         # The store keeps its own keys as they are, so metadata that was read may be written back with them.
         there = transport.head(bucket, name).metadata
-        metadata = {key: value for key, value in metadata.items() if not is_reserved(key) or there.get(key) != value}
+        metadata = {key: value for key, value in metadata.items() if key not in own or there.get(key) != value}
     require_metadata(metadata)
     for tries_left in reversed(range(_TRIES)):
         version = if_version or transport.head(bucket, name).version

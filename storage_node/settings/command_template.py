@@ -70,7 +70,7 @@ class Argument:
                 kinds = int if self.kind == "int" else (int, float)
                 if isinstance(value, bool) or not isinstance(value, kinds) or not self.low <= value <= self.high:
                     raise WrongArgument(f"{self.name}={value!r}: need {self._needed()}")
-                return str(value)
+                return str(value or abs(value))  # -0.0 would become a word that looks like an option
             case "word":
                 if not isinstance(value, str) or not _WORD.fullmatch(value):
                     raise WrongArgument(
