@@ -24,12 +24,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-import tenacity
-
 import ais_loader
 from ais_loader import Client, errors
 from ais_loader.objects.client import URL_VARIABLE
 from ais_loader.values.urls import store_folders
+from ais_loader.wire.backoff import Backoff
 
 if TYPE_CHECKING:
     from ais_loader.transport.embedded import EmbeddedTransport
@@ -42,6 +41,7 @@ second, and a write a thousandth."""
 
 _TELL_AFTER_S = 1.0
 """A longer wait for another writer is logged, once."""
+_PAUSES = Backoff(0.2, 0.2, jitter=0.9)
 
 _stores: WeakValueDictionary[str, SharedStore] = WeakValueDictionary()
 _lock = threading.Lock()
@@ -169,34 +169,23 @@ class SharedStore:
 
     def _begin(self, write: object, wait_s: float) -> Client:
         """Register this write, as soon as no one else is writing."""
-        told = False
-
-        def tell(state: tenacity.RetryCallState) -> None:
-            nonlocal told
-            waited_s = state.seconds_since_start or 0.0
-            if not told and waited_s >= _TELL_AFTER_S and state.outcome is not None:
-                told = True
-                logger.warning("waiting up to %g s to write: %s", wait_s, state.outcome.exception())
-
-        def begin() -> Client:
-            with self._lock:
-                client = self._writer_now()
-                self._writes.add(write)
-                return client
-
-        waiting = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(errors.StoreLocked),
-            stop=tenacity.stop_before_delay(wait_s),
-            wait=tenacity.wait_random(0.02, 0.2),
-            before_sleep=tell,
-            reraise=True,
-        )
-        try:
-            return waiting(begin)
-        except errors.StoreLocked as error:
-            if wait_s <= 0:
-                raise
-            raise errors.StoreLocked(f"{error}; waited {wait_s:g} s for it") from error
+        started_s, told = time.monotonic(), False
+        while True:
+            try:
+                with self._lock:
+                    client = self._writer_now()
+                    self._writes.add(write)
+                    return client
+            except errors.StoreLocked as error:
+                if wait_s <= 0:
+                    raise
+                waited_s, pause_s = time.monotonic() - started_s, _PAUSES.pause_s()
+                if waited_s + pause_s >= wait_s:
+                    raise errors.StoreLocked(f"{error}; waited {wait_s:g} s for it") from error
+                if not told and waited_s >= _TELL_AFTER_S:
+                    told = True
+                    logger.warning("waiting up to %g s to write: %s", wait_s, error)
+            time.sleep(pause_s)
 
     def _writer_now(self) -> Client:
         if not self._locks_to_write:

@@ -1,6 +1,6 @@
 """Retry limit: growing pauses with jitter, until failures have continued for too long without progress.
 
-For streams, which make progress between failures. Calls that either succeed or fail use tenacity.
+For streams, which make progress between failures. A call that either succeeds or fails has a deadline instead.
 """
 
 from __future__ import annotations

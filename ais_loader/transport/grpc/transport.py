@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 import grpc
-import tenacity
 
 from ais_loader import errors
 from ais_loader.transport.base import EtlMethod, FrameStream, NothingToRefresh, PutSpec
@@ -47,6 +47,7 @@ from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.requests import BatchOptions, requests_for_entries
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.urls import is_host_port
+from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
@@ -59,7 +60,8 @@ T = TypeVar("T")
 INDEX_TIMEOUT_S = 600.0
 """An archive without an index is read completely first."""
 _FORKS_PER_CALL = 5
-"""How often a call that a fork has ended is repeated. Beyond that, it counts as a failure of the node."""
+"""How often a call that a fork has ended is made again; more are failures of its node, as far as it goes."""
+_BACKOFF = Backoff(0.1, 1.0)
 
 _TRANSPORTS = AllForked()
 take_part(_TRANSPORTS)
@@ -204,15 +206,16 @@ class GrpcTransport(BucketCalls, ContentsCalls, NothingToRefresh):
 
         if not retry:
             return once()
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(
-                lambda error: isinstance(error, errors.NodeUnavailable | errors.Overloaded) and error.retryable
-            ),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
-            stop=tenacity.stop_after_delay(self._retry_s),
-            reraise=True,
-        )
-        return retrying(through_forks)
+        deadline_s = time.monotonic() + self._retry_s
+        failures = 0
+        while True:
+            try:
+                return through_forks()
+            except (errors.NodeUnavailable, errors.Overloaded) as error:
+                if not error.retryable or time.monotonic() >= deadline_s:
+                    raise
+            time.sleep(_BACKOFF.pause_s(failures))
+            failures += 1
 
     # -- buckets
 
