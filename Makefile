@@ -42,8 +42,8 @@ help:
 	@echo "make test-front-nemo, -front, -frameworks: one of them; ONLY=tests/front/lhotse runs that alone"
 	@echo "make bench-quick  set up, then compare ratios of rates to the recorded ones (2 minutes; on a quiet machine)"
 	@echo "make bench      set up, then measure a node and a cluster, and write benchmarks/report (15 minutes)"
-	@echo "make check      set up, then lint, type-check, compare the generated protobuf modules, and build the documentation"
-	@echo "make docs       set up, then write the API reference and all pages as HTML to build/docs"
+	@echo "make check      set up, then lint, type-check, compare the generated protobuf modules, and check the links of the pages"
+	@echo "make docs       set up, then write all pages as HTML to build/docs"
 	@echo "make protos     write the generated protobuf modules anew"
 	@echo "WORKERS=N runs quick tests in N processes side by side instead of 3, SLOW_WORKERS=N slow ones instead of 2"
 	@echo "VENV=DIR uses an environment elsewhere, PYTHON=... another interpreter (3.11 or newer)"
@@ -100,7 +100,7 @@ check: setup
 	$(BIN)/python -m protos.generate --check
 	$(BIN)/python -m docs.build build/docs
 
-# Warnings of the generator, and links of pages that lead nowhere, are errors.
+# Links of pages that lead nowhere are errors.
 docs: setup
 	$(BIN)/python -m docs.build build/docs
 

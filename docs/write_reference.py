@@ -254,8 +254,7 @@ def reference() -> str:
     lines = [
         "# API reference",
         "",
-        "The public names of `ais_loader`, made from the code by `python -m docs.write_reference`; edits are lost. The",
-        "HTML of `make docs` is longer, with the integrations, `ais_loader.testing` and the classes of a node.",
+        "The public names of `ais_loader`, made from the code by `python -m docs.write_reference`; edits are lost.",
         "",
     ]
     for group, names in GROUPS.items():

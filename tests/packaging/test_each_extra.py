@@ -162,7 +162,7 @@ subprocess.run([BIN / "pytest", "-n", "1", "--reruns", "1", "--timeout", "60", "
 """,
     "dev": """
 import subprocess
-import av, grpc_tools.protoc, pandas, pdoc, pyarrow, setuptools, webdataset
+import av, grpc_tools.protoc, markdown2, pandas, pyarrow, setuptools, webdataset
 for tool in ("mypy", "ruff", "uv", "ais-loader"):
     subprocess.run([BIN / tool, "--version"], check=True)
 """,
