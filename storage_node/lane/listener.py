@@ -249,7 +249,7 @@ class LaneListener:
                 except TimeoutError:
                     raise connection.too_slow() from None
         if HEADER.unpack_from(begun)[1] != CALL:
-            # Over TCP, sending from files was measured to be slower than reading and sending (benchmarks/lane.md).
+            # Over TCP, sending small blocks from files is slower than reading and sending (see benchmarks/report).
             from_files = sock.family == socket.AF_UNIX
             await self._batches.serve(
                 connection.requests(begun), connection, tenant, connection, sends_files=from_files
