@@ -44,10 +44,10 @@ import click
 from ais_loader import connect
 from ais_loader.testing import seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.testing.machines import Machines
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from benchmarks.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
 from storage_node.etl.webserver import HTTPMultiThreadedServer
+from tests.machines_kit import Machines
 
 NODES = 3
 SIZES = {"10 KiB": 10 << 10, "1 MiB": 1 << 20, "1 MiB between machines": 1 << 20}
@@ -95,9 +95,8 @@ def contestants(held: ExitStack, counts: dict[str, int], machines: Machines | No
     if machines:
         arguments += ["--insecure", "--set", "etl_http_host={address}", "--set", f"etl_http_port={HTTP_PORT}"]
     buckets = dict.fromkeys((f"from-{at}" for at in range(len(counts))), 1)
-    cluster = held.enter_context(
-        ClusterProcesses(folder, NODES, buckets=buckets, arguments=arguments, machines=machines)
-    )
+    places = machines.places if machines else None
+    cluster = held.enter_context(ClusterProcesses(folder, NODES, buckets=buckets, arguments=arguments, places=places))
     for name, direct_put in (("through", False), ("direct", True)):
         server = pb.TransformServer(address=address, direct_put=direct_put)
         cluster.map.transform.append(pb.Transform(name=name, uuid=uuid.uuid4().bytes, server=server))

@@ -11,12 +11,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import grpc
 
-from ais_loader.testing.machines import Machines, Place
 from ais_loader.testing.node import NodeProcess, peer_secret_file
 from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
@@ -29,6 +29,14 @@ _LEARN = CallClaim("/ais_loader.v1.Cluster/Learn", OPERATOR_ROLE)
 _HELD = ("ais_loader_memory_held_bytes", "ais_loader_active_", "ais_loader_pending_reads")
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process runs. The default is this machine, on loopback."""
+
+    address: str = "127.0.0.1"
+    launcher: tuple[str, ...] = ()
+
+
 class ClusterProcesses:
     """A context manager for `nodes` running nodes under `root`, one per host unless `hosts` says otherwise.
 
@@ -39,8 +47,8 @@ class ClusterProcesses:
         drives_per_node: The number of drive folders of each node.
         buckets: The buckets of the first map, with their numbers of copies.
         environment: Environment variables in addition to this process's own.
-        arguments: Further arguments of `ais-loader serve`. {address} stands for the address of the node's machine.
-        machines: The machines to run the nodes on, one on each. By default, all run on this one.
+        arguments: Further arguments of `ais-loader serve`. {address} stands for the address of the node's place.
+        places: Where each node runs. By default, all run on this machine.
         metrics: Whether the nodes serve their metrics, for `holds` and `NodeProcess.numbers`.
     """
 
@@ -54,7 +62,7 @@ class ClusterProcesses:
         buckets: Mapping[str, int] | None = None,
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
-        machines: Machines | None = None,
+        places: Sequence[Place] | None = None,
         metrics: bool = False,
     ) -> None:
         self.nodes: list[NodeProcess] = []
@@ -64,7 +72,7 @@ class ClusterProcesses:
 
             def started(number: int) -> NodeProcess:
                 drives = [Path(root) / f"node-{number}" / f"drive-{drive}" for drive in range(drives_per_node)]
-                place = Place() if machines is None else machines.places[number]
+                place = Place() if places is None else places[number]
                 node = NodeProcess(
                     drives,
                     environment=environment,

@@ -16,7 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ais_loader.testing import FaultyLink, NodeProcess
-from ais_loader.testing.machines import Machines, Place
+from ais_loader.testing.cluster import Place
+from tests.machines_kit import Machines
 
 _SOURCE = Path(__file__).with_name("machine_shim.c")
 _STATE = struct.Struct("qq")

@@ -18,7 +18,6 @@ import pytest
 from ais_loader import Client, ClusterOptions, connect
 from ais_loader.testing import FaultyLink, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.testing.machines import Machines
 from ais_loader.values.entry import Status
 from ais_loader.wire.cluster_map import ClusterView
 from tests.faults.fault_kit import (
@@ -36,6 +35,7 @@ from tests.faults.fault_kit import (
     read,
     serve_all,
 )
+from tests.machines_kit import Machines
 
 pytestmark = pytest.mark.slow  # silence is awaited for ten seconds, by nodes
 
@@ -55,7 +55,7 @@ class Switch:
     def __init__(self, folder: Path, held: ExitStack) -> None:
         self.machines = held.enter_context(Machines(NODES))
         self.cluster = held.enter_context(
-            ClusterProcesses(folder, NODES, buckets=BUCKETS, metrics=True, machines=self.machines)
+            ClusterProcesses(folder, NODES, buckets=BUCKETS, metrics=True, places=self.machines.places)
         )
         self.url = self.cluster.url
         self._lost: list[tuple[int | None, int | None]] = []

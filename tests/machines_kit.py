@@ -13,20 +13,13 @@ import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
+
+from ais_loader.testing.cluster import Place
 
 _COMMAND_TIMEOUT_S = 20.0
 _NOBODY = "02:00:00:00:00:01"
 """An address that no network card here has. What is sent to it reaches the switch, and is dropped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a process runs. The default is this machine, on loopback."""
-
-    address: str = "127.0.0.1"
-    launcher: tuple[str, ...] = ()
 
 
 class Machines:
