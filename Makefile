@@ -11,6 +11,9 @@ REQUIRE_PYTHON = @'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ais-loader-ready
+# What an editable installation copies or compiles. ais_loader/version.py has the version.
+PACKAGE := setup.cfg setup.py pyproject.toml ais_loader/version.py storage_node/store/_native.c \
+	storage_node/store/_batch_read.h storage_node/store/_counted_write.h ais_loader/_crc32c.c ais_loader/_crc32c.h
 # Tests that kill, freeze and cut on a busy machine: five of a whole run may fail once, which is shown with its stack.
 # What is broken is known after eight, and no run takes longer than its session's time and that of one test.
 # Python 3.11 can fail at showing a stack as code while other threads do the same (its compiler counts the depth of what
@@ -50,7 +53,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): setup.cfg setup.py pyproject.toml storage_node/store/_native.c storage_node/store/_batch_read.h storage_node/store/_counted_write.h ais_loader/_crc32c.c ais_loader/_crc32c.h
+$(STAMP): $(PACKAGE)
 	$(REQUIRE_PYTHON)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo "python venv could not be made; on Debian: apt-get install python3-venv"; exit 1; }
@@ -72,7 +75,7 @@ test-slow: setup
 test-exhaustive: setup
 	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(RERUN) --timeout 3600 -m exhaustive
 
-.venv-%/.ais-loader-ready: tests/front/requirements-%.txt setup.cfg setup.py pyproject.toml storage_node/store/_native.c storage_node/store/_batch_read.h storage_node/store/_counted_write.h ais_loader/_crc32c.c ais_loader/_crc32c.h
+.venv-%/.ais-loader-ready: tests/front/requirements-%.txt $(PACKAGE)
 	$(REQUIRE_PYTHON)
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	@test -x .venv-$*/bin/uv || .venv-$*/bin/python -m pip install --quiet uv

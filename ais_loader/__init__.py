@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ais_loader import errors
+from ais_loader.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ais_loader.errors import LoaderError
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from ais_loader.values.snapshots import SnapshotInfo
     from ais_loader.values.summary import BucketSummary
     from ais_loader.values.timing import BatchTiming
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Batch",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.errors import LoaderError, StoreNotFound
+from ais_loader.version import __version__
 from ais_loader.wire.backoff import Backoff
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import set_endpoints
@@ -29,7 +30,7 @@ from storage_node.ops import settings_store as settings_file
 from storage_node.ops.node_discovery import NodeDrives, find_nodes
 from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ports import free_port, is_free, usable_peer_ports
-from storage_node.server import VERSION, NodeServer
+from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.settings.sources import configured, for_node
 
@@ -107,7 +108,7 @@ class Supervisor:
                 "pid": os.getpid(),
                 "drives": [str(drive) for drive in here.drives] if here is not None else [],
                 "map_version": view.version if view is not None else 0,
-                "version": VERSION,
+                "version": __version__,
             }
 
     def stop(self, grace_s: float = 5.0) -> None:
