@@ -22,18 +22,8 @@ import grpc.aio
 
 from ais_loader.errors import LoaderError
 from ais_loader.version import __version__
-from ais_loader.wire.generated import (
-    ais_batch_pb2,
-    ais_cluster_pb2_grpc,
-    ais_compose_pb2_grpc,
-    ais_contents_pb2_grpc,
-    ais_etl_pb2_grpc,
-    ais_objects_pb2_grpc,
-    ais_promote_pb2_grpc,
-    ais_replica_pb2_grpc,
-    ais_snapshot_copies_pb2_grpc,
-    ais_snapshots_pb2_grpc,
-)
+from ais_loader.wire.generated import ais_batch_pb2
+from storage_node.assembly import Addresses, Assembly, Part, start, stop
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.open import open_membership
 from storage_node.context.caller import make_secret
@@ -211,69 +201,64 @@ class NodeServer:
         openers = ThreadPoolExecutor(self.config.archive_threads, thread_name_prefix="ais-loader-archive")
         with readers, openers, ExitStack() as held:
             node = Node(self._store, self.config, readers, openers, self.membership)
-            self.batches = batches = BatchService(node)
-            confirmation = MapConfirmation(self.membership, self._acceptor_store, Channels(node.caller))
-            node.confirm_map = confirmation.require
-            methods = Methods(RequestReader(node.unread, self.config.message_timeout_s))
-            ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node), methods)
-            writes = WriteCoordinator(node, self.membership)
-            objects = ObjectsService(node, writes)
-            ais_objects_pb2_grpc.add_ObjectsServicer_to_server(objects, methods)
-            ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(node, writes, objects), methods)
-            promote = PromoteService(node, self.membership, writes)
-            ais_promote_pb2_grpc.add_PromoteServicer_to_server(promote, methods)
-            ais_contents_pb2_grpc.add_ContentsServicer_to_server(ContentsService(node, writes), methods)
-            ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), methods)
-            ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(batches, __version__), methods)
-            check = PeerCheck(node, self.membership, lambda: self.peer_port, lambda: self.port)
-            cluster = ClusterService(
-                node, self.membership, self._acceptor_store, self._told_peer_endpoint, check.is_inside
+            assembly = Assembly(
+                node,
+                self.membership,
+                self._acceptor_store,
+                self._addresses(),
+                __version__,
+                homes=list(map(Path, self._drives)),
+                transforms=self._transforms,
+                environments=self._environments,
             )
-            ais_cluster_pb2_grpc.add_ClusterServicer_to_server(cluster, methods)
-            ais_replica_pb2_grpc.add_ReplicaServicer_to_server(ReplicaService(node), methods)
-            self.repair = repair = Repair(node, self.membership, writes, lambda: self.peer_endpoint)
-            ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(repair), methods)
-            snapshots = NodeSnapshots(node, self.membership, writes, repair)
-            ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), methods)
-            copies = SnapshotCopiesService(node, writes.snapshot_barrier, snapshots.convergence, snapshots.snapshots)
-            ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, methods)
-            homes = list(map(Path, self._drives))
-            self.drives = drives = DriveManager(node, self.membership, self._acceptor_store, repair, homes)
-            config = self.config
-            drives.require_free = lambda folder: require_apart(config.promote_roots, [folder], config.etl_command_paths)
-            ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(drives), methods)
-            etl = self._etl_of(node)
-            batches.resources.etl = etl
-            transforms = etl.transforms if self._transforms is None else self._transforms(node)
-            jobs = jobs_of_node(node, self.membership, writes, transforms, etl)
-            calls = TransformCalls(etl, self.membership.node_uuid, PeerStates(node, writes.channels))
-            ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, jobs, calls), methods)
-            ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(jobs, calls), methods)
-            repair.prepare()
-            carried = methods.of_lanes(LANE_METHODS, Role.CLIENT)
-            self.lanes = lanes = LaneListener(
-                batches, self.config.host, self.config.lane_port, MAX_MESSAGE_BYTES, carried
-            )
-            held.callback(lanes.close)
-            session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
-            methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-            server = grpc.aio.server(options=_options(self.config))
-            server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_tenant),))
-            carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
-            self.peer_lanes = peer_lanes = LaneListener(
-                batches, self.config.peer_host, self.config.peer_lane_port, MAX_MESSAGE_BYTES, carried
-            )
-            held.callback(peer_lanes.close)
-            # Of the peer listener alone, whose callers have been checked: a token of one lets nobody in at the other.
-            session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
-            methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-            peer_server = grpc.aio.server(options=_options(self.config), interceptors=(check,))
-            peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
-            self.port = _listen(server, self.config.host, self.config.port)
-            self.peer_port = self._listen_for_peers(peer_server)
-            by_opener = {"clients": lanes, "peers": peer_lanes}
-            served = metrics_served(batches, self.membership, __version__, repair, drives, promote.metrics, by_opener)
-            self.metrics_port = held.enter_context(served)
+            self.batches, self.repair, self.drives = assembly.batches, assembly.repair, assembly.drives
+            parts = assembly.parts(self._listen(assembly, held))
+            await start(parts)
+            self._started.set()
+            await self._stopping.wait()
+            await stop(parts)
+
+    def _addresses(self) -> Addresses:
+        return Addresses(
+            lambda: self.port,
+            lambda: self.peer_port,
+            lambda: self.endpoint,
+            lambda: self.peer_endpoint,
+            lambda: self.peer_endpoint or f":{self.peer_port}",
+        )
+
+    def _listen(self, assembly: Assembly, held: ExitStack) -> Part:
+        """Bind the ports of clients, of peers, and of metrics. Nothing is accepted before the part starts.
+
+        Raises OSError. `held` closes what the part's stop does not.
+        """
+        config, batches, methods = self.config, assembly.batches, assembly.methods
+        carried = methods.of_lanes(LANE_METHODS, Role.CLIENT)
+        self.lanes = lanes = LaneListener(batches, config.host, config.lane_port, MAX_MESSAGE_BYTES, carried)
+        held.callback(lanes.close)
+        session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
+        methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
+        server = grpc.aio.server(options=_options(config))
+        server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_tenant),))
+        carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
+        self.peer_lanes = peer_lanes = LaneListener(
+            batches, config.peer_host, config.peer_lane_port, MAX_MESSAGE_BYTES, carried
+        )
+        held.callback(peer_lanes.close)
+        # The peer listener has verified its callers; its tokens are valid for its own lanes only.
+        session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
+        methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
+        peer_server = grpc.aio.server(options=_options(config), interceptors=(assembly.check,))
+        peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
+        self.port = _bound(server, config.host, config.port)
+        self.peer_port = self._listen_for_peers(peer_server)
+        by_opener = {"clients": lanes, "peers": peer_lanes}
+        served = metrics_served(
+            batches, self.membership, __version__, assembly.repair, assembly.drives, assembly.promote.metrics, by_opener
+        )
+        self.metrics_port = held.enter_context(served)
+
+        async def begin() -> None:
             await peer_server.start()
             await server.start()
             lanes.start()

@@ -15,6 +15,7 @@ import pytest
 
 import ais_loader
 from ais_loader.field_help import field_docs
+from scripts.check_docstrings import wrong_openings
 
 OURS = ("ais_loader", "storage_node")
 API: dict[str, list[str]] = {

@@ -60,7 +60,7 @@ T = TypeVar("T")
 INDEX_TIMEOUT_S = 600.0
 """An archive without an index is read completely first."""
 _FORKS_PER_CALL = 5
-"""How often a call that a fork has ended is made again; more are failures of its node, as far as it goes."""
+"""How often a call that a fork has ended is repeated. Beyond that, it counts as a failure of the node."""
 _BACKOFF = Backoff(0.1, 1.0)
 
 _TRANSPORTS = AllForked()
