@@ -101,7 +101,7 @@ def reframed(store: Store, name: str, spool: Spooled) -> Spooled | None:
             return None
         content = archive.content()
         made = spool_for(store, spool.label)
-        for piece in reframe(content) if archive.kind is ArchiveKind.TAR_ZST else _independent_blocks(content):
+        for piece in reframe(content) if archive.index.kind is ArchiveKind.TAR_ZST else _independent_blocks(content):
             made.write(piece)
         after = index_shard(made.source, name)
         if not _same_members(before, after):

@@ -121,13 +121,9 @@ class Archive:
             raise ArchiveIndexError(f"the shard has {source.size_bytes} bytes, its index is of {index.content_bytes}")
 
     @property
-    def kind(self) -> ArchiveKind:
-        return self.index.kind
-
-    @property
     def is_plain(self) -> bool:
         """Whether every member is a range of the file, at its offset."""
-        return self.kind is ArchiveKind.TAR
+        return self.index.kind is ArchiveKind.TAR
 
     @property
     def stretch_bytes(self) -> int:
@@ -142,10 +138,10 @@ class Archive:
     def content(self) -> Iterator[bytes]:
         """Iterate over the uncompressed tar in pieces: the contents of a decompressed copy."""
         chunks = chunks_of(self.source)
-        if not self.kind.is_compressed_tar:
+        if not self.index.kind.is_compressed_tar:
             return chunks
-        # Indexing has already ruled out a bomb, but it may have used different chunks.
-        return unpacked(self.kind, chunks, replace(self.limits, free_bytes=max(1, self.index.content_bytes)))
+        # Found to be no bomb when it was indexed, perhaps in other chunks.
+        return unpacked(self.index.kind, chunks, replace(self.limits, free_bytes=max(1, self.index.content_bytes)))
 
     def on_copy(self, copy: ByteSource) -> Archive:
         """Return an archive with the same members that reads from a copy of `content`."""

@@ -26,7 +26,6 @@ from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import ShardState
 from storage_node.store.archives.kinds import kind_of_name, recognise
 from storage_node.store.archives.limits import ShardLimits
-from storage_node.store.archives.member import Member
 from storage_node.store.archives.source import CheckedSource, FdSource, chunks_of
 from storage_node.store.archives.unpack_cache import UnpackCache
 from storage_node.store.checksum import crc32c
@@ -92,10 +91,6 @@ class OpenShard:
         if self._checked is None:
             self._checked = self._open_checked()
         return self._checked
-
-    def find(self, member: str) -> Member:
-        """Raises MemberNotFound."""
-        return self.archive.index.find(member)
 
     def __del__(self) -> None:
         self._held.close()

@@ -74,7 +74,7 @@ def find_member(drive: Drive, entry: CatalogEntry, name: str, member: str, start
     """
     shard = drive.shards.open(entry, name)
     try:
-        found = shard.find(member)
+        found = shard.archive.index.find(member)
     except MemberNotFound:
         raise MemberNotFound(f"{name!r} has no member {member!r}") from None
     if fault := check_range(start, length, found.size_bytes):

@@ -328,9 +328,8 @@ class EntryReader:
             part = table.members[position]
             unpacked = part.checked_pieces(offset) if verify else part.pieces(offset)
         elif verify:
-            shard.archive.verify(
-                shard.find(self._request.member[position])
-            )  # it has a checksum of the whole member only
+            member = shard.archive.index.find(self._request.member[position])
+            shard.archive.verify(member)  # it has a checksum of all of it
         opened = self._opened(position, os.dup(shard.fd), None)
         if verify:
             table.kind[position] = pb.STORED

@@ -285,11 +285,11 @@ def test_restart_points_that_lie_are_refused_and_never_lead_astray() -> None:
         plan = bytes(archive.index.plan)
         for bad in (b"", plan[:7], plan[:-1], b"\xff" * 8 + plan[8:], plan[: len(plan) // 2]):
             with pytest.raises(ArchiveIndexError):
-                Archive(BytesSource(data), archive.index.with_plan(archive.kind, bad))
+                Archive(BytesSource(data), archive.index.with_plan(archive.index.kind, bad))
         if way != "gzip":
             count = struct.unpack_from("<Q", plan)[0]
             moved = plan[:8] + struct.pack("<Q", 1) * count + plan[8 + 8 * count :]
-            lying = Archive(BytesSource(data), archive.index.with_plan(archive.kind, moved))
+            lying = Archive(BytesSource(data), archive.index.with_plan(archive.index.kind, moved))
             with pytest.raises((ArchiveDamaged, MemberCorrupt)):
                 lying.read_member("text")
 
