@@ -92,7 +92,7 @@ def test_a_copy_in_the_kernel_that_fails_is_made_by_hand(
     with store_at(root) as store:
         assert promote(store, source)[0].error is None
         assert contents(store) == {"a": data}
-        assert drive_of(store).io_errors == 0  # it was no fault of the drive
+        assert drive_of(store).faults.io_errors == 0  # it was no fault of the drive
     assert_sound(root)
 
 
@@ -260,7 +260,7 @@ def test_a_file_that_cannot_be_read_fails_by_itself_and_not_the_drive(
     with store_at(root) as store:
         errors = {one.path: one.error for one in promote(store, source)}
         assert isinstance(errors["bad"], SourceUnreadable)
-        assert (errors["good"], drive_of(store).io_errors, staging(root)) == (None, 0, [])
+        assert (errors["good"], drive_of(store).faults.io_errors, staging(root)) == (None, 0, [])
 
 
 # -- where files are

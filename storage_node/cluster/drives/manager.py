@@ -329,7 +329,7 @@ class DriveManager:
             now = time.monotonic()
             for uuid, (drive, window) in list(self._windows.items()):
                 gone = self._is_gone(uuid, drive)
-                if window.note(now, drive.io_errors) or gone or drive.faults.sync_failed:
+                if window.note(now, drive.faults.io_errors) or gone or drive.faults.sync_failed:
                     reason = (
                         f"{drive.root}: the folder is gone, or another one is in its place; "
                         "it is used again once it is back"
@@ -337,7 +337,7 @@ class DriveManager:
                         else f"a sync failed, and what it was for may be lost: {drive.faults.sync_failed}"
                         if drive.faults.sync_failed
                         else f"{window.recent(now)} I/O errors within {self._config.drive_error_window_s:g} s, "
-                        f"the last one: {drive.last_io_error}; it is used again after "
+                        f"the last one: {drive.faults.last_io_error}; it is used again after "
                         "`ais-loader cluster drive enable`, or a restart of the node"
                     )
                     try:

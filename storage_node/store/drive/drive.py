@@ -148,20 +148,6 @@ class Drive:
 
     # -- how well it works
 
-    @property
-    def io_errors(self) -> int:
-        """Number of errors of the device or its file system since the drive was opened; never decreases."""
-        return self.faults.io_errors
-
-    @property
-    def last_io_error(self) -> str:
-        return self.faults.last_io_error
-
-    @property
-    def checksum_errors(self) -> int:
-        """Number of times that bytes did not match their checksum; never decreases."""
-        return self.faults.checksum_errors
-
     def is_there(self) -> bool:
         """Whether the drive's folder is still where it was opened, and the same one.
 

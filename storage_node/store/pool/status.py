@@ -24,7 +24,7 @@ class DriveState:
     size_bytes: int = 0
     status: Status = "active"
     io_errors: int = 0
-    """Since the drive was opened; see `Drive.io_errors`."""
+    """Since the drive was opened; see `Faults`."""
     last_io_error: str = ""
     checksum_errors: int = 0
 
@@ -52,7 +52,7 @@ def drive_state(slot: Slot, *, retiring: bool) -> DriveState:
         space.f_bavail * space.f_frsize if space is not None else 0,
         space.f_blocks * space.f_frsize if space is not None else 0,
         "retiring" if retiring else "active",
-        drive.io_errors,
-        drive.last_io_error,
-        drive.checksum_errors,
+        drive.faults.io_errors,
+        drive.faults.last_io_error,
+        drive.faults.checksum_errors,
     )

@@ -176,15 +176,15 @@ def test_bytes_that_are_wrong_are_counted_apart(tmp_path: Path) -> None:
         flip_a_byte(file_of(store, "a"))
         drive = drive_of(store)
         assert batch(store, ["a"]) == [(pb.CORRUPT, b"")]
-        assert (drive.io_errors, drive.checksum_errors) == (0, 1)
+        assert (drive.faults.io_errors, drive.faults.checksum_errors) == (0, 1)
         with pytest.raises(Exception, match="do not match the stored checksum"):
             read(store, "a")
-        assert (drive.io_errors, drive.checksum_errors) == (0, 2)
+        assert (drive.faults.io_errors, drive.faults.checksum_errors) == (0, 2)
         with pytest.raises(ObjectNotFound):
             read(store, "none")
         os.unlink(file_of(store, "a"))
         assert batch(store, ["a"]) == [(pb.CORRUPT, b"")]
-        assert drive.io_errors == 0
+        assert drive.faults.io_errors == 0
 
 
 def test_a_drive_is_given_up_while_batches_and_readers_have_it_in_hand(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_drive_that_failed_to_sync_takes_nothing_more_until_it_is_opened_again
                     put(store, "lost", b"2")
         with pytest.raises(DriveFailed, match="may be lost"):
             put(store, "after", b"3")
-        assert contents(store) == {"before": b"1"} and drive_of(store).io_errors
+        assert contents(store) == {"before": b"1"} and drive_of(store).faults.io_errors
     with Store.open([tmp_path / "drive"]) as store:
         put(store, "after", b"3")
         assert read(store, "after") == b"3" and read(store, "before") == b"1"

@@ -46,7 +46,7 @@ def test_a_drive_takes_writes_again_once_there_are_descriptors(tmp_path: Path) -
         assert read(store, "before") == b"1"
         put(store, "after", b"2")
         assert contents(store) == {"before": b"1", "after": b"2"}
-        assert drive_of(store).io_errors == 0
+        assert drive_of(store).faults.io_errors == 0
     with Store.open([tmp_path / "drive"]) as store:
         assert contents(store) == {"before": b"1", "after": b"2"}
     assert_sound(tmp_path / "drive")

@@ -259,7 +259,7 @@ def test_a_copy_that_cannot_be_read_or_written_is_as_good_as_damaged(
         with store_at(tmp_path) as store:
             store.delete(BUCKET, LEFT[-1])
             del now[LEFT[-1]]
-            assert drive_of(store).io_errors > 0 or copy == 1
+            assert drive_of(store).faults.io_errors > 0 or copy == 1
         assert states_in(segment, 1 - copy)[int(LEFT[-1])] != LIVE
         rebuilt(tmp_path)
         assert_holds(tmp_path, now, seen)

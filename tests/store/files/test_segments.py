@@ -167,7 +167,7 @@ def test_an_object_that_is_replaced_and_reaped_under_a_reader_is_read_as_it_is_n
         assert delivered(parts) == [found if isinstance(found, int) else found[1:3] for found in wanted]
         gone = [pb.NOT_FOUND if at % 2 == 0 or at == 1 else OBJECTS[name] for at, name in enumerate(names)]
         assert delivered(pinned) == gone
-        assert drive_of(store).checksum_errors == 0
+        assert drive_of(store).faults.checksum_errors == 0
 
 
 def test_what_is_opened_before_it_is_replaced_is_read_to_its_end(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_damaged_object_is_told_and_its_neighbours_are_well(tmp_path: Path) ->
         for how in ({}, {"start": 1, "length": 1}):
             with pytest.raises(CorruptObject, match="do not match"):
                 read(store, "050", **how)  # type: ignore[arg-type]
-        assert drive_of(store).checksum_errors == 2
+        assert drive_of(store).faults.checksum_errors == 2
         found = delivered(batch(store, ["049", "050", "051"]))
         assert found == [OBJECTS["049"], pb.CORRUPT, OBJECTS["051"]]
     assert kinds(doctor.check([tmp_path], checksums=True)) == ["corrupt"]
@@ -299,7 +299,7 @@ def test_an_entry_that_was_begun_elsewhere_goes_on_in_a_segment(tmp_path: Path) 
                     assert bytes(frames[0].payload) == wanted[700:] and frames[0].completes_entry
                     assert frames[0].checksum.tolist() == [crc32c(wanted)]
                 assert bytes(frames[1].payload) == OBJECTS["051"]
-        assert drive_of(store).checksum_errors == 0
+        assert drive_of(store).faults.checksum_errors == 0
 
 
 def test_on_a_drive_so_full_that_nothing_can_be_written_room_is_made_first(
