@@ -37,7 +37,7 @@ class RepairService(ais_replica_pb2_grpc.RepairServicer):
             await abort(context, error)
 
     async def RenewLease(self, request: wire.RenewLeaseRequest, context: Context) -> wire.RenewLeaseResponse:
-        return self._repair.renew_lease(request)
+        return self._repair.leases.renew(request)
 
     async def Relay(self, request: wire.RelayRequest, context: Context) -> wire.RelayResponse:
         try:

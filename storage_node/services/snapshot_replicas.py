@@ -192,7 +192,7 @@ def _begin(store: Store, header: pb.KeepHeader) -> KeptVersion:
         b"",
         b"",
     )
-    drive = store.drive_set.at(store.drive_set.owner(header.bucket.uuid, header.name))
+    drive = store.drive_set.at(store.drive_set.placement.owner(header.bucket.uuid, header.name))
     file = None if header.is_tombstone else drive.stage()
     return KeptVersion(drive, header.bucket.uuid, header.name, entry, header.ended, dict(header.metadata), file)
 

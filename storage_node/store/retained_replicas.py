@@ -47,7 +47,7 @@ def seen(store: Store, bucket_uuid: bytes, names: Sequence[str], cut: int) -> li
     """Return what the cut sees of each name, in order. Raises DriveFailed, StoreFormatError, Closed."""
     found: list[Seen | None] = []
     for name in names:
-        drive = store.drive_set.at(store.drive_set.owner(bucket_uuid, name))
+        drive = store.drive_set.at(store.drive_set.placement.owner(bucket_uuid, name))
         current = drive.newest(bucket_uuid, [name])[0]
         if current is not None and current.counter <= cut:
             found.append(Seen(current, 0))

@@ -63,7 +63,7 @@ class Worker:
         drives: dict[object, list[str]] = {}
         for name in changes:
             bucket, _, rest = name.partition("/")
-            index = self.store.drive_set.owner(self.store.bucket(bucket).uuid_bytes, rest)
+            index = self.store.drive_set.placement.owner(self.store.bucket(bucket).uuid_bytes, rest)
             drives.setdefault(index, []).append(name)
         self.journal.begin(self.worker, changes, list(drives.values()))
         uploads = [

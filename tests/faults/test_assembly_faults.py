@@ -80,7 +80,7 @@ class Gathering:
         self.target.membership.learn(known)
         self.view = ClusterView(known)
         if copies > 1:
-            granted = self.target.repair._leases._granted
+            granted = self.target.repair.leases._granted
             for node in known.node[:PEERS]:
                 eventually(lambda node=node: granted.left_s(node.uuid, clock_s()) > 0)  # so it goes by leases now,
             for process in self.nodes:

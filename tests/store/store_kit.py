@@ -58,7 +58,7 @@ def file_of(store: Store, name: str, bucket: str = BUCKET) -> Path:
 
 
 def drive_of(store: Store, name: str = "any", bucket: str = BUCKET) -> Drive:
-    return store.drive_set.at(store.drive_set.owner(store.bucket(bucket).uuid_bytes, name))
+    return store.drive_set.at(store.drive_set.placement.owner(store.bucket(bucket).uuid_bytes, name))
 
 
 def object_files(root: Path) -> list[Path]:

@@ -108,8 +108,8 @@ class Repair:
         """The map of the last pass, if that found nothing to move."""
         self._unsure_due = asyncio.Event()
         self._store.replicas.is_owner = self._owns
-        self._leases = writes.leases
-        self._leases.compare = self._reconciler.mark_everything
+        self.leases = writes.leases
+        self.leases.compare = self._reconciler.mark_everything
         self._store.replicas.map_version = lambda: view.version if (view := membership.view) is not None else 0
         self.retained_in_place: Callable[[ClusterView], Awaitable[bool]] = _nothing_retained
         """The part of a pass that covers versions retained for snapshots; see `snapshots.repair`."""
@@ -124,7 +124,7 @@ class Repair:
     def prepare(self) -> None:
         """Mark everything as unconfirmed; called before anything is served."""
         self._reconciler.mark_everything()
-        self._leases.guard()
+        self.leases.guard()
 
     def start(self) -> None:
         steps = {
@@ -136,7 +136,7 @@ class Repair:
             "noticing a standstill, and what is due": self._look,
             "asking about unsure copies": self._ask_about_unsure,
         }
-        self._leases.start()
+        self.leases.start()
         self._tasks = [asyncio.create_task(keep_going(name, step)) for name, step in steps.items()]
 
     async def stop(self) -> None:
@@ -179,7 +179,7 @@ class Repair:
         without it.
         """
         while True:
-            if not self._leases.stay_awake(AWAKE_S):
+            if not self.leases.stay_awake(AWAKE_S):
                 log.warning("this node stood still for more than %g s: its copies are compared with others", AWAKE_S)
             if self._membership.view is not self._of_pass:
                 self._wake.set()
@@ -458,10 +458,6 @@ class Repair:
         await self._hear(versions)
         return wire.MissedResponse(map_version=self._membership.view.version if self._membership.view else 0)
 
-    def renew_lease(self, request: wire.RenewLeaseRequest) -> wire.RenewLeaseResponse:
-        """Grant a read lease to another node, if it is entitled to one."""
-        return self._leases.renew(request)
-
     async def relay(self, request: wire.RelayRequest) -> wire.RelayResponse:
         """Relay writes to a node that the caller cannot reach. Raises BucketNotFound, InvalidRequest."""
         if len(request.missed.name) != len(request.missed.version):
@@ -494,7 +490,7 @@ class Repair:
         await reach(self._writes.channels, endpoint)
         await reach(self._peers.channels, endpoint)
         self._writes.invalidations.returned(endpoint)
-        await self._leases.returned(request.node_uuid)
+        await self.leases.returned(request.node_uuid)
         # Writes that begin to commit from now on reach the node. The others end before it starts to compare.
         await self._writes.settle()
         # Stand-ins send their replicas to the node after it has fetched what it needs first.

@@ -103,7 +103,7 @@ class UnsureCopies:
         told = since.told(bucket_uuid, [name]) if since is not None and not found.is_tombstone else None
         if since is None or told is None or self._membership.node_uuid in told[0]:
             return False
-        drive = self._store.drive_set.at(self._store.drive_set.owner(bucket_uuid, name))
+        drive = self._store.drive_set.at(self._store.drive_set.placement.owner(bucket_uuid, name))
         if found.generation >= since.generations.get(drive.identity.drive_uuid, MAX_GENERATION):
             return False
         with self._lock:

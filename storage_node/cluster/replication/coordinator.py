@@ -25,8 +25,6 @@ from storage_node.cluster.errors import TooFewCopies, of_one_of_many
 from storage_node.cluster.replication.commit import CommitProtocol, OnShort, PendingWrite, Result
 from storage_node.cluster.replication.conditional import decide, misplaced
 from storage_node.cluster.replication.delete_many import Deletions
-from storage_node.cluster.replication.invalidation import InvalidationOutbox
-from storage_node.cluster.replication.lease_keeper import ReadLeases
 from storage_node.cluster.replication.listing_filter import Listed, not_deleted
 from storage_node.cluster.replication.nonparticipants import (
     invalidate_after_commits,
@@ -40,7 +38,6 @@ from storage_node.cluster.replication.replica import HeldWrite, from_state, from
 from storage_node.cluster.replication.replica_client import ReplicaClient, close_all, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, ReplicaStream, refused
-from storage_node.cluster.replication.snapshot_barrier import SnapshotBarrier
 from storage_node.context.channels import Channels
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
@@ -63,17 +60,12 @@ class WriteCoordinator:
         self._membership = membership
         self.channels = self._channels = Channels(node.caller)
         self._nodes = ReplicaClient(node, self._channels)
-        self._commits = CommitProtocol(self._nodes)
-        self._deletions = Deletions(self._nodes, self._commits, self.replica_set)
-
-    @property
-    def leases(self) -> ReadLeases:
+        self.leases = self._nodes.leases
         """The read leases that this node holds and grants."""
-        return self._nodes.leases
-
-    @property
-    def invalidations(self) -> InvalidationOutbox:
-        return self._nodes.invalidations
+        self.invalidations = self._nodes.invalidations
+        self._commits = CommitProtocol(self._nodes)
+        self.snapshot_barrier = self._commits.barrier
+        self._deletions = Deletions(self._nodes, self._commits, self.replica_set)
 
     @property
     def on_short(self) -> OnShort:
@@ -82,10 +74,6 @@ class WriteCoordinator:
     @on_short.setter
     def on_short(self, listener: OnShort) -> None:
         self._commits.on_short = listener
-
-    @property
-    def snapshot_barrier(self) -> SnapshotBarrier:
-        return self._commits.barrier
 
     async def settle(self) -> None:
         """Wait for the commits and deletions in progress, for a limited time; see `CommitProtocol.settle`."""

@@ -156,11 +156,6 @@ class DriveSet:
         self._refresh()
         return self.placement is placement
 
-    def owner(self, bucket_uuid: bytes, name: str) -> int:
-        """Return the slot of the drive that owns the object. Before any drive is added or removed, it is the drive's
-        position in the store record."""
-        return self.placement.owner(bucket_uuid, name)
-
     def cached(self, bucket_uuid: bytes, name: str) -> tuple[Drive, CatalogEntry] | None:
         """Return the cached entry of an object, or None if the catalog has to be read."""
         placement = self.placement

@@ -53,7 +53,7 @@ def cut(store: Store, **cuts: int) -> None:
 
 def keep(store: Store, counter: int, data: bytes | None, ended: int, name: str = "a") -> None:
     """A version comes from another node; without data a deletion."""
-    drive = store.drive_set.at(store.drive_set.owner(uuid_of(store), name))
+    drive = store.drive_set.at(store.drive_set.placement.owner(uuid_of(store), name))
     file = drive.stage() if data is not None else None
     if file is not None and data is not None:
         file.write(data)

@@ -28,7 +28,7 @@ def roots(tmp_path: Path) -> list[Path]:
 
 def owned(store: Store, index: int) -> list[str]:
     bucket_uuid = store.bucket(BUCKET).uuid_bytes
-    return [name for name in WANTED if store.drive_set.owner(bucket_uuid, name) == index]
+    return [name for name in WANTED if store.drive_set.placement.owner(bucket_uuid, name) == index]
 
 
 def test_objects_are_spread_and_placed_by_the_drives_identity_alone(roots: list[Path]) -> None:
