@@ -66,14 +66,6 @@ class BatchResources:
         self.readahead = Readahead(config.readahead_bytes, config.readahead_threads)
 
     @property
-    def active_batches(self) -> int:
-        return self.batches.held
-
-    @property
-    def active_parts(self) -> int:
-        return self.parts.held
-
-    @property
     def reserved_bytes(self) -> int:
         return self.budget.held_bytes + self.buffered.held_bytes + self.assembly.held_bytes
 

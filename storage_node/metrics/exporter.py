@@ -156,8 +156,8 @@ class NodeCollector:
             for reason, number in listener.closed.items():
                 yield "ais_loader_lanes_closed_total", (kind, reason), number
         yield "ais_loader_open_lanes", ("to_peers",), resources.peers.open_lanes
-        yield "ais_loader_active_batches", (), resources.active_batches
-        yield "ais_loader_active_parts", (), resources.active_parts
+        yield "ais_loader_active_batches", (), resources.batches.held
+        yield "ais_loader_active_parts", (), resources.parts.held
         yield "ais_loader_active_batches_limit", (), config.max_active_batches
         yield "ais_loader_pending_reads", (), self._node.metrics.pending_reads
         yield "ais_loader_read_threads", (), config.read_threads

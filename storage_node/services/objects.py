@@ -423,7 +423,7 @@ class NodeService:
             batch_reader=IMPLEMENTATION,
             pid=os.getpid(),
             open_sessions=self._batches.open_sessions,
-            active_batches=self._batches.resources.active_batches,
+            active_batches=self._batches.resources.batches.held,
             reserved_bytes=self._batches.resources.reserved_bytes,
             limits=self._node.limits(),
             feature=FEATURES,

@@ -289,7 +289,7 @@ def test_cancelling_in_the_middle_frees_the_memory_of_all_nodes(cluster: LocalCl
     with RawSession(cluster.nodes[0].url) as session:
         session.send(1, batch_of(names, ordered=True, credit=1))
         session.receive_frame()
-        eventually(lambda: sum(cluster.batches(number).resources.active_parts for number in (1, 2)))
+        eventually(lambda: sum(cluster.batches(number).resources.parts.held for number in (1, 2)))
         session.send(1, pb.Cancel())
         cluster.settle()
         frames, _ = session.ask(2, batch_of(names[:4], ordered=True))

@@ -395,7 +395,7 @@ def test_a_node_stops_while_it_gathers(tmp_path: Path) -> None:
         cluster.links[1].stall()
         with RawSession(cluster.nodes[0].url) as session:
             session.send(1, batch_of(list(SMALL), ordered=True, bucket=BUCKET))
-            eventually(lambda: cluster.batches(0).resources.active_batches)
+            eventually(lambda: cluster.batches(0).resources.batches.held)
             began_s = time.monotonic()
             cluster.nodes[0].stop(grace_s=0.2)
             assert time.monotonic() - began_s < 8

@@ -93,7 +93,7 @@ class Gathering:
     def left(self) -> int:
         service = self.target.batches
         assert service is not None
-        return service.resources.reserved_bytes + service.resources.active_batches
+        return service.resources.reserved_bytes + service.resources.batches.held
 
 
 def fill(drive: Path) -> None:

@@ -46,7 +46,7 @@ def read_as(node: NodeServer, tenant: str, names: list[str], **options: bool) ->
 def holds_nothing(node: NodeServer) -> bool:
     assert node.batches is not None
     resources = node.batches.resources
-    held = resources.active_batches, resources.active_parts, resources.reserved_bytes, resources.requests.held_bytes
+    held = resources.batches.held, resources.parts.held, resources.reserved_bytes, resources.requests.held_bytes
     return held == (0, 0, 0, 0)
 
 
@@ -57,7 +57,7 @@ def test_batches_without_credit_leave_places_for_other_tenants(node: NodeServer)
             hostile.send(batch_id, batch_of(["00"], credit=0, tenant="hostile"))
         for _ in range(LIMIT // 8):
             assert hostile.receive().HasField("reject")
-        assert node.batches.resources.active_batches == LIMIT - LIMIT // 8
+        assert node.batches.resources.batches.held == LIMIT - LIMIT // 8
         read_as(node, "modest", ["01", "02"])
     eventually(lambda: holds_nothing(node))
 
@@ -83,7 +83,7 @@ def test_a_batch_that_gave_way_goes_on_where_its_consumer_comes_back(node: NodeS
         with RawSession(node.url) as hostile:
             for batch_id in range(LIMIT - LIMIT // 8 - 1):
                 hostile.send(batch_id, batch_of(["00"], credit=0))
-            eventually(lambda: resources.active_batches == LIMIT - LIMIT // 8)
+            eventually(lambda: resources.batches.held == LIMIT - LIMIT // 8)
             read_as(node, "", ["01"])
             assert node.batches.node.metrics.rejections["still"] == 1  # the client's: it had waited the longest
         items += [item.tobytes() for item in unread]

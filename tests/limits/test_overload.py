@@ -90,7 +90,7 @@ def test_a_client_gives_up_when_the_node_stays_too_full(tmp_path: Path, monkeypa
         assert len(set(pauses)) == len(pauses) > 10
         assert batches_of(node).node.metrics.rejections["memory"] == len(pauses) + 1
         held = batches_of(node).resources
-        eventually(lambda: held.active_batches == held.reserved_bytes == 0)
+        eventually(lambda: held.batches.held == held.reserved_bytes == 0)
 
 
 def test_what_runs_goes_on_while_new_batches_are_turned_away(tmp_path: Path) -> None:

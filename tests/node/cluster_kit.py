@@ -199,8 +199,8 @@ class LocalCluster:
             def left(service: BatchService = service) -> bool:
                 return (
                     service.resources.reserved_bytes
-                    == service.resources.active_parts
-                    == service.resources.active_batches
+                    == service.resources.parts.held
+                    == service.resources.batches.held
                     == 0
                 )
 
@@ -213,7 +213,7 @@ class LocalCluster:
                     service.resources.assembly.held_bytes,
                 )
                 raise AssertionError(
-                    f"{number}: {held} {service.resources.active_parts} {service.resources.active_batches}"
+                    f"{number}: {held} {service.resources.parts.held} {service.resources.batches.held}"
                 ) from None
 
     def __enter__(self) -> LocalCluster:
