@@ -33,7 +33,11 @@ FRONT_TESTS_nemo := tests/front/lhotse tests/front/nemo
 FRONT_TESTS_frameworks := tests/front/frameworks
 FRONT_TESTS_front := $(filter-out tests/front/nemo tests/front/frameworks tests/front/__pycache__,$(patsubst %/,%,$(wildcard tests/front/*/)))
 
-.PHONY: help setup demo test test-slow test-exhaustive test-front $(FRONTS:%=test-front-%) bench bench-quick check docs protos clean
+# A release: one source distribution, and a wheel for each of these interpreters (versions on the PATH, or paths).
+DIST ?= dist
+DIST_PYTHONS ?= 3.11 3.12 3.13
+
+.PHONY: help setup dist dist-of demo test test-slow test-exhaustive test-front $(FRONTS:%=test-front-%) bench bench-quick check docs protos clean
 
 help:
 	@echo "make demo       set up, then train a small speech model through GetBatch on real data"
@@ -48,6 +52,7 @@ help:
 	@echo "make check      set up, then lint, type-check, compare the generated protobuf modules, and check the links of the pages"
 	@echo "make docs       set up, then write all pages as HTML to build/docs"
 	@echo "make protos     write the generated protobuf modules anew"
+	@echo "make dist       set up, then build and check the files of a release of the last commit (docs/releasing.md)"
 	@echo "WORKERS=N runs quick tests in N processes side by side instead of 3, SLOW_WORKERS=N slow ones instead of 2"
 	@echo "VENV=DIR uses an environment elsewhere, PYTHON=... another interpreter (3.11 or newer)"
 
@@ -110,5 +115,24 @@ docs: setup
 protos: setup
 	$(BIN)/python -m protos.generate
 
+# The committed files, so that nothing else is in a release.
+dist: setup
+	rm -rf build/dist
+	mkdir -p build/dist/tree
+	git archive HEAD | tar --extract --directory build/dist/tree
+	$(MAKE) --no-print-directory dist-of TREE=build/dist/tree
+
+# Of the files in TREE. The wheels are built from the source distribution, which is therefore complete.
+# A compiler is optional for users only.
+dist-of:
+	rm -rf $(DIST)
+	$(BIN)/uv build --quiet --sdist --python $(BIN)/python --out-dir $(DIST) $(TREE)
+	for python in $(DIST_PYTHONS); do \
+		AIS_LOADER_REQUIRE_NATIVE=1 $(BIN)/uv build --wheel --python "$$python" --out-dir $(DIST)/linux $(DIST)/*.tar.gz || exit 1; \
+	done
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir $(DIST) $(DIST)/linux/*.whl
+	rm -rf $(DIST)/linux
+	$(BIN)/twine check --strict $(DIST)/*
+
 clean:
-	rm -rf build *.egg-info storage_node/store/*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist *.egg-info storage_node/store/*.so .pytest_cache .mypy_cache .ruff_cache

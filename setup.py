@@ -3,14 +3,17 @@
 The modules are optional: where no compiler is found the installation succeeds, and checksums, reads and writes go by
 their Python references (ais_loader/checksum.py, storage_node/store/read/batch_reader.py,
 storage_node/store/files/counted_write.py), with the same answers.
+AIS_LOADER_REQUIRE_NATIVE=1 makes a failed compilation an error, as `make dist` does.
 """
 
+import os
 import re
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 
 INTEGRATIONS = "ais_loader.integrations"
+OPTIONAL = os.environ.get("AIS_LOADER_REQUIRE_NATIVE") != "1"
 
 
 def index_page(readme: str) -> str:
@@ -41,7 +44,7 @@ setup(
             sources=["ais_loader/_crc32c.c"],
             depends=["ais_loader/_crc32c.h"],
             extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],
-            optional=True,
+            optional=OPTIONAL,
         ),
         Extension(
             "storage_node.store._native",
@@ -53,7 +56,7 @@ setup(
             ],
             include_dirs=["ais_loader"],
             extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],
-            optional=True,
+            optional=OPTIONAL,
         ),
     ],
 )

@@ -1,13 +1,21 @@
-"""What the tests of the installation share: processes in which packages are not installed."""
+"""What the tests of the installation share: builds, environments, and processes in which packages are not installed."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
+
+UNREACHABLE = re.compile(r"error sending request|dns error|Connect|was not found in the cache|[Nn]etwork was disabled")
 
 HIDING = '''
 import sys
@@ -43,8 +51,46 @@ def run_without(
     )
 
 
-def run(*command: object, cwd: Path) -> str:
-    """Standard output of a command, which must succeed."""
-    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=110)
+def run(*command: object, cwd: Path, **environment: str) -> str:
+    """Standard output of a command, which must succeed. `environment` is added to that of the tests."""
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=110
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def uv() -> str:
+    found = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert found, "uv is not installed; `make setup` brings it"
+    return found
+
+
+def make_dist(tree: Path, folder: Path, python: object, **environment: str) -> None:
+    """Builds the source distribution of a tree and a wheel for one interpreter, as `make dist` does."""
+    variables = [f"TREE={tree}", f"DIST={folder}", f"DIST_PYTHONS={python}", f"VENV={sys.prefix}"]
+    run("make", "--no-print-directory", "dist-of", *variables, cwd=ROOT, **environment)
+
+
+def install(python: Path, requirement: str) -> None:
+    """Installs a requirement with uv. Skips the test if a package is neither in uv's cache nor to be had."""
+    command = [uv(), "pip", "install", "--quiet", "--python", python, requirement]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    if UNREACHABLE.search(done.stderr):
+        pytest.skip("a package is not in uv's cache, and the index cannot be reached")
+    assert done.returncode == 0, done.stderr
+
+
+def environment_of(wheel: Path, folder: Path) -> Path:
+    """The interpreter of a new environment that has the wheel, and what it depends on, but not this tree.
+
+    The dependencies are those of the tests' own environment: a folder that a .pth file names is searched, but its own
+    .pth files, which lead to an editable install, are not read.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--python", python, "install", "--no-deps", "--no-index"]
+    run(*pip, wheel, cwd=folder)
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
+    (site / "dependencies.pth").write_text("\n".join({sysconfig.get_path(kind) for kind in ("purelib", "platlib")}))
+    return python

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-import sysconfig
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,26 +11,15 @@ import pytest
 
 from ais_loader.testing import throwaway_folder
 from tests.docs.page_kit import run_page
-from tests.packaging.packaging_kit import HIDING, ROOT, run
+from tests.packaging.packaging_kit import HIDING, ROOT, environment_of, run
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path) -> Iterator[Path]:
-    """The interpreter of an environment that has the wheel, and what it depends on, but not this tree.
-
-    The dependencies are those of the tests' own environment: a folder that a .pth file names is searched, but its own
-    .pth files, which lead to an editable install, are not read.
-    """
     with throwaway_folder() as folder:
-        run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
-        installed = folder / "venv" / "bin" / "python"
-        pip = [sys.executable, "-m", "pip", "--quiet", "--python", installed, "install", "--no-deps", "--no-index"]
-        run(*pip, wheel, cwd=folder)
-        site = Path(run(installed, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
-        (site / "dependencies.pth").write_text("\n".join({sysconfig.get_path(kind) for kind in ("purelib", "platlib")}))
-        yield installed
+        yield environment_of(wheel, folder / "venv")
 
 
 @pytest.fixture
