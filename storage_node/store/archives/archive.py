@@ -140,7 +140,7 @@ class Archive:
         chunks = chunks_of(self.source)
         if not self.index.kind.is_compressed_tar:
             return chunks
-        # Found to be no bomb when it was indexed, perhaps in other chunks.
+        # Indexing has already ruled out a bomb, but it may have used different chunks.
         return unpacked(self.index.kind, chunks, replace(self.limits, free_bytes=max(1, self.index.content_bytes)))
 
     def on_copy(self, copy: ByteSource) -> Archive:

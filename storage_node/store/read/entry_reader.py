@@ -329,7 +329,7 @@ class EntryReader:
             unpacked = part.checked_pieces(offset) if verify else part.pieces(offset)
         elif verify:
             member = shard.archive.index.find(self._request.member[position])
-            shard.archive.verify(member)  # it has a checksum of all of it
+            shard.archive.verify(member)  # it has a checksum of the whole member only
         opened = self._opened(position, os.dup(shard.fd), None)
         if verify:
             table.kind[position] = pb.STORED
