@@ -80,6 +80,12 @@ class ObjectDeleted(ObjectNotFound):
     kind = "object-deleted"
 
 
+class ObjectReplaced(ObjectNotFound):
+    """The object has a newer version than the requested one."""
+
+    kind = "object-replaced"
+
+
 class MemberNotFound(NotFound):
     """The archive exists, but has no member of this name."""
 

@@ -32,6 +32,7 @@ EXPECTED_ERRORS = frozenset(
     {
         "object-not-found",
         "object-deleted",
+        "object-replaced",
         "version-conflict",
         "snapshot-not-found",
         "snapshot-exists",
@@ -50,7 +51,7 @@ EXPECTED_ERRORS = frozenset(
 )
 """What a client may be told; anything else is a violation of its own."""
 NOTHING_THERE = ("object-not-found", "object-deleted")
-ANSWERS = frozenset({*NOTHING_THERE, "snapshot-not-found", "overloaded", "timeout"})
+ANSWERS = frozenset({*NOTHING_THERE, "object-replaced", "snapshot-not-found", "overloaded", "timeout"})
 """How a read may end where all nodes are up and an intact copy of everything exists: a version that it asked for may
 have been replaced, and a machine may be busy."""
 

@@ -27,6 +27,7 @@ _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     errors.BucketNotFound: grpc.StatusCode.NOT_FOUND,
     errors.ObjectNotFound: grpc.StatusCode.NOT_FOUND,
     errors.ObjectDeleted: grpc.StatusCode.NOT_FOUND,
+    errors.ObjectReplaced: grpc.StatusCode.NOT_FOUND,
     errors.BucketExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.BucketNotEmpty: grpc.StatusCode.FAILED_PRECONDITION,
     errors.BucketHasSnapshots: grpc.StatusCode.FAILED_PRECONDITION,

@@ -7,9 +7,18 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ais_loader.errors import ClockOffset, DriveFailed, InvalidRequest, LoaderError, ObjectDeleted, ObjectNotFound
+from ais_loader.errors import (
+    ClockOffset,
+    DriveFailed,
+    InvalidRequest,
+    LoaderError,
+    ObjectDeleted,
+    ObjectNotFound,
+    ObjectReplaced,
+)
 from ais_loader.hints import PATTERN_HINT, is_pattern
 from storage_node.store.buckets import Buckets
+from storage_node.store.drive.preconditions import parse_version
 from storage_node.store.drive.version_clock import VersionClock, ms_of
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.listing import merged
@@ -42,6 +51,19 @@ class ListedPage(NamedTuple):
 
 def _all_stale(bucket: str) -> ReplicaStale:
     return ReplicaStale(f"bucket {bucket!r}: copies here may be old, and are being compared with others")
+
+
+def version_gone(label: str, asked: str, there: Version) -> ObjectNotFound:
+    """Return the error for a version that the store does not have. `label` stands for the object.
+
+    It is ObjectReplaced if the store has a newer one. A store that has an older one may lack a write, and another
+    holder may have it.
+    """
+    message = f"{label}: version {asked} is gone, the store has {there}"
+    with contextlib.suppress(InvalidRequest):  # no store has issued such a version
+        if parse_version(asked) < there:
+            return ObjectReplaced(message)
+    return ObjectNotFound(message)
 
 
 def not_found_message(bucket: str, name: str) -> str:

@@ -158,6 +158,89 @@ def test_an_object_is_corrupt_where_all_replicas_are_damaged_in_the_same_block(
         way(bucket, name)
 
 
+def open_pinned(bucket: Bucket, entry: Entry, assembly: str) -> bytes:
+    [item] = bucket.client.get_batch([entry], assembly=assembly, verify_ranges=True)
+    return item.tobytes()
+
+
+PINNED: dict[str, Callable[[Bucket, str, str], bytes]] = {
+    "get": lambda bucket, name, version: bucket.get(name, version=version),
+    "direct": lambda bucket, name, version: open_pinned(bucket, Entry(BUCKET, name, version=version), "direct"),
+    "target": lambda bucket, name, version: open_pinned(bucket, Entry(BUCKET, name, version=version), "target"),
+    "range": lambda bucket, name, version: open_pinned(bucket, Entry(BUCKET, name, None, 5, 99, version), "direct"),
+    "range by target": lambda bucket, name, version: open_pinned(
+        bucket, Entry(BUCKET, name, None, 5, 99, version), "target"
+    ),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("way", PINNED.values(), ids=PINNED)
+def test_a_version_that_another_holder_has_replaced_is_not_called_corrupt(
+    cluster: LocalCluster, bucket: Bucket, way: Callable[[Bucket, str, str], bytes], rank: int
+) -> None:
+    """A put has reached one holder, and the other one still has the old version, damaged."""
+    for size in (50_000, len(LARGE)):
+        name = put(cluster, bucket, f"replaced-{size}", LARGE[:size], {rank: 10})
+        version = bucket.head(name).version
+        put_newer(cluster, name, cluster.owners(name)[1 - rank], b"new")
+        with pytest.raises(errors.ObjectReplaced, match="is gone, the store has"):
+            way(bucket, name, version)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_file_of_a_version_that_another_holder_has_replaced_is_not_called_corrupt(
+    cluster: LocalCluster, bucket: Bucket, rank: int
+) -> None:
+    name = put(cluster, bucket, "replaced-file", LARGE, {rank: 10})
+    with bucket.open(name) as file:
+        put_newer(cluster, name, cluster.owners(name)[1 - rank], b"new")
+        with pytest.raises(errors.ObjectReplaced):
+            file.read()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_intact_replica_of_a_version_is_read_while_another_holder_has_a_newer_one(
+    cluster: LocalCluster, bucket: Bucket, rank: int
+) -> None:
+    name = put(cluster, bucket, "half-replaced", LARGE, {})
+    version = bucket.head(name).version
+    put_newer(cluster, name, cluster.owners(name)[rank], b"new")
+    for assembly in ("direct", "target"):
+        assert open_pinned(bucket, Entry(BUCKET, name, version=version), assembly) == LARGE
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_version_that_the_other_holder_has_not_received_yet_stays_corrupt(
+    cluster: LocalCluster, bucket: Bucket, rank: int
+) -> None:
+    name = put(cluster, bucket, "not-received", b"old" * 999, {})
+    put_newer(cluster, name, cluster.owners(name)[rank], b"new" * 999)
+    store = cluster.batches(cluster.owners(name)[rank]).node.store
+    newer = str(store.locate(BUCKET, name)[1].version)
+    flip_a_byte(file_of(store, name, BUCKET), 10)
+    for assembly in ("direct", "target"):
+        with pytest.raises(errors.CorruptObject):
+            open_pinned(bucket, Entry(BUCKET, name, version=newer), assembly)
+
+
+def test_a_stream_of_a_version_that_another_holder_has_replaced_begins_again(
+    cluster: LocalCluster, bucket: Bucket
+) -> None:
+    """The download has delivered nothing yet."""
+    for rank in (0, 1):
+        name = put(cluster, bucket, f"replaced-stream-{rank}", LARGE, {rank: 10})
+        newer = seeded_bytes(3 * MiB, seed=8)
+        put_newer(cluster, name, cluster.owners(name)[1 - rank], newer)
+        assert by_stream(bucket, name) == newer
+
+
+def put_newer(cluster: LocalCluster, name: str, number: int, data: bytes) -> None:
+    """Let one node alone have a newer version."""
+    there = cluster.batches(number).node.store.locate(BUCKET, name)[1].version
+    cluster.put_on(number, {name: data}, {name: there._replace(counter=there.counter + 1)})
+
+
 @pytest.mark.parametrize("shard", ["s.tar", "s.tar.gz"])
 @pytest.mark.parametrize("assembly", ["direct", "target"])
 def test_a_large_member_is_read_whole_where_one_replica_is_damaged(

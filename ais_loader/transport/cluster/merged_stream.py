@@ -322,8 +322,9 @@ class MergedStream:
         if (waiting := again & sender.comparing(frame)).any():
             self._wait_for(before, sender.node, frame, waiting)
             again = again & ~waiting
-        for status in sorted(set(frame.status[again].tolist())):
-            indexes = frame.index[again & (frame.status == status)]
+        replaced = failed_as(frame, errors.ObjectReplaced.kind)
+        for status, newer in sorted(set(zip(frame.status[again].tolist(), replaced[again].tolist(), strict=True))):
+            indexes = frame.index[again & (frame.status == status) & (replaced == newer)]
             positions = np.array(sender.share.positions)[indexes].tolist()
             found = (frame.errors.get(at, EntryFault("")) for at in indexes.tolist())
             faults = dict(zip(positions, found, strict=True))

@@ -58,7 +58,11 @@ class Share:
 
     def told(self, status: int, faults: Mapping[int, EntryFault], *, objects_go: bool) -> Verdict:
         """Combine the verdict with that of one more holder. Damaged bytes prove that the object exists. A drive that
-        cannot be read may have what others lack, unless those are known to have received every write."""
+        cannot be read may have what others lack, unless those are known to have received every write. A holder that has
+        a newer version than the requested one outranks all others: damage to the old version is no damage to the
+        object."""
+        if self.missing is not None and (_replaced(self.missing[1]) or _replaced(faults)):
+            return self.missing if _replaced(self.missing[1]) else (status, faults)
         weights = (
             (pb.NOT_FOUND, pb.CORRUPT, pb.UNAVAILABLE) if objects_go else (pb.UNAVAILABLE, pb.NOT_FOUND, pb.CORRUPT)
         )
@@ -75,6 +79,11 @@ class Share:
         self.tried, self.awaited, self.unanswered = frozenset(), False, None
         if map_version != self.map_version:
             self.missing, self.map_version = None, map_version
+
+
+def _replaced(faults: Mapping[int, EntryFault]) -> bool:
+    """Whether a verdict says that the entries were replaced. A verdict says so of all its entries, or of none."""
+    return any(fault.kind == errors.ObjectReplaced.kind for fault in faults.values())
 
 
 class _Tagged:

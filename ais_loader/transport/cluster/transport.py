@@ -67,7 +67,9 @@ _OF_ALL_COPIES = (errors.ObjectDeleted, errors.MemberNotFound)
 def _certainty(refusal: errors.LoaderError) -> int:
     """Rank how much a refusal of one holder says about all replicas. Where holders disagree, the lowest rank is
     reported."""
-    return 0 if isinstance(refusal, errors.DriveFailed) else 2 if isinstance(refusal, errors.NotFound) else 1
+    if isinstance(refusal, errors.ObjectReplaced):
+        return 0
+    return 1 if isinstance(refusal, errors.DriveFailed) else 3 if isinstance(refusal, errors.NotFound) else 2
 
 
 class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
@@ -281,6 +283,10 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
             refusals[node] = translated
             if all(one in refusals for one in self._nodes(request.bucket, request.name)):
                 worst = min(refusals.values(), key=_certainty)
+                if isinstance(worst, errors.ObjectReplaced):
+                    # A download that begins again in the newer version must ask the holders that have it.
+                    for one in [one for one, said in refusals.items() if isinstance(said, errors.ObjectReplaced)]:
+                        del refusals[one]
                 if not lacks or worst is not translated:
                     return worst
                 refusals.clear()  # it has moved between the requests

@@ -32,7 +32,9 @@ def download(
         translate: converts what a call raised into a LoaderError; its second argument is the number of bytes received.
     """
     patience = Patience(retry_s)
-    start, pinned, received = request.start, request.version, 0
+    first = pb.GetRequest()
+    first.CopyFrom(request)
+    received = 0
     left: int | None = None
     while True:
         call: Call | None = None
@@ -68,14 +70,15 @@ def download(
             if call is not None:
                 call.cancel()
         gone = isinstance(failure, errors.ObjectNotFound) and not isinstance(failure, errors.ObjectDeleted)
-        if gone and request.version != pinned:  # the version that was begun has been replaced
+        if gone and request.version != first.version:  # the version that was begun has been replaced
             if received:
                 raise errors.NodeUnavailable(
                     f"{request.name!r}: a node was lost after {received:,} bytes of a version that is gone "
                     f"since: {failure}"
                 )
-            request.version, left = pinned, None
+            request.CopyFrom(first)  # the new version may have another length
+            left = None
             failure = errors.NodeUnavailable(str(failure))
         patience.pause(failure)
         if left is not None:
-            request.start, request.length = start + received, left
+            request.start, request.length = first.start + received, left

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ais_loader.errors import EntryFailed, LoaderError
+from ais_loader.errors import EntryFailed, LoaderError, ObjectReplaced
 from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.gather.routing import ReplicaRouting
@@ -13,8 +13,10 @@ from storage_node.batch.resources import BatchResources
 
 MAY_BE_BETTER_ELSEWHERE = (pb.NOT_FOUND, pb.CORRUPT, pb.TIMEOUT, pb.UNAVAILABLE)
 """Statuses for which another holder is asked. If several holders fail, the status that comes last in this list is
-reported."""
+reported; but if one of them has a newer version than the requested one, the entry was replaced, whatever others
+report."""
 _WEIGHT: dict[int, int] = {status: weight for weight, status in enumerate(MAY_BE_BETTER_ELSEWHERE)}
+_HEAVIEST = 9
 _NAMES_IN_MESSAGE = 5
 
 
@@ -41,7 +43,7 @@ class Failures:
 
     def note(self, position: int, status: int, fault: EntryFault) -> None:
         before = self.said.get(position)
-        if before is None or _WEIGHT.get(status, 9) > _WEIGHT.get(before[0], 9):
+        if before is None or _weight(status, fault) > _weight(*before):
             self.said[position] = status, fault
 
     def note_damage(self, position: int, offset: int) -> None:
@@ -99,3 +101,7 @@ class Failures:
         ]
         limit = getattr(self._resources.node.config, setting)
         return EntryFailed(f"more than {limit:,} entries ({setting}) {what}, among them {', '.join(worst)}")
+
+
+def _weight(status: int, fault: EntryFault) -> int:
+    return _HEAVIEST if fault.kind == ObjectReplaced.kind else _WEIGHT.get(status, _HEAVIEST)

@@ -22,6 +22,7 @@ from ais_loader.errors import (
     LoaderError,
     ObjectDeleted,
     ObjectNotFound,
+    ObjectReplaced,
 )
 from ais_loader.wire.generated import ais_compose_pb2 as wire
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -188,7 +189,7 @@ class Source:
 
     def _worst(self) -> LoaderError:
         """Return the most informative error. "Unreachable" outranks "not found"."""
-        for kind in (CorruptObject, ObjectDeleted, DriveFailed):
+        for kind in (ObjectReplaced, CorruptObject, ObjectDeleted, DriveFailed):
             for problem in self._problems:
                 if isinstance(problem, kind):
                     return problem

@@ -23,7 +23,7 @@ from storage_node.store.read.batch_members import find_member, status_of
 from storage_node.store.read.batch_reader import FailureCode
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable
 from storage_node.store.read.frame_plan import check_columns, check_range
-from storage_node.store.replica_state import not_found_message
+from storage_node.store.replica_state import not_found_message, version_gone
 from storage_node.store.stale_replicas import ReplicaStale, stale_message
 from storage_node.store.store import Store
 
@@ -322,8 +322,8 @@ class BatchLookup:
         name = self._table.names[position]
         pinned = self._pinned(position)
         if pinned and pinned != str(entry.version):
-            message = f"{name!r}: version {pinned} is gone, the store has {entry.version}"
-            return _Failed(pb.NOT_FOUND, EntryFault(message))
+            gone = version_gone(repr(name), pinned, entry.version)
+            return _Failed(pb.NOT_FOUND, EntryFault(str(gone), gone.kind))
         if self._request.member and self._request.member[position]:
             return None  # a range is the member's
         if fault := check_range(*self._range(position), entry.size_bytes):

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, ObjectNotFound, RangeError
+from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, RangeError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.archives.source import CHUNK_BYTES as ARCHIVE_CHUNK_BYTES
 from storage_node.store.checksum import crc32c
@@ -22,6 +22,7 @@ from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Version
 from storage_node.store.read.batch_members import MemberPart, find_member, status_of
 from storage_node.store.read.frame_plan import check_range
+from storage_node.store.replica_state import version_gone
 from storage_node.store.store import Store
 
 CHUNK_BYTES = 4 * BLOCK_BYTES
@@ -268,7 +269,7 @@ def open_current(
     for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
         drive, entry = store.locate(bucket, name)
         if version and version != str(entry.version):
-            raise ObjectNotFound(f"{label}: version {version} is gone, the store has {entry.version}")
+            raise version_gone(label, version, entry.version)
         try:
             return open_file(drive, entry)
         except OSError as error:
