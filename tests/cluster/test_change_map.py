@@ -15,8 +15,8 @@ from ais_loader import connect
 from ais_loader.errors import InvalidName, StoreFormatError
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.consensus.change import Channels, change_map
-from storage_node.cluster.consensus.effects import Ask
+from storage_node.cluster.consensus.change import Channels, change_map, drive
+from storage_node.cluster.consensus.effects import Answers, Ask
 from storage_node.cluster.consensus.errors import NoMajority, OtherCluster, OutcomeUnknown
 from storage_node.cluster.consensus.proposer import Proposer
 from storage_node.cluster.map import mutations
@@ -149,6 +149,25 @@ def test_a_node_joins_and_another_leaves(tmp_path: Path, nodes: list[NodeServer]
         with node_at(tmp_path / "fifth") as fifth:
             again = changed(nodes[1:], add_node(member(fifth))).node[-1]
         assert again.number not in {joined.number, *range(1, 4)}, "a number is never given again"
+
+
+def test_a_node_leaves_at_the_first_attempt_even_if_it_is_among_the_first_to_promise(
+    nodes: list[NodeServer],
+) -> None:
+    """Two of three nodes may be a majority of the old map, and only one of two of the new one."""
+    make_cluster(nodes)
+    slow = nodes[1].peer_endpoint
+
+    class OneIsSlow(Channels):
+        def ask(self, ask: Ask) -> Answers:
+            first = {endpoint: request for endpoint, request in ask.requests.items() if endpoint != slow}
+            if len(ask.requests) == 3 and all(isinstance(one, pb.PrepareRequest) for one in first.values()):
+                return super().ask(Ask(first))
+            return super().ask(ask)
+
+    proposer = Proposer(endpoints_of(nodes[:2]), remove_node(nodes[2].membership.node_uuid), time.monotonic)
+    with OneIsSlow() as channels:
+        assert len(drive(proposer.run(timeout_s=0.0), channels).node) == 2
 
 
 def test_a_node_that_was_taken_out_comes_back_as_a_new_one_or_not_at_all(

@@ -197,6 +197,12 @@ class Proposer:
             del new.change[:-CHANGES_KEPT]
         added = [node for node in new.node if node.uuid not in old]
         promised |= yield from self._invite(added, base, ballot, required=not undecided)
+        if not _is_majority(promised, new):
+            # The prepare round ended with a majority of the base. Others of its nodes may be needed when nodes leave.
+            rest, _ = yield from self._prepare_each(
+                base.cluster_uuid, ballot, voters - promised, lambda rest: _is_majority(promised | rest, new)
+            )
+            promised |= rest
         self._require_majority(promised, new, "can be reached")
         new.ballot.CopyFrom(ballot)
         voters |= promised
@@ -345,7 +351,7 @@ class Proposer:
             }
             if everyone:
                 return accepted == voters
-            return all(2 * sum(node.uuid in accepted for node in map_.node) > len(map_.node) for map_ in maps)
+            return all(_is_majority(accepted, map_) for map_ in maps)
 
         if self._change_id in new.change:
             self._unsure_version, self.maybe_made = self._unsure_version or new.version, True
@@ -388,7 +394,7 @@ class Proposer:
             raise _Again("a higher ballot")
 
     def _require_majority(self, found: set[bytes], map_: pb.ClusterMap, done: str) -> None:
-        if 2 * sum(node.uuid in found for node in map_.node) <= len(map_.node):
+        if not _is_majority(found, map_):
             raise self._no_majority(map_, done)
 
     def _no_majority(self, map_: pb.ClusterMap, done: str) -> NoMajority:
@@ -402,6 +408,10 @@ class Proposer:
             + ("; ".join(f"{endpoint} ({reason})" for endpoint, reason in sorted(silent.items())) or "some in time"),
             sorted(silent),
         )
+
+
+def _is_majority(found: set[bytes], map_: pb.ClusterMap) -> bool:
+    return 2 * sum(node.uuid in found for node in map_.node) > len(map_.node)
 
 
 def half_made(begun_by: Mapping[bytes, pb.ClusterMap], given: set[bytes]) -> pb.ClusterMap | None:
