@@ -18,6 +18,7 @@ import pytest
 from ais_loader import connect
 from ais_loader.testing import eventually
 from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.testing.node import peer_secret_file
 from ais_loader.transforms.transform_job import find_job
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from tests.faults.counted_jobs_kit import NAMES, OBJECTS, counting, require_right, runs
@@ -57,7 +58,12 @@ def workers(pid: int) -> list[int]:
 
 def begin_dying(cluster: ClusterProcesses, at: int, step: str) -> subprocess.Popen[bytes]:
     """A controller that dies in the middle of a change of the map, at this step."""
-    task = {"endpoints": endpoints(cluster.nodes), "buckets": [f"half-{at}"], "die": step}
+    task = {
+        "endpoints": endpoints(cluster.nodes),
+        "buckets": [f"half-{at}"],
+        "die": step,
+        "peer_secret_file": str(peer_secret_file()),
+    }
     command = [sys.executable, "-m", "tests.faults.changing_process", json.dumps(task)]
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
 
