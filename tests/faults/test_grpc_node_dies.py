@@ -213,7 +213,8 @@ def test_a_large_entry_that_is_replaced_while_its_node_is_away_is_not_said_to_be
                 reading.result(timeout=60)
             error = caught.value
         # A batch's consumer has had bytes of it: whoever asks again is told what there is now.
-        assert type(error) is (errors.NodeUnavailable if call == "batch" else errors.ObjectNotFound), error
+        expected = errors.ObjectReplaced if change == "replaced" else errors.ObjectNotFound
+        assert type(error) is (errors.NodeUnavailable if call == "batch" else expected), error
 
 
 @pytest.mark.slow
