@@ -25,6 +25,7 @@ from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.metrics.declarations import METRICS
 from storage_node.metrics.server import MetricsServer
 from storage_node.promote.metrics import PromoteMetrics
+from storage_node.settings.config import ServerConfig
 from storage_node.store.read.batch_reader import IMPLEMENTATION
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class NodeCollector:
         promote: PromoteMetrics,
         lanes: Mapping[str, LaneListener],
     ) -> None:
+        """`lanes`: the node's listeners, by the kind of their clients."""
         self._batches = batches
         self._node = batches.node
         self._repair = repair.metrics
@@ -262,20 +264,12 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     return list(zip(bounds, accumulate(list(histogram.buckets)), strict=True))
 
 
-def node_registry(
-    batches: BatchService,
-    membership: Membership,
-    version: str,
-    repair: Repair,
-    drives: DriveManager,
-    promote: PromoteMetrics,
-    lanes: Mapping[str, LaneListener],
-) -> CollectorRegistry:
+def node_registry(collector: NodeCollector) -> CollectorRegistry:
     """Create a registry with all metrics of one node."""
     from prometheus_client import CollectorRegistry, ProcessCollector
 
     registry = CollectorRegistry()
-    registry.register(NodeCollector(batches, membership, version, repair, drives, promote, lanes))
+    registry.register(collector)
     ProcessCollector(namespace="ais_loader", registry=registry)
     return registry
 
@@ -287,28 +281,18 @@ def require_library() -> None:
 
 
 @contextmanager
-def metrics_served(
-    batches: BatchService,
-    membership: Membership,
-    version: str,
-    repair: Repair,
-    drives: DriveManager,
-    promote: PromoteMetrics,
-    lanes: Mapping[str, LaneListener],
-) -> Iterator[int | None]:
+def metrics_served(config: ServerConfig, collector: NodeCollector) -> Iterator[int | None]:
     """Serve a node's metrics over HTTP, at /metrics, on threads of their own; yields the port. Raises OSError.
-
-    `lanes`: the node's listeners, by the kind of their clients.
 
     Nothing is served if the node's configuration has no port for it.
     """
-    host, port = batches.node.config.host, batches.node.config.metrics_port
+    host, port = config.host, config.metrics_port
     if port is None:
         yield None
         return
     from prometheus_client import make_wsgi_app
 
-    registry = node_registry(batches, membership, version, repair, drives, promote, lanes)
+    registry = node_registry(collector)
     try:
         server = MetricsServer(host.strip("[]"), port, make_wsgi_app(registry))
     except OSError as error:
