@@ -4,6 +4,8 @@
 from a plan, several ahead of the trainer. It can save its exact position and resume there. `BatchLoader` does this for
 a DataLoader with workers. Both datasets cross into worker processes by fork or by pickling. Only the store's address
 crosses: each process opens its own connection at its first read.
+
+The file is long because it describes the arguments of both datasets in full: a fifth of it is docstrings.
 """
 
 from __future__ import annotations

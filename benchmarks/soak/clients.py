@@ -264,7 +264,10 @@ class SoakClient:
         self._read_opened(read, how="stream")
 
     def _read_opened(self, read: Callable[[str], bytes], *, how: str) -> None:
-        """What is opened has one version. If that is replaced before it has been read, nothing is known of the key."""
+        """Read an opened file, which has one version.
+
+        If that is replaced before it has been read, nothing is known of the key.
+        """
         key = self._key()
 
         def call() -> list[list[Any]]:

@@ -270,7 +270,7 @@ class ClusterSoak:
         return Network(PLACES, held, namespaces=namespaces)
 
     def tasks(self, folder: Path, number: int) -> list[Task]:
-        """What the processes of clients are told in a round."""
+        """Return the tasks of the client processes for a round."""
         return [
             Task(self.url, str(folder), f"{at}{number}", f"{self._seed} {at}{number}", f"r{number}", CLIENTS)
             for at in PROCESSES
