@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,13 @@ def serving(folder: Path, **config: Any) -> Iterator[NodeServer]:
 def bucket_of(node: NodeServer, name: str = "b") -> Iterator[Bucket]:
     with connect(node.url) as client:
         yield client.create_bucket(name, exist_ok=True)
+
+
+def scrape(node: NodeServer) -> str:
+    """Return its metrics, as Prometheus gets them."""
+    url = f"http://127.0.0.1:{node.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=CALL_TIMEOUT_S) as response:
+        return str(response.read().decode())
 
 
 def batch_of(names: list[str], *, bucket: str = "b", credit: int = PLENTY, **fields: Any) -> pb.BatchRequest:

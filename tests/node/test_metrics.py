@@ -31,7 +31,7 @@ from storage_node.metrics.declarations import METRICS, PROCESS, markdown_table
 from storage_node.metrics.server import MAX_CONNECTIONS
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
-from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
+from tests.node.node_kit import RawSession, batch_of, bucket_of, scrape, serving
 from tests.node.promql_kit import Series, check, exported, legend_labels
 from tests.peer_kit import operator_of
 
@@ -40,12 +40,6 @@ DASHBOARD: dict[str, Any] = json.loads((ROOT / "dashboards" / "node.json").read_
 SIZE_BYTES = 10_000
 NAMES = [f"{at:02d}" for at in range(20)]
 TIMEOUT_S = 20.0
-
-
-def scrape(node: NodeServer) -> str:
-    url = f"http://127.0.0.1:{node.metrics_port}/metrics"
-    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-        return str(response.read().decode())
 
 
 def value(node: NodeServer, name: str, **labels: str) -> float:

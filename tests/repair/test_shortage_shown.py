@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from test_metrics import scrape
 
 from ais_loader import connect
 from ais_loader.cli.show import Lines
@@ -21,6 +20,7 @@ from storage_node.ops import status
 from storage_node.ops.ask_nodes import Answer
 from storage_node.server import NodeServer
 from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.node_kit import scrape
 from tests.store.store_kit import file_of, flip_a_byte
 
 TIMEOUT_S = 40.0
