@@ -103,6 +103,14 @@ def commands(text: str) -> list[tuple[str, str]]:
     return found
 
 
+_WHOLE_LINES = """
+import sys
+if sys.stdout is not None and sys.stdout.write_through:
+    sys.stdout = open(sys.stdout.fileno(), "w", buffering=1, closefd=False)
+"""
+"""torchrun starts each rank with -u, where a line is as many writes as `print` has arguments, between those of others."""
+
+
 def make_data(folder: Path) -> None:
     """What the pages' programs are about: pictures and recordings, in folders by label."""
     for label, colour in (("cat", "red"), ("dog", "blue")):
@@ -132,8 +140,10 @@ def run_page(page: Path, scratch: Path, text: str | None = None, python: str = s
     steps = [_step(block, port, here) for block in found if not block.not_run and block.language != "yaml"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AIS_LOADER_")}
     (home := scratch / "home").mkdir()
+    (home / "sitecustomize.py").write_text(_WHOLE_LINES)
     environment |= {
         "HOME": str(home),
+        "PYTHONPATH": str(home),
         "PATH": f"{Path(python).parent}{os.pathsep}{environment['PATH']}",
         "COLUMNS": "120",
     }
