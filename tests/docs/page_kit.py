@@ -108,7 +108,7 @@ import sys
 if sys.stdout is not None and sys.stdout.write_through:
     sys.stdout = open(sys.stdout.fileno(), "w", buffering=1, closefd=False)
 """
-"""torchrun starts each rank with -u, where a line is as many writes as `print` has arguments, between those of others."""
+"""torchrun starts each rank with -u: a line is then a write for each argument of `print`, between those of others."""
 
 
 def make_data(folder: Path) -> None:
