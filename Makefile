@@ -14,17 +14,22 @@ STAMP := $(VENV)/.ais-loader-ready
 # What an editable installation copies or compiles. ais_loader/version.py has the version.
 PACKAGE := setup.cfg setup.py pyproject.toml ais_loader/version.py storage_node/store/_native.c \
 	storage_node/store/_batch_read.h storage_node/store/_counted_write.h ais_loader/_crc32c.c ais_loader/_crc32c.h
-# Tests that kill, freeze and cut on a busy machine: five of a whole run may fail once, which is shown with its stack.
-# What is broken is known after eight, and no run takes longer than its session's time and that of one test.
+# What is broken is known after eight failures, and no run takes longer than its session's time and that of one test.
 # Python 3.11 can fail at showing a stack as code while other threads do the same (its compiler counts the depth of what
 # it reads for all of them together): `native` reads no code.
-RERUN := --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks --maxfail 8 --tb native
+FAILURES := --maxfail 8 --tb native
+# Quick tests are run once. Those that kill, freeze and cut on a busy machine may fail once, five in a run; all of these
+# are counted and named at its end (tests/known_flaky.py).
+RERUN := $(FAILURES) --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks
 # Processes that run tests side by side. A file stays in one, with its nodes, and each process has its files in the order
 # that one alone has: what forks comes before what leaves gRPC running.
 # Three keep two cores busy, as tests wait a lot; slow ones start processes of their own, and two are enough.
 WORKERS ?= 3
 SLOW_WORKERS ?= 2
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
+# Seeds, and the tests in which several nodes or drives share objects by their identities.
+SEEDS ?= 1 2 3 4 5 6 7 8 9 10
+PLACING_TESTS := $(addprefix tests/,batch cluster etl lane limits promote repair replication services snapshots store)
 
 # Environments of the libraries that train on top of us: they pin other versions than ours, and each other's apart.
 # Each is a folder .venv-NAME of what tests/front/requirements-NAME.txt names, and of this tree.
@@ -37,12 +42,13 @@ FRONT_TESTS_front := $(filter-out tests/front/nemo tests/front/frameworks tests/
 DIST ?= dist
 DIST_PYTHONS ?= 3.11 3.12 3.13
 
-.PHONY: help setup dist dist-of demo test test-slow test-exhaustive test-front $(FRONTS:%=test-front-%) bench bench-quick check docs protos clean
+.PHONY: help setup dist dist-of demo test test-slow test-seeds test-exhaustive test-front $(FRONTS:%=test-front-%) bench bench-quick check docs protos clean
 
 help:
 	@echo "make demo       set up, then train a small speech model through GetBatch on real data"
 	@echo "make test       set up, then run the tests"
 	@echo "make test-slow  set up, then run the long tests"
+	@echo "make test-seeds set up, then run the tests of clusters with ten seeds, which place objects otherwise"
 	@echo "make test-exhaustive  set up, then run what repeats the long tests in more places, longer, or by other seeds"
 	@echo "make test-front set up environments with Lhotse and NeMo, with Lhotse 2, WebDataset and Ray Data, and with"
 	@echo "                Lightning, accelerate and transformers; test in each"
@@ -72,11 +78,19 @@ demo: setup
 	$(BIN)/python -m examples.speech.train
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SIDE_BY_SIDE) $(RERUN) --session-timeout 1800 -m "not slow"
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SIDE_BY_SIDE) $(FAILURES) --session-timeout 1800 -m "not slow"
 
 test-slow: setup
 	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(RERUN) --timeout 300 --session-timeout 3000 -m "slow and not exhaustive"
 
+# Failures do not end the other seeds.
+test-seeds: setup
+	for seed in $(SEEDS); do TESTS_SEED=$$seed $(BIN)/python -m pytest --numprocesses $(WORKERS) $(SIDE_BY_SIDE) \
+		--tb native -q -m "not slow" $(PLACING_TESTS) || failed="$$failed $$seed"; done; \
+		test -z "$$failed" || { echo "seeds with failures:$$failed (repeat one with TESTS_SEED=N)"; exit 1; }
+
+# The day draws the examples and the places of objects; the head of the run names its seed.
+test-exhaustive: export TESTS_SEED ?= $(shell date +%Y%m%d)
 test-exhaustive: setup
 	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(RERUN) --timeout 3600 -m exhaustive
 

@@ -1,0 +1,27 @@
+"""Tests that are known to fail by chance, and the count of those that were run again.
+
+Only `make test-slow` and the runs beyond it try a failed test once more: their tests kill, freeze and cut on machines
+that others keep busy. Each rerun is a defect, of the test or of what it tests. The summary names all of them, and apart
+from the others those that this list does not have: find their causes, or record them here with what is known.
+"""
+
+from __future__ import annotations
+
+from _pytest.terminal import TerminalReporter
+
+KNOWN_FLAKY: dict[str, str] = {}
+"""Ids of tests without their parameters, with the reason or the suspicion."""
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    again = [report.nodeid.partition("[")[0] for report in terminalreporter.stats.get("rerun", [])]
+    for line in reruns_said(again) if again or terminalreporter.config.option.reruns else []:
+        terminalreporter.write_line(line, yellow=bool(again))
+
+
+def reruns_said(again: list[str]) -> list[str]:
+    """Say how many tests were run again, and which; those without an entry come last."""
+    known, unknown = ([name for name in again if (name in KNOWN_FLAKY) is listed] for listed in (True, False))
+    lines = [f"tests that failed once and were run again: {len(again)}, of which {len(unknown)} are not known as flaky"]
+    lines += [f"  known: {name}: {KNOWN_FLAKY[name]}" for name in known]
+    return lines + [f"  NOT KNOWN, record it in {__name__}: {name}" for name in unknown]
