@@ -266,7 +266,7 @@ def fuzz(root: Path, seed: int, duration_s: float, say: Callable[[str], None]) -
     First as a client and as strangers at the door of peers, who may change nothing of the kept bucket; then
     as an operator and as the node itself, who may: it has to live, and to say what is wrong.
     """
-    outcome, begin_s, draw = Outcome("fuzz", seed), time.monotonic(), random.Random(f"fuzz {seed}")
+    outcome, draw = Outcome("fuzz", seed), random.Random(f"fuzz {seed}")
     secret = root / "secret"
     secret.write_text(SECRET)
     arguments = ["--set", f"peer_secret_file={secret}"]
@@ -305,7 +305,7 @@ def fuzz(root: Path, seed: int, duration_s: float, say: Callable[[str], None]) -
         outside = [Fuzzer(endpoint, draw, known), Fuzzer(node.peer_endpoint, draw, known, strange)]
         insiders = [Fuzzer(node.peer_endpoint, draw, known, inside)]
         before = most = rss_bytes(node.pid)
-        said_s = begin_s
+        said_s = begin_s = time.monotonic()
         try:
             while (now_s := time.monotonic()) - begin_s < duration_s and node.alive and outcome.clean:
                 are_outside = now_s - begin_s < duration_s * 2 / 3
