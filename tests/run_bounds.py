@@ -124,6 +124,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 @pytest.hookimpl(trylast=True)  # the processes of pytest-xdist have ended
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    _end_servers_of_multiprocessing()
     if not _own_run:
         return
     _end_what_is_left(session)
@@ -141,7 +142,6 @@ def _fail(session: pytest.Session, reason: str, lines: list[str]) -> None:
 
 
 def _end_what_is_left(session: pytest.Session) -> None:
-    _end_servers_of_multiprocessing()
     deadline_s = time.monotonic() + _GRACE_S
     while (left := _left()) and time.monotonic() < deadline_s:
         time.sleep(0.05)
@@ -152,7 +152,7 @@ def _end_what_is_left(session: pytest.Session) -> None:
 
 
 def _end_servers_of_multiprocessing() -> None:
-    """They serve this process until it ends, where tests ran in it and not in pytest-xdist's: no test has left them."""
+    """They serve this process until it ends: no test has left them. On a busy machine they outlive it for long."""
     servers: list[Any] = [forkserver._forkserver, resource_tracker._resource_tracker]  # type: ignore[attr-defined]
     for server in servers:
         server._stop()
