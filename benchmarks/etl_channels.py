@@ -46,9 +46,9 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from benchmarks.echo import ServerProcess
 from benchmarks.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
 from benchmarks.plots import draw_rounds
-from storage_node.etl.http_side import HttpSide
 from storage_node.etl.run.stages import open_stage
 from storage_node.etl.spool import Spool
+from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.values import Content, Origin, Stage
 from storage_node.etl.webserver import FastAPIServer, FlaskServer, GRPCServer, HTTPMultiThreadedServer
 from storage_node.etl.worker.stage_context import StageContext
@@ -151,7 +151,7 @@ def contestants(held: ExitStack, count: int) -> dict[str, Callable[[], float]]:
 
     async def opened(transform: pb.Transform) -> Stage:
         settings = ServerConfig(etl_code=True, etl_servers=(transform.server.address,))
-        side = HttpSide()
+        side = TransformHttp()
         held.callback(lambda: loop.run_until_complete(side.stop()))
         stage = open_stage(transform, StageContext(settings, Spool(folder / "spool"), asyncio.to_thread, side))
         held.callback(lambda: loop.run_until_complete(stage.close()))

@@ -34,10 +34,10 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.node import NodeSnapshots
 from storage_node.context.caller import read_secret
 from storage_node.context.channels import Channels
-from storage_node.etl.http_side import HttpSide
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import NodeRegistry
+from storage_node.etl.transform_http import TransformHttp
 from storage_node.limits.tasks import keep_going
 from storage_node.promote.store_folders import require_apart
 from storage_node.services.access import Methods
@@ -226,7 +226,7 @@ class _Background:
 
 def _etl_of(node: Node, membership: Membership, environments: Environments | None) -> LocalEtl:
     config = node.config
-    http_side = HttpSide(
+    transform_http = TransformHttp(
         host=config.etl_http_host,
         port=config.etl_http_port,
         advertise=config.etl_http_advertise,
@@ -234,7 +234,7 @@ def _etl_of(node: Node, membership: Membership, environments: Environments | Non
     )
     drive = next(drive.root for drive in node.store.drives if drive is not None)
     registry = NodeRegistry(node, membership)
-    return LocalEtl(node.store, registry, config, drive, node.read, http_side, environments)
+    return LocalEtl(node.store, registry, config, drive, node.read, transform_http, environments)
 
 
 async def _reap(node: Node) -> None:

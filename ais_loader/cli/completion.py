@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from ais_loader.cli.names import one_level
 from ais_loader.cli.stores import chosen_url
 from ais_loader.cli.targets import Target
+from ais_loader.errors import InvalidRequest
 from ais_loader.values.urls import SCHEME
 
 _PROGRAM, _VARIABLE = "ais-loader", "_AIS_LOADER_COMPLETE"
@@ -43,8 +45,22 @@ def completion(shell: str) -> None:
     click.echo(script.replace(*_NO_SPACE[shell]) if shell in _NO_SPACE else script)
 
 
-def names_there(ctx: click.Context, incomplete: str) -> list[Any]:
-    """Return the completions of a partial name; none if the store does not answer."""
+def named_by(parse: Callable[[str], Any]) -> dict[str, Any]:
+    """Return options of a click argument that parse each value with `parse` and complete names in shells."""
+
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        try:
+            if isinstance(value, tuple):
+                return tuple(parse(each) for each in value)
+            return None if value is None else parse(value)
+        except InvalidRequest as error:
+            raise click.BadParameter(str(error), ctx, param) from error
+
+    return {"callback": callback, "shell_complete": complete_name}
+
+
+def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    """Complete buckets, and one level of names; nothing if the store does not answer."""
     from ais_loader.objects.client import URL_VARIABLE, connect
     from ais_loader.values.options import ClusterOptions
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import click
 
+from ais_loader.cli.completion import named_by
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, named_by, parse_target
+from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import LoaderError
 from ais_loader.objects import copy as copying
 from ais_loader.objects.client import Client

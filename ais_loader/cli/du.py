@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from ais_loader.cli.completion import named_by
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text, waiting
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, named_by, parse_target
+from ais_loader.cli.targets import Target, parse_target
 from ais_loader.values.summary import BucketSummary
 
 

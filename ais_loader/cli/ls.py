@@ -11,10 +11,11 @@ from typing import Literal
 import click
 
 from ais_loader.cli.bucket import list_buckets
+from ais_loader.cli.completion import named_by
 from ais_loader.cli.names import Listed, one_level
 from ais_loader.cli.show import Lines, count_text, info_fields, printable, size_text, time_text
 from ais_loader.cli.stores import StoreChoice, takes_store
-from ais_loader.cli.targets import Target, named_by, parse_target
+from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import DriveFailed, ObjectNotFound
 from ais_loader.objects.bucket import Bucket
 from ais_loader.values.entry import MemberInfo, ObjectInfo

@@ -7,10 +7,11 @@ import json
 
 import click
 
+from ais_loader.cli.completion import named_by
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import Lines, count_text, note, size_text, time_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
-from ais_loader.cli.targets import Target, named_by, parse_target
+from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import InvalidRequest
 from ais_loader.values.snapshots import SNAPSHOT_MARK, SnapshotInfo
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import click
 
+from ais_loader.cli.names import nearest_name, no_pattern, with_hint
 from ais_loader.cli.show import printable, waiting
 from ais_loader.cli.targets import Target
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, StoreLocked, StoreNotFound
@@ -59,14 +60,11 @@ class StoreChoice:
         except ObjectNotFound as error:
             if (hint := self._hint(client, str(error))) is None:
                 raise
-            from ais_loader.cli.names import with_hint
 
             raise type(error)(with_hint(str(error), hint)) from error
 
     def _hint(self, client: Client, reason: str) -> str | None:
         """Return a hint for an argument that does not exist according to `reason`."""
-        from ais_loader.cli.names import nearest_name, no_pattern
-
         with contextlib.suppress(LoaderError):
             for target in self.named:
                 if target.name and repr(target.name) in reason:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import click
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.values.entry import Entry
@@ -60,24 +56,3 @@ def parse_entry(text: str) -> Entry:
 def label(entry: Entry) -> str:
     """Format an entry as one name, for people."""
     return "/".join(part for part in (entry.bucket, entry.name, entry.member) if part is not None)
-
-
-def named_by(parse: Callable[[str], Any]) -> dict[str, Any]:
-    """Return options of a click argument that parse each value with `parse` and complete names in shells."""
-
-    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-        try:
-            if isinstance(value, tuple):
-                return tuple(parse(each) for each in value)
-            return None if value is None else parse(value)
-        except InvalidRequest as error:
-            raise click.BadParameter(str(error), ctx, param) from error
-
-    return {"callback": callback, "shell_complete": complete_name}
-
-
-def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-    """Complete buckets, and one level of names."""
-    from ais_loader.cli.completion import names_there
-
-    return names_there(ctx, incomplete)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 from ais_loader.wire.answer_check import AnswerCheck
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import Frame, FrameError, Response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-
-if TYPE_CHECKING:
-    from storage_node.batch.peers import Peer
 
 _LATE_S = 0.05
 """A timer that fires later than this shows that the process, or its machine, was suspended."""
@@ -55,9 +53,22 @@ class PeerStream:
     .. n-1, so the request's first_index must be 0.
     """
 
-    def __init__(self, peer: Peer, request: pb.BatchRequest, timeout_s: float) -> None:
-        self.endpoint = peer.endpoint
-        self._peer = peer
+    def __init__(
+        self,
+        endpoint: str,
+        request: pb.BatchRequest,
+        timeout_s: float,
+        *,
+        begin: Callable[[PeerStream, pb.BatchRequest], tuple[Any, int]],
+        failed: Callable[[PeerError], None],
+    ) -> None:
+        """
+        Args:
+            begin: sends the request to the peer; returns the session and the batch's id on it.
+            failed: called with the error if the peer fails.
+        """
+        self.endpoint = endpoint
+        self._begin_on_peer, self._failed = begin, failed
         self._request = request
         self._timeout_s = timeout_s
         self.credit_bytes = request.initial_credit_bytes
@@ -71,7 +82,7 @@ class PeerStream:
         self._begin()
 
     def _begin(self) -> None:
-        self._session, self._batch_id = self._peer.begin(self, self._request)
+        self._session, self._batch_id = self._begin_on_peer(self, self._request)
 
     @property
     def wait_us(self) -> int:
@@ -116,7 +127,7 @@ class PeerStream:
             return None
         except PeerError as error:
             if not isinstance(error, PeerRefused | PeerBusy):
-                self._peer.failed(error)
+                self._failed(error)
             self.cancel()
             raise
 

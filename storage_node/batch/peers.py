@@ -90,7 +90,7 @@ class PeerPool:
         if failing_s >= self.timeout_s:
             raise PeerUnavailable(f"{endpoint} has not answered for {failing_s:.0f} s: {peer.last_error}")
         timeout_s = self._transform_timeout_s if request.transform else self.timeout_s
-        return PeerStream(peer, request, timeout_s)
+        return peer.open(request, timeout_s)
 
     def _peer(self, endpoint: str) -> Peer:
         peer = self._peers.get(endpoint)
@@ -149,8 +149,12 @@ class Peer:
         self._lane_failures = 0
         self._lane_not_before_s = 0.0
 
-    def begin(self, stream: PeerStream, request: pb.BatchRequest) -> tuple[PeerSession, int]:
-        """Start a sub-request on the current session. Raises PeerUnavailable if this node is stopping."""
+    def open(self, request: pb.BatchRequest, timeout_s: float) -> PeerStream:
+        """Start a sub-request. Raises PeerUnavailable if this node is stopping."""
+        return PeerStream(self.endpoint, request, timeout_s, begin=self._begin, failed=self.failed)
+
+    def _begin(self, stream: PeerStream, request: pb.BatchRequest) -> tuple[PeerSession, int]:
+        """Send a sub-request on the current session. Raises PeerUnavailable if this node is stopping."""
         channel = self._connected()
         if self.session is None or self.session.broken:
             self.session = _GrpcSession(self, channel.stream_stream(_SESSION))
@@ -255,7 +259,7 @@ class Peer:
             while self.endpoint in self.suspects and time.monotonic() - self.wanted_at < self._idle_s:
                 await asyncio.sleep(_PROBE.pause_s())
                 with suppress(PeerError):
-                    stream = PeerStream(self, pb.BatchRequest(ordered=True, local=True), self._timeout_s)
+                    stream = self.open(pb.BatchRequest(ordered=True, local=True), self._timeout_s)
                     try:
                         await stream.next_frame()
                     finally:

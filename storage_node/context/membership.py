@@ -1,13 +1,34 @@
-"""Membership of one node: the newest committed map that it knows, and its place in it. Thread-safe."""
+"""Membership of one node: the newest committed map that it knows, its place in it, and the leases on map versions.
+
+A node reports the oldest map version under which it still has operations running (`MapLease`).
+
+Operations that began under an older map may still run when a node knows a newer one: the removal of replicas that
+others own, and writes about to be committed to the former owners. Until they end, other nodes are told the old version.
+Two properties depend on it.
+
+**No replica is removed on the word of a node that may lose its own.** A node removes a replica that it does not own
+once all owners have reported that they have the object. Under two maps, two nodes could each rely on the other's
+replica and both remove theirs. Therefore an answer about replicas carries this version, noted before the node looks,
+and counts only if it equals the version under which the removal is decided. This is sufficient. Say that X removes a
+replica under map v and relies on Y, an owner under v. Y answered under v, so it no longer removes anything under an
+older map, and under v it keeps what it owns. It can lose its replica only under a later map w, after all owners under w
+have answered under w. If X is one of them, it answered after its removal under v had ended, and so without the replica
+that it removed. Hence after every removal, the owners under its map have the object, until a later removal for which
+the same holds.
+
+**No change of the map finishes before every object is in its place.** A repair pass counts as clean only if all nodes
+acted under the map when it began. Whatever reaches a leaving node arrives before that, and is found.
+Thread-safe.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.context.map_pin import MapLease
 
 
 class Membership:
@@ -46,3 +67,45 @@ class Membership:
         Listeners run in the order in which they were added, none after one that failed.
         """
         self._listeners.append(listener)
+
+
+def version_told(known: int, under_way: Iterable[int]) -> int:
+    """Return the version to report for a node that knows map `known` and has operations running under `under_way`."""
+    return min([known, *under_way])
+
+
+class MapLease:
+    """Pins of map versions. Thread-safe: the map may change at any moment, and `begin` and `version` each see one state
+    of it."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._lock = threading.Lock()
+        self._under_way: Counter[int] = Counter()
+
+    @property
+    def version(self) -> int:
+        """The version to note before looking at this node's replicas; 0 while it knows no map."""
+        with self._lock:
+            view = self._membership.view
+            return version_told(view.version if view is not None else 0, self._under_way)
+
+    def begin(self, view: ClusterView) -> bool:
+        """Pin this map if it is the newest one; return whether it is pinned. Call `end` if it is."""
+        with self._lock:
+            if self._membership.view is not view:
+                return False
+            self._under_way[view.version] += 1
+            return True
+
+    def hold(self, version: int) -> None:
+        """Pin a map version, older or not, before checking whether an operation of that map may go on. Call `end`
+        afterwards."""
+        with self._lock:
+            self._under_way[version] += 1
+
+    def end(self, version: int) -> None:
+        with self._lock:
+            self._under_way[version] -= 1
+            if not self._under_way[version]:
+                del self._under_way[version]

@@ -18,13 +18,13 @@ from ais_loader.errors import Closed, StoreReadOnly
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl.http_side import HttpSide
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.transformed_run import TransformedRun
+from storage_node.etl.transform_http import TransformHttp
 from storage_node.limits.tasks import keep_going
 from storage_node.settings.config import ServerConfig
 from storage_node.store.store import Store
@@ -61,7 +61,7 @@ class EmbeddedEtl:
         registry = RecordRegistry(store, self._read)
         config = ServerConfig(etl_code=True, etl_servers=("*",), etl_sandbox="off")
         drive = next(drive.root for drive in store.drives if drive is not None)
-        self._etl = LocalEtl(store, registry, config, drive, self._read, HttpSide())
+        self._etl = LocalEtl(store, registry, config, drive, self._read, TransformHttp())
         own = OwnStore(store, self._read, self._etl.spool)
         self._jobs = JobManager(b"", own, registry, self._etl.transforms)
         self._calls = TransformCalls(self._etl, b"")

@@ -10,7 +10,6 @@ from typing import Any
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
-from storage_node.etl.http_side import HttpSide
 from storage_node.etl.registry.registry import Registry
 from storage_node.etl.run.result_cache import ResultCache, args_of, result_key
 from storage_node.etl.run.stages import NodeTransforms
@@ -18,6 +17,7 @@ from storage_node.etl.run.transform_request import check_calls, inputs_of
 from storage_node.etl.run.transformed_run import TransformedRun
 from storage_node.etl.run.under_way import RunSettings
 from storage_node.etl.spool import Spool
+from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.worker.environments import Environments
 from storage_node.etl.worker.stage import workers_of
 from storage_node.etl.worker.stage_context import StageContext
@@ -48,13 +48,13 @@ class LocalEtl:
         config: ServerConfig,
         drive: Path,
         read: Callable[..., Awaitable[Any]],
-        http_side: HttpSide,
+        transform_http: TransformHttp,
         environments: Environments | None = None,
     ) -> None:
         self._store, self.registry, self._read = store, registry, read
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ais-loader-etl")
-        self.spool, self.http_side = Spool(drive / SPOOL), http_side
-        context = StageContext(config, self.spool, self._on_thread, http_side, environments)
+        self.spool, self.transform_http = Spool(drive / SPOOL), transform_http
+        context = StageContext(config, self.spool, self._on_thread, transform_http, environments)
         self.transforms = NodeTransforms(registry.find, context)
         self.cache = ResultCache(config.etl_cache_bytes)
         self.memory = MemoryBudget(config.etl_memory_bytes)

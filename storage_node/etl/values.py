@@ -7,17 +7,14 @@ other code sees it. Both are either in memory or in a file of their own, never b
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.checksum import crc32c
-
-if TYPE_CHECKING:
-    from storage_node.etl.http_side import Destination, PutResult
 
 MAX_IN_MEMORY_BYTES = 4 << 20
 """Larger inputs and outputs are files."""
@@ -90,6 +87,27 @@ class Content:
         if fd >= 0:
             with suppress(OSError):
                 os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The object that a result becomes, and the HTTP endpoint of the node that will own it."""
+
+    url: str
+    bucket: str
+    name: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """See `transform_http.PutClaims`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """The result as its owner has stored it, with size and checksum computed by the owner."""
+
+    version: str
+    size_bytes: int
+    checksum: int
+    """CRC-32C."""
 
 
 class Stage(Protocol):

@@ -123,7 +123,7 @@ def jobs_of_node(
 ) -> JobManager:
     """Create the job manager of a node. Results that servers put to this node are stored like those of its jobs."""
     store = NodeStore(node, writes, etl.spool)
-    etl.http_side.put_result = taken_by(store, Putter(store.put_small, wait_s=0.0), etl.spool)
+    etl.transform_http.put_result = taken_by(store, Putter(store.put_small, wait_s=0.0), etl.spool)
     jobs = JobManager(
         membership.node_uuid,
         store,
@@ -131,7 +131,7 @@ def jobs_of_node(
         transforms,
         PeerParts(node, writes.channels),
         node.config.etl_workers,
-        etl.http_side.results_url,
+        etl.transform_http.results_url,
     )
     loop = asyncio.get_running_loop()
 

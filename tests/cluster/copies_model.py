@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from storage_node.cluster.repair.plan import Page, State, plan, questions
-from storage_node.context.map_pin import version_told
+from storage_node.context.membership import version_told
 from storage_node.store.format import Version
 
 Slip: TypeAlias = Literal[

@@ -11,8 +11,7 @@ from copies_model import DEAD, OLD, SLIPS, Model, Slip
 
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.context.map_pin import version_told
-from storage_node.context.membership import Membership
+from storage_node.context.membership import Membership, version_told
 
 TIMEOUT_S = 20.0
 

@@ -16,11 +16,11 @@ from ais_loader import Client, connect
 from ais_loader.errors import NodeUnavailable
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl.http_side import HttpSide, PutClaims
 from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.jobs.run import DIRECT_BYTES
 from storage_node.etl.servers.receiver import Receiver
 from storage_node.etl.servers.stage import ServerStage
+from storage_node.etl.transform_http import PutClaims, TransformHttp
 from storage_node.etl.values import Content
 from storage_node.etl.webserver import HTTPMultiThreadedServer
 from storage_node.store.read.object_reader import open_object
@@ -54,7 +54,7 @@ class Bytes:
         receiver_of = ServerStage._receiver
 
         def counted(stage: ServerStage, content: Content) -> Receiver:
-            receiver, number = receiver_of(stage, content), sides[id(stage._context.http_side)]
+            receiver, number = receiver_of(stage, content), sides[id(stage._context.transform_http)]
             take = receiver.take
 
             async def taking(chunk: bytes) -> None:
@@ -69,7 +69,7 @@ class Bytes:
             count_puts(side_of(cluster, number), number, self.put)
 
 
-def count_puts(side: HttpSide, number: int, put_bytes: Counter[int]) -> None:
+def count_puts(side: TransformHttp, number: int, put_bytes: Counter[int]) -> None:
     put_result = side.put_result
     assert put_result is not None
 
@@ -84,10 +84,10 @@ def count_puts(side: HttpSide, number: int, put_bytes: Counter[int]) -> None:
     side.put_result = put
 
 
-def side_of(cluster: LocalCluster, number: int) -> HttpSide:
+def side_of(cluster: LocalCluster, number: int) -> TransformHttp:
     etl = cluster.batches(number).resources.etl
     assert etl is not None
-    return etl.http_side
+    return etl.transform_http
 
 
 @contextlib.contextmanager

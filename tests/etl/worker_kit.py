@@ -14,9 +14,9 @@ import cloudpickle
 
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl.http_side import HttpSide
 from storage_node.etl.run.stages import NodeTransforms
 from storage_node.etl.spool import Spool
+from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.worker.environments import Environments
 from storage_node.etl.worker.stage_context import StageContext
@@ -59,7 +59,7 @@ async def transforms_of(
 ) -> AsyncIterator[NodeTransforms]:
     by_name = {transform.name: transform for transform in known}
     settings = ServerConfig(**{"etl_code": True, **config})
-    context = StageContext(settings, Spool(folder / "spool"), on_default_threads, HttpSide(), environments)
+    context = StageContext(settings, Spool(folder / "spool"), on_default_threads, TransformHttp(), environments)
     transforms = NodeTransforms(by_name.get, context)
     try:
         yield transforms

@@ -125,7 +125,7 @@ with subprocess.Popen([BIN / "ais-loader", "ui", "--store", url], stdout=subproc
 """,
     "etl": """
 import cloudpickle, packaging.requirements, urllib.request
-from storage_node.etl.http_side import HttpSide
+from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.webserver import FastAPIServer, FlaskServer
 for kind in (FastAPIServer, FlaskServer):
     class Upper(kind):

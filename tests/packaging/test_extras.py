@@ -134,8 +134,8 @@ SERVER = (
 OF_PACKAGE |= {
     "aiohttp": {
         "the HTTP side of a node": (
-            "import asyncio; from storage_node.etl.http_side import HttpSide\n"
-            "async def started(): await HttpSide().start()\n"
+            "import asyncio; from storage_node.etl.transform_http import TransformHttp\n"
+            "async def started(): await TransformHttp().start()\n"
             "asyncio.run(started())"
         ),
         "a server's stage": (
@@ -321,7 +321,7 @@ def test_no_optional_package_is_imported_but_where_its_absence_is_told() -> None
         "storage_node/metrics/exporter.py": {"prometheus_client in a function"},
         "storage_node/ops/ray_actors.py": {"ray in a function"},
         "storage_node/ops/ray_environments.py": {"ray in a function"},
-        "storage_node/etl/http_side.py": {"aiohttp in a function"},
+        "storage_node/etl/transform_http.py": {"aiohttp in a function"},
         "storage_node/etl/worker/program.py": {"cloudpickle in a function", "packaging in a function"},
         "storage_node/etl/servers/http_channel.py": {"aiohttp in a function"},
         "storage_node/etl/servers/websocket.py": {"aiohttp in a function"},

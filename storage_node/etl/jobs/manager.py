@@ -122,7 +122,7 @@ class JobManager:
 
         Args:
             workers: Number of workers of transforms on this node; 0 means as many as there are cores.
-            results_url: Returns this node's URL for results, see `HttpSide.results_url`.
+            results_url: Returns this node's URL for results, see `TransformHttp.results_url`.
         """
         self._node_uuid = node_uuid
         self._store, self._records, self._transforms = store, records, transforms

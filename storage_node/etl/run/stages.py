@@ -15,9 +15,8 @@ from dataclasses import replace
 from ais_loader.errors import LoaderError, TransformFailed, TransformGone, TransformNotFound, TransformRefused
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl.http_side import Destination, PutResult
 from storage_node.etl.run.bursts import Bursts
-from storage_node.etl.values import Content, Origin, Stage
+from storage_node.etl.values import Content, Destination, Origin, PutResult, Stage
 from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.etl.worker.stage import CommandStage, PythonStage, WorkerStage, workers_of
 from storage_node.etl.worker.stage_context import StageContext, StageCounts, StageLog, told
@@ -135,7 +134,7 @@ class NodeTransforms:
 
     def puts(self, call: batch_pb.TransformCall) -> bool:
         last = self._known(call.stage[-1].name)
-        return last is not None and last.server.direct_put and self._context.http_side.is_shared
+        return last is not None and last.server.direct_put and self._context.transform_http.is_shared
 
     async def run_to(
         self,
@@ -425,7 +424,7 @@ class NodeTransforms:
             self._close(opened)
         while self._closing:
             await asyncio.wait(self._closing)
-        await self._context.http_side.stop()
+        await self._context.transform_http.stop()
 
     # -- state
 

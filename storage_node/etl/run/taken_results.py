@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator
 
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.etl.http_side import METADATA, PutClaims, PutResultCallable
 from storage_node.etl.jobs.job_store import JobStore
 from storage_node.etl.jobs.putter import SMALL_BYTES, Putter
 from storage_node.etl.servers.receiver import Receiver
 from storage_node.etl.spool import Spool
+from storage_node.etl.transform_http import METADATA, PutClaims, PutResultCallable
 
 
 def taken_by(store: JobStore, putter: Putter, spool: Spool) -> PutResultCallable:
-    """Return a function for `HttpSide.put_result`. `putter` groups small results that arrive together."""
+    """Return a function for `TransformHttp.put_result`. `putter` groups small results that arrive together."""
 
     async def take(claims: PutClaims, chunks: AsyncIterator[bytes]) -> str:
         metadata = claims.extra.get(METADATA, {})

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ais_loader.errors import TransformRefused
 from ais_loader.extras import needs
-from storage_node.etl.http_side import HttpSide, read
 from storage_node.etl.servers.channel import CONNECT_S, PutFailed, ServerFailed, Unanswered
 from storage_node.etl.servers.receiver import Receiver
+from storage_node.etl.transform_http import TransformHttp, read
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.webserver.protocol import (
     CHUNK_BYTES,
@@ -55,20 +55,20 @@ def new_session() -> aiohttp.ClientSession:
 class HttpChannel:
     """Sends each object as one request. The pool has as many connections as there are concurrent requests."""
 
-    def __init__(self, address: str, http_side: HttpSide | None, lent_s: float = 0.0) -> None:
-        """`http_side`: Endpoint that lends inputs for `lent_s` seconds (hpull); None for hpush."""
+    def __init__(self, address: str, transform_http: TransformHttp | None, lent_s: float = 0.0) -> None:
+        """`transform_http`: Endpoint that lends inputs for `lent_s` seconds (hpull); None for hpush."""
         self._lent_s = lent_s
         self._url = address + TRANSFORM_PATH
-        self._http_side = http_side
+        self._transform_http = transform_http
         self._session = new_session()
 
     async def ask(self, request: Request, origin: Origin, content: Content, receiver: Receiver) -> str:
-        if self._http_side is None:
+        if self._transform_http is None:
             return await self._asked("PUT", request, content, receiver)
         if request.file:
             return await self._asked("GET", request, content, receiver)
-        await self._http_side.start()
-        with self._http_side.lent(origin, content, self._lent_s) as (url, token):
+        await self._transform_http.start()
+        with self._transform_http.lent(origin, content, self._lent_s) as (url, token):
             return await self._asked("GET", replace(request, source_url=url, source_token=token), content, receiver)
 
     async def _asked(self, method: str, request: Request, content: Content, receiver: Receiver) -> str:

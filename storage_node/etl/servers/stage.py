@@ -10,7 +10,6 @@ from dataclasses import replace
 from ais_loader.errors import NodeUnavailable, TransformError, TransformFailed, TransformGone, TransformTimeout
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl.http_side import Destination, PutResult, PutTarget
 from storage_node.etl.servers.addresses import require_allowed
 from storage_node.etl.servers.channel import CONNECT_S, Channel, PutFailed, ServerFailed, Unanswered
 from storage_node.etl.servers.grpc_stream import grpc_channel
@@ -18,7 +17,8 @@ from storage_node.etl.servers.http_channel import HttpChannel
 from storage_node.etl.servers.receiver import Receiver
 from storage_node.etl.servers.websocket import websocket_channel
 from storage_node.etl.signed_tokens import TokenRefused
-from storage_node.etl.values import Content, Origin
+from storage_node.etl.transform_http import PutTarget
+from storage_node.etl.values import Content, Destination, Origin, PutResult
 from storage_node.etl.webserver.protocol import MAX_ARGS_BYTES, Request
 from storage_node.etl.worker.stage_context import StageContext
 
@@ -61,7 +61,7 @@ class ServerStage:
             case _Communication.GRPC:
                 return grpc_channel(address)
             case _Communication.HPULL:
-                return HttpChannel(address, self._context.http_side, 2 * self._timeout_s)
+                return HttpChannel(address, self._context.transform_http, 2 * self._timeout_s)
             case _:
                 return HttpChannel(address, None)
 
@@ -78,7 +78,7 @@ class ServerStage:
         request = replace(self._request(origin, content, args), put_url=target.url, put_token=target.token)
         try:
             _, receipt = await self._tried(origin, content, request)
-            return self._context.http_side.stored(target, receipt)
+            return self._context.transform_http.stored(target, receipt)
         except PutFailed as error:
             raise NodeUnavailable(f"{self._transform.name}: {origin}: was not put: {error}") from error
         except TokenRefused as error:
@@ -86,7 +86,7 @@ class ServerStage:
 
     def target(self, destination: Destination) -> PutTarget:
         """Return a target for `run_to`. Raises ValueError if it does not fit into a token."""
-        return self._context.http_side.target(
+        return self._context.transform_http.target(
             destination.url,
             destination.bucket,
             destination.name,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ais_loader.errors import LoaderError, TransformFailed
-from storage_node.etl.http_side import HttpSide
 from storage_node.etl.spool import Spool
+from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.worker.environments import Environments
 from storage_node.etl.worker.legible import legible
 from storage_node.settings.config import ServerConfig
@@ -90,7 +90,7 @@ class StageContext:
     config: ServerConfig
     spool: Spool
     on_thread: Callable[..., Awaitable[Any]]
-    http_side: HttpSide
+    transform_http: TransformHttp
     environments: Environments | None = None
     log: StageLog = field(default_factory=StageLog)
     counts: StageCounts = field(default_factory=StageCounts)

@@ -10,14 +10,14 @@ Threads: an Archive may be used from any number of threads; an indexer belongs t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ais_loader.errors import ArchiveDamaged, ArchiveIndexError, MemberCorrupt
 from storage_node.store.archives.gzip_points import GzipPoints, build_gzip_points
 from storage_node.store.archives.index import MemberIndex
-from storage_node.store.archives.inflating import decoder_for, unpacked
+from storage_node.store.archives.inflating import Decoder, GzipDecoder
 from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
 from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, Limits, Member
 from storage_node.store.archives.restart import (
@@ -226,3 +226,26 @@ def open_archive(
     if index is None:
         index = index_shard(source, name, limits)
     return Archive(source, index, limits)
+
+
+def decoder_for(kind: ArchiveKind, limits: Limits = DEFAULT_LIMITS) -> Decoder:
+    """Create the decoder of a compressed tar. Raises LibraryMissing if the compression library is not installed."""
+    if kind is ArchiveKind.TAR_GZ:
+        return GzipDecoder(limits)
+    if kind is ArchiveKind.TAR_ZST:
+        from storage_node.store.archives.zstd_frames import ZstdDecoder  # its library is an extra
+
+        return ZstdDecoder(limits)
+    if kind is ArchiveKind.TAR_LZ4:
+        from storage_node.store.archives.lz4_frames import Lz4Decoder
+
+        return Lz4Decoder(limits)
+    raise ValueError(f"{kind.name} is no compressed tar")
+
+
+def unpacked(kind: ArchiveKind, chunks: Iterable[Buffer], limits: Limits = DEFAULT_LIMITS) -> Iterator[bytes]:
+    """Iterate over the tar inside a compressed one, in pieces. Raises as `Decoder.feed` and `finish` do."""
+    decoder = decoder_for(kind, limits)
+    for chunk in chunks:
+        yield from decoder.feed(chunk)
+    decoder.finish()

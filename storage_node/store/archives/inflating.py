@@ -12,11 +12,10 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge
-from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
 
 if TYPE_CHECKING:
@@ -133,26 +132,3 @@ class GzipDecoder(Decoder):
     def finish(self) -> None:
         if self._started or not self._any:
             raise ArchiveDamaged(f"byte {self.packed_bytes}: the gzip stream ends too early")
-
-
-def decoder_for(kind: ArchiveKind, limits: Limits = DEFAULT_LIMITS) -> Decoder:
-    """Create the decoder of a compressed tar. Raises LibraryMissing if the compression library is not installed."""
-    if kind is ArchiveKind.TAR_GZ:
-        return GzipDecoder(limits)
-    if kind is ArchiveKind.TAR_ZST:
-        from storage_node.store.archives.zstd_frames import ZstdDecoder
-
-        return ZstdDecoder(limits)
-    if kind is ArchiveKind.TAR_LZ4:
-        from storage_node.store.archives.lz4_frames import Lz4Decoder
-
-        return Lz4Decoder(limits)
-    raise ValueError(f"{kind.name} is no compressed tar")
-
-
-def unpacked(kind: ArchiveKind, chunks: Iterable[Buffer], limits: Limits = DEFAULT_LIMITS) -> Iterator[bytes]:
-    """Iterate over the tar inside a compressed one, in pieces. Raises as `Decoder.feed` and `finish` do."""
-    decoder = decoder_for(kind, limits)
-    for chunk in chunks:
-        yield from decoder.feed(chunk)
-    decoder.finish()

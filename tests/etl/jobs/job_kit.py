@@ -14,11 +14,10 @@ from ais_loader.errors import LoaderError, TransformExists, TransformNotFound
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl.http_side import Destination, PutResult
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.spool import Spool
-from storage_node.etl.values import Content, Origin
+from storage_node.etl.values import Content, Destination, Origin, PutResult
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.staging import stage_object
 from storage_node.store.store import Store

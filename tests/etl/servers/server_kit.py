@@ -14,9 +14,9 @@ from typing import Any
 
 from ais_loader.errors import VersionConflict
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl.http_side import HttpSide, PutClaims
 from storage_node.etl.servers.stage import ServerStage
 from storage_node.etl.spool import Spool
+from storage_node.etl.transform_http import PutClaims, TransformHttp
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.webserver import (
     FastAPIServer,
@@ -114,8 +114,8 @@ async def open_stage(
     connections: int = 0,
     gone_after_s: float = 5.0,
     **limits: Any,
-) -> AsyncIterator[tuple[ServerStage, HttpSide]]:
-    side = HttpSide()
+) -> AsyncIterator[tuple[ServerStage, TransformHttp]]:
+    side = TransformHttp()
     folder = tempfile.TemporaryDirectory()
     config = ServerConfig(etl_servers=tuple(allowed or (address,)), etl_timeout_s=30)
     transform = pb.Transform(

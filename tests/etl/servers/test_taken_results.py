@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from ais_loader.errors import NodeUnavailable, ObjectNotFound, TransformFailed
-from storage_node.etl.http_side import HttpSide, PutTarget
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.putter import Putter
 from storage_node.etl.run.taken_results import taken_by
 from storage_node.etl.servers.stage import ServerStage
 from storage_node.etl.spool import Spool
+from storage_node.etl.transform_http import PutTarget, TransformHttp
 from storage_node.etl.values import Content
 from storage_node.store.store import Store
 from tests.etl.servers.server_kit import ORIGIN, WS, Streaming, new_server, open_stage, run
 
 
 @contextlib.asynccontextmanager
-async def taking(folder: Path, address: str) -> AsyncIterator[tuple[ServerStage, HttpSide, OwnStore, str]]:
+async def taking(folder: Path, address: str) -> AsyncIterator[tuple[ServerStage, TransformHttp, OwnStore, str]]:
     store = Store.open([folder / "store"], mode="a")
     own = OwnStore(store, asyncio.to_thread, Spool(folder / "spool"))
     await asyncio.to_thread(store.create_bucket, "to")

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from ais_loader.errors import ArchiveError, LoaderError
 from ais_loader.testing import peak_rss_bytes, reset_peak_rss, rss_bytes, throwaway_folder
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.store.archives.inflating import unpacked
+from storage_node.store.archives.archive import unpacked
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name
 from storage_node.store.checksum import crc32c
 from storage_node.store.read.batch_members import status_of

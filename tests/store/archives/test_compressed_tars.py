@@ -29,8 +29,7 @@ from ais_loader.errors import (
     RangeError,
 )
 from ais_loader.extras import install_command
-from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard, open_archive
-from storage_node.store.archives.inflating import unpacked
+from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard, open_archive, unpacked
 from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
 from storage_node.store.archives.member import Limits
 from storage_node.store.archives.reframe import SEEKABLE_MAGIC, SKIPPABLE_MAGIC, reframe

@@ -15,9 +15,9 @@ import pytest
 from ais_loader.errors import NodeUnavailable, TransformFailed, TransformRefused
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl import signed_tokens
-from storage_node.etl.http_side import HttpSide, PutTarget
 from storage_node.etl.servers.addresses import require_allowed
 from storage_node.etl.signed_tokens import TokenRefused, signed, verified
+from storage_node.etl.transform_http import PutTarget, TransformHttp
 from storage_node.etl.values import Content, Origin
 from tests.etl.servers.server_kit import GRPC, HPULL, HPUSH, ORIGIN, WS, Owner, new_server, of_file, open_stage, run
 
@@ -25,8 +25,8 @@ KEY = b"k" * 32
 
 
 @contextlib.asynccontextmanager
-async def started(peer_secret: str = "") -> AsyncIterator[tuple[HttpSide, aiohttp.ClientSession, Owner]]:
-    side, owner = HttpSide(peer_secret=peer_secret), Owner()
+async def started(peer_secret: str = "") -> AsyncIterator[tuple[TransformHttp, aiohttp.ClientSession, Owner]]:
+    side, owner = TransformHttp(peer_secret=peer_secret), Owner()
     side.put_result = owner.put
     await side.start()
     async with aiohttp.ClientSession() as session:
@@ -249,7 +249,7 @@ def test_nothing_listens_before_it_is_needed() -> None:
 )  # fmt: skip
 def test_it_is_found_where_it_is_said_to_be(advertise: str, url: str) -> None:
     async def main() -> None:
-        side = HttpSide(advertise=advertise)
+        side = TransformHttp(advertise=advertise)
         found = await side.start()
         assert side._runner is not None
         assert found == url.replace("PORT", str(side._runner.addresses[0][1]))

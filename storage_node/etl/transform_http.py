@@ -30,7 +30,7 @@ from urllib.parse import quote
 from ais_loader.errors import LoaderError, NodeUnavailable, VersionConflict
 from ais_loader.extras import MissingExtra, needs
 from storage_node.etl.signed_tokens import TokenRefused, new_nonce, signed, verified
-from storage_node.etl.values import Content, Origin
+from storage_node.etl.values import Content, Origin, PutResult
 from storage_node.etl.webserver.protocol import CHECKSUM, CHUNK_BYTES, RECEIPT
 from storage_node.settings.config import is_loopback
 from storage_node.store.checksum import crc32c
@@ -57,27 +57,6 @@ class PutTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
-    """The object that a result becomes, and the HTTP endpoint of the node that will own it."""
-
-    url: str
-    bucket: str
-    name: str
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """See `PutClaims`."""
-
-
-@dataclass(frozen=True, slots=True)
-class PutResult:
-    """The result as its owner has stored it, with size and checksum computed by the owner."""
-
-    version: str
-    size_bytes: int
-    checksum: int
-    """CRC-32C."""
-
-
-@dataclass(frozen=True, slots=True)
 class PutClaims:
     """The put that a token permits."""
 
@@ -93,7 +72,7 @@ PutResultCallable = Callable[[PutClaims, AsyncIterator[bytes]], Awaitable[str]]
 nothing is written."""
 
 
-class HttpSide:
+class TransformHttp:
     """A small HTTP server on the node's event loop, started at its first use."""
 
     def __init__(self, *, host: str = "127.0.0.1", port: int = 0, advertise: str = "", peer_secret: str = "") -> None:
