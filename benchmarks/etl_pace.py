@@ -50,7 +50,7 @@ from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from benchmarks.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
 from examples.etl import flac_to_wav
-from storage_node.etl.worker.fences import NICENESS
+from storage_node.etl.worker.process_limits import NICENESS
 from tests.data import utterances
 
 CORES = len(os.sched_getaffinity(0))

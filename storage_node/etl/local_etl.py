@@ -12,10 +12,9 @@ from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from storage_node.etl.registry.registry import Registry
 from storage_node.etl.run.result_cache import ResultCache, args_of, result_key
+from storage_node.etl.run.run_state import RunSettings
 from storage_node.etl.run.stages import NodeTransforms
-from storage_node.etl.run.transform_request import check_calls, inputs_of
-from storage_node.etl.run.transformed_run import TransformedRun
-from storage_node.etl.run.under_way import RunSettings
+from storage_node.etl.run.transformed_run import TransformedRun, check_calls, inputs_of
 from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.worker.environments import Environments

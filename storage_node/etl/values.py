@@ -21,6 +21,12 @@ MAX_IN_MEMORY_BYTES = 4 << 20
 _READ_BYTES = 1 << 20
 
 
+def escaped(text: str) -> str:
+    """Replace invalid characters and terminal control characters with escapes, for messages. Line breaks and tabs
+    stay."""
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The stored bytes that a transform is applied to. With the transforms and their arguments, they are the key of the

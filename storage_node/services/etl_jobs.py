@@ -21,7 +21,7 @@ from storage_node.etl.jobs.map_records import MapRecords
 from storage_node.etl.jobs.putter import Putter
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.registry import RecordRegistry
-from storage_node.etl.run.taken_results import taken_by
+from storage_node.etl.run.direct_put import direct_put_writer
 from storage_node.etl.values import Transforms
 from storage_node.services.errors import Context, abort
 from storage_node.services.streaming import bounded, bounded_responses
@@ -123,7 +123,7 @@ def jobs_of_node(
 ) -> JobManager:
     """Create the job manager of a node. Results that servers put to this node are stored like those of its jobs."""
     store = NodeStore(node, writes, etl.spool)
-    etl.transform_http.put_result = taken_by(store, Putter(store.put_small, wait_s=0.0), etl.spool)
+    etl.transform_http.put_result = direct_put_writer(store, Putter(store.put_small, wait_s=0.0), etl.spool)
     jobs = JobManager(
         membership.node_uuid,
         store,

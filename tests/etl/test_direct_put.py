@@ -18,7 +18,7 @@ from ais_loader.testing import seeded_bytes
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.jobs.run import DIRECT_BYTES
-from storage_node.etl.servers.receiver import Receiver
+from storage_node.etl.servers.channel import Receiver
 from storage_node.etl.servers.stage import ServerStage
 from storage_node.etl.transform_http import PutClaims, TransformHttp
 from storage_node.etl.values import Content

@@ -606,7 +606,7 @@ def test_an_interpreter_that_cannot_run_workers_is_named_with_what_it_said(tmp_p
 
 
 def test_a_worker_imports_next_to_nothing_before_it_begins() -> None:
-    modules = "storage_node.etl.worker.program, storage_node.etl.worker.fences"
+    modules = "storage_node.etl.worker.program, storage_node.etl.worker.process_limits"
     program = f"import sys, {modules}; print('ais_loader' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -4,6 +4,10 @@ jobs.
 A job is a value that all nodes know: in the cluster's map, or in the record of a store without a cluster. A node that
 sees it running performs its part, regardless of earlier failures. There is no leader: the first node that can determine
 that all parts are complete records the end. Recording it again changes nothing.
+
+A node polls the others immediately after a change of its own, and otherwise with delays that grow with the job's age. A
+client that waits for a job learns of its end after at most a tenth of its duration, and a long job costs four polls a
+second.
 """
 
 from __future__ import annotations
@@ -24,14 +28,48 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.job_names import JobNames
 from ais_loader.wire.object_info import Stored, info_of
 from storage_node.etl.jobs.job_store import JobStore
-from storage_node.etl.jobs.looks import Looks
-from storage_node.etl.jobs.part import MAX_FAILURES, Part
 from storage_node.etl.jobs.putter import SMALL_BYTES
 from storage_node.etl.jobs.run import JobRun
-from storage_node.etl.jobs.shares import Division, add, is_complete, layout_of, whole
+from storage_node.etl.jobs.shares import MAX_FAILURES, Division, NodeShare, add, is_complete, layout_of, whole
 from storage_node.etl.jobs.stamp import stages_text, stamp
 from storage_node.etl.values import Origin, Transforms
 from storage_node.store.names import check_job_name, check_object_name
+
+SHORTEST_S, LONGEST_S = 0.01, 0.25
+_OF_AGE = 0.1
+
+
+class ChangeSignal:
+    """Wakes pollers. Belongs to the event loop. Any number of tasks may wait."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        """Number of changes. A waiting task passes the number that it has seen."""
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def changed(self) -> None:
+        """Wake all waiting tasks."""
+        self.changes += 1
+        for one in self._waiting:
+            if not one.done():
+                one.set_result(None)
+
+    async def pause(self, seen: int, age_s: float) -> None:
+        """Wait until the next poll. Returns at once if there has been a change after `seen`.
+
+        Args:
+            age_s: Time since the start of what is polled.
+        """
+        if self.changes != seen:
+            return
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        try:
+            await asyncio.wait([waiting], timeout=min(LONGEST_S, max(SHORTEST_S, _OF_AGE * age_s)))
+        finally:
+            self._waiting.discard(waiting)
+            waiting.cancel()
+
 
 ASK_S = 1.0
 """Interval of polling the other nodes' parts, while this node has work of its own."""
@@ -96,7 +134,7 @@ class _ResultsUrls:
 
 
 class _Running:
-    def __init__(self, run: JobRun, task: asyncio.Task[None], part: Part) -> None:
+    def __init__(self, run: JobRun, task: asyncio.Task[None], part: NodeShare) -> None:
         self.run, self.task, self.part = run, task, part
         self.others: dict[bytes, pb.NodeJob] = {}
         self.asked_s = -ASK_S
@@ -129,26 +167,26 @@ class JobManager:
         self._peers: JobPeers = peers or NoPeers()
         self._concurrency = _PER_CORE * (workers or len(os.sched_getaffinity(0)))
         self._running: dict[bytes, _Running] = {}
-        self._ended: dict[bytes, Part] = {}
+        self._ended: dict[bytes, NodeShare] = {}
         self._silent_since_s: dict[bytes, float] = {}
         self._results_url = results_url
         self._results_urls = _ResultsUrls(self._peers, self._others)
-        self._looks = Looks()
+        self._changed_jobs = ChangeSignal()
 
     # -- background
 
     def changed(self) -> None:
         """Notify the manager that jobs or the map have changed; it checks them without delay."""
-        self._looks.changed()
+        self._changed_jobs.changed()
 
     async def run(self) -> None:
         """Run until cancelled. On cancellation, running jobs are stopped and released."""
         try:
             while True:
-                seen = self._looks.changes
+                seen = self._changed_jobs.changes
                 await self._look()
                 youngest_s = max((running.began_s for running in self._running.values()), default=0.0)
-                await self._looks.pause(seen, time.monotonic() - youngest_s)
+                await self._changed_jobs.pause(seen, time.monotonic() - youngest_s)
         finally:
             for running in self._running.values():
                 running.run.stop()
@@ -171,7 +209,7 @@ class JobManager:
     def _begin(self, job: pb.TransformJob) -> None:
         known = pb.TransformJob()
         known.CopyFrom(job)
-        part = Part(self._node_uuid)
+        part = NodeShare(self._node_uuid)
 
         def fatal(error: LoaderError) -> None:
             if running.fatal is None:
@@ -378,7 +416,7 @@ class JobManager:
         """Yield the state of a job whenever it changes. Raises JobNotFound, also if it is deleted meanwhile."""
         last, said_s, began_s = b"", 0.0, time.monotonic()
         while True:
-            seen = self._looks.changes
+            seen = self._changed_jobs.changes
             info = await self._info(self._job(request.name))
             done = info.job.state != pb.TransformJob.RUNNING
             text = info.SerializeToString(deterministic=True)
@@ -387,7 +425,7 @@ class JobManager:
                 last, said_s = text, time.monotonic()
             if done or not request.wait:
                 return
-            await self._looks.pause(seen, time.monotonic() - began_s)
+            await self._changed_jobs.pause(seen, time.monotonic() - began_s)
 
     async def list(self) -> pb.ListJobsResponse:
         return pb.ListJobsResponse(job=await asyncio.gather(*map(self._info, self._records.jobs())))

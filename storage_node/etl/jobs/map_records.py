@@ -11,7 +11,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.etl.jobs import edits
-from storage_node.etl.registry.cluster_change import change_cluster_map
+from storage_node.etl.registry.registry import change_cluster_map
 
 
 class MapRecords:

@@ -32,9 +32,8 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.job_names import JobNames
 from ais_loader.wire.object_info import Stored
 from storage_node.etl.jobs.job_store import Input, JobStore, Listed, is_gone, is_superseded
-from storage_node.etl.jobs.part import Part
 from storage_node.etl.jobs.putter import SMALL_BYTES, Putter
-from storage_node.etl.jobs.shares import Division
+from storage_node.etl.jobs.shares import Division, NodeShare
 from storage_node.etl.jobs.stamp import JOB_KEY, SOURCE_KEY, is_result, stages_text, stamp
 from storage_node.etl.transform_http import METADATA
 from storage_node.etl.values import Content, Destination, Origin, Transforms
@@ -93,7 +92,7 @@ class JobRun:
         job: pb.TransformJob,
         store: JobStore,
         transforms: Transforms,
-        part: Part,
+        part: NodeShare,
         division: Callable[[], Division],
         on_fatal: OnFatal,
         on_finished: Callable[[], None],

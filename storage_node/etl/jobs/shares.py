@@ -1,4 +1,5 @@
-"""Division of a job: which node processes which source, and when the nodes' parts are complete. Pure functions.
+"""Division of a job: which node processes which source, when the nodes' shares are complete, and what
+each of them counts.
 
 A source is processed by its first owner that answers. A node that does not answer does not delay the job, as long as
 each object has a replica on another node: the nodes that answer process its sources.
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView, object_hashes, sure_copies
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
@@ -77,3 +79,42 @@ def add(total: pb.JobCounts, more: pb.JobCounts) -> None:
     """Add counts in place."""
     for field in pb.JobCounts.DESCRIPTOR.fields:
         setattr(total, field.name, getattr(total, field.name) + getattr(more, field.name))
+
+
+MAX_FAILURES = 10_000
+"""Maximum number of stored failures; further ones are only counted."""
+
+
+class NodeShare:
+    """Counts and failures of a node. They are reset at every pass over the sources, which then counts all of the node's
+    sources in that division."""
+
+    def __init__(self, node_uuid: bytes) -> None:
+        self._node_uuid = node_uuid
+        self.division = Division()
+        self.finished = False
+        self.counts = pb.JobCounts()
+        self.failures: list[pb.JobFailure] = []
+
+    def begin(self, division: Division) -> None:
+        self.division, self.finished = division, False
+        self.counts = pb.JobCounts(busy_s=self.counts.busy_s)
+        self.failures = []
+
+    def failed(self, name: str, version: str, error: LoaderError) -> None:
+        self.counts.failed += 1
+        if len(self.failures) < MAX_FAILURES:
+            message = str(error).encode("utf-8", "backslashreplace").decode()
+            self.failures.append(
+                pb.JobFailure(object=name, version=version, error={"kind": error.kind, "message": message})
+            )
+
+    def message(self) -> pb.NodeJob:
+        return pb.NodeJob(
+            node_uuid=self._node_uuid,
+            layout=self.division.layout,
+            without=self.division.without,
+            finished=self.finished,
+            counts=self.counts,
+            answers=True,
+        )

@@ -16,19 +16,40 @@ from typing import Any, Protocol, TypeAlias
 from ais_loader.errors import (
     InvalidName,
     InvalidRequest,
+    LoaderError,
     NodeUnavailable,
     TransformExists,
     TransformNotFound,
     TransformRefused,
 )
 from ais_loader.extras import needs
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
+from storage_node.cluster.consensus.change import change_map_async
+from storage_node.cluster.consensus.effects import Edit as MapEdit
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.etl.jobs import edits as job_edits
-from storage_node.etl.registry.cluster_change import change_cluster_map
 from storage_node.store.store import Store
+
+CHANGE_TIMEOUT_S = 20.0
+
+
+async def change_cluster_map(node: Node, view: ClusterView, edit: MapEdit) -> None:
+    """Change the map. When this returns, this node knows the new map.
+
+    Raises ChangeFailed and what the edit raises; a ValueError of the edit is raised as InvalidRequest.
+    """
+    endpoints = [other.peer_endpoint for other in view.nodes]
+    try:
+        made = await change_map_async(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S, caller=node.caller)
+    except LoaderError:
+        raise  # many of them are ValueErrors as well
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    await node.learn(made)
+
 
 MAX_TRANSFORMS = 256
 MAX_CODE_BYTES = 1 << 20

@@ -11,6 +11,7 @@ Credit, tenants and networking are not handled here but by the caller that takes
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,20 +19,69 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, WIRE_U32, EntryFault, Frame, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.etl.run.result_cache import Shared, args_of, result_key
-from storage_node.etl.run.transform_request import inputs_of
-from storage_node.etl.run.under_way import Due, Failed, MadeBy, Room, RunSettings, Work, failed_by, known
+from storage_node.etl.run.run_state import (
+    EntryInProgress,
+    FailedEntry,
+    MadeBy,
+    Reservation,
+    RunInput,
+    RunSettings,
+    completed,
+    failed_entry,
+)
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Origin
 from storage_node.limits.tasks import retrieve
 from storage_node.store.checksum import crc32c
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES
-from storage_node.store.read.frame_plan import MAX_WHOLE_BYTES, FrameSpan
+from storage_node.store.read.frame_plan import MAX_WHOLE_BYTES, FrameSpan, check_columns
+
+MAX_STAGES, MAX_ARGS_BYTES, MAX_CALLS = 16, 64 << 10, 256
+
+
+def check_calls(request: pb.BatchRequest) -> None:
+    """Check the transforms of a request. Raises InvalidRequest."""
+    if len(request.transform) > MAX_CALLS:
+        raise InvalidRequest(f"{len(request.transform)} transforms in one request, at most {MAX_CALLS}")
+    check_columns(request, len(request.name))
+    for call in request.transform:
+        if not 0 < len(call.stage) <= MAX_STAGES:
+            raise InvalidRequest(f"a pipeline of {len(call.stage)} stages: need 1 to {MAX_STAGES}")
+        for stage in call.stage:
+            if len(stage.args) > MAX_ARGS_BYTES:
+                raise InvalidRequest(
+                    f"{stage.name}: {len(stage.args):,} characters of args, at most {MAX_ARGS_BYTES:,}"
+                )
+            try:
+                if stage.args:
+                    json.loads(stage.args)
+            except ValueError as error:
+                raise InvalidRequest(f"{stage.name}: args are no JSON: {error}") from error
+
+
+def inputs_of(request: pb.BatchRequest) -> pb.BatchRequest:
+    """Return the request for the inputs, as they are stored."""
+    plain = pb.BatchRequest()
+    plain.CopyFrom(request)
+    del plain.transform[:], plain.transform_index[:]
+    plain.ClearField("resume_offset")
+    plain.ClearField("resume_checksum")
+    transformed = bool(request.transform_index and request.transform_index[0])
+    if request.resume_version and not transformed and not (request.version and request.version[0]):
+        # An entry without transform is resumed in the version of its first part; a result starts over if the object has
+        # changed.
+        if not plain.version:
+            plain.version.extend([""] * len(plain.name))
+        plain.version[0] = request.resume_version
+    plain.ClearField("resume_version")
+    return plain
+
 
 _TOGETHER_BYTES = 256 << 10
 """Maximum size of inputs that are read together, except for one that is larger: each cached input keeps all of them in
@@ -43,7 +93,7 @@ class _Begun(NamedTuple):
 
     call: pb.TransformCall
     versions: tuple[bytes, ...]
-    work: Work
+    work: RunInput
 
 
 class TransformedRun:
@@ -56,9 +106,9 @@ class TransformedRun:
     def __init__(self, settings: RunSettings, request: pb.BatchRequest, batch: StoreBatch) -> None:
         self._settings, self._request, self._batch = settings, request, batch
         self._n = batch.n
-        self._due: deque[Due] = deque()
+        self._due: deque[EntryInProgress] = deque()
         self._next = 0
-        self._delivering: Due | None = None
+        self._delivering: EntryInProgress | None = None
         """The entry whose bytes are being framed; it holds its memory until they have been."""
         self._pieces: tuple[int, Shared, int] | None = None
         """The entry that is delivered in pieces, its result, and the offset of the next piece."""
@@ -108,12 +158,12 @@ class TransformedRun:
                 except BaseException:
                     result.release()
                     raise
-                if isinstance(found, Failed):
+                if isinstance(found, FailedEntry):
                     result.release()
                     result = found
                 else:
                     begins_at = found
-            if isinstance(result, Failed):
+            if isinstance(result, FailedEntry):
                 self._delivered_one()
                 parts.append((at, result.status, memoryview(b""), 0, pb.NONE, result.fault))
                 self._status[at] = result.status
@@ -239,7 +289,7 @@ class TransformedRun:
         found: memoryview = await self._settings.on_thread(content.read, offset, length)
         return found
 
-    async def _begins_at(self, at: int, content: Content) -> int | Failed:
+    async def _begins_at(self, at: int, content: Content) -> int | FailedEntry:
         """Return the first byte that the client lacks. A result that was computed again and has other bytes starts at
         0."""
         self._piece_checksum = 0
@@ -248,7 +298,7 @@ class TransformedRun:
                 f"{self._name(at)!r}: its transform made {content.size_bytes:,} bytes, a batch carries at most "
                 f"{MAX_ITEM_BYTES:,} per entry"
             )
-            return Failed(pb.FAILED, EntryFault(text, "item-too-large"))
+            return FailedEntry(pb.FAILED, EntryFault(text, "item-too-large"))
         offset, transformed = self._request.resume_offset if at == 0 else 0, self._kind(at) == pb.TRANSFORMED
         if not offset or (transformed and self._request.resume_version != self._piece_version(at, content)):
             return 0
@@ -261,7 +311,7 @@ class TransformedRun:
             return offset
         if transformed:
             return 0
-        return Failed(pb.NOT_FOUND, EntryFault(f"{self._name(at)!r}: no such version is there any more"))
+        return FailedEntry(pb.NOT_FOUND, EntryFault(f"{self._name(at)!r}: no such version is there any more"))
 
     # -- entries in progress
 
@@ -325,24 +375,24 @@ class TransformedRun:
             return 1
         return self._settings.transforms.burst(self._request.transform[which - 1])
 
-    def _group(self, ahead: int) -> list[tuple[int, Room]]:
+    def _group(self, ahead: int) -> list[tuple[int, Reservation]]:
         """Return the next entries, whose inputs are read together, each with its reserved room."""
-        group: list[tuple[int, Room]] = []
+        group: list[tuple[int, Reservation]] = []
         size_bytes = 0
         while self._next < self._n and len(self._due) + len(group) < ahead:
             entry_bytes = int(self._batch.sizes[self._next])
             size_bytes += entry_bytes
             if group and size_bytes > _TOGETHER_BYTES:
                 break
-            room = Room(self._settings)
+            room = Reservation(self._settings)
             if not room.take(entry_bytes, anyway=not self._due and not group):
                 break
             group.append((self._next, room))
             self._next += 1
         return group
 
-    async def _begin(self, group: Sequence[tuple[int, Room]]) -> None:
-        begun: list[_Begun | Shared | Failed | None] = []
+    async def _begin(self, group: Sequence[tuple[int, Reservation]]) -> None:
+        begun: list[_Begun | Shared | FailedEntry | None] = []
         try:
             for position, _ in group:
                 begun.append(self._begun(position))
@@ -365,10 +415,10 @@ class TransformedRun:
             if isinstance(one, _Begun):
                 result = self._going(position, one, inputs[position])
             else:
-                result = known(one if one is not None else _as_stored(inputs[position]))
-            self._due.append(Due(position, room, result, self._kind(position)))
+                result = completed(one if one is not None else _as_stored(inputs[position]))
+            self._due.append(EntryInProgress(position, room, result, self._kind(position)))
 
-    def _begun(self, position: int) -> _Begun | Shared | Failed | None:
+    def _begun(self, position: int) -> _Begun | Shared | FailedEntry | None:
         """Return what is known without reading, or a run that needs an input; None for an entry that is delivered as
         stored."""
         if self._batch.status[position]:
@@ -384,15 +434,17 @@ class TransformedRun:
                 return kept
             # No await since the version was read: even if the transform is replaced from now on, these stages make the
             # result.
-            return _Begun(call, versions, Work(self._settings.transforms.admit(call)))
+            return _Begun(call, versions, RunInput(self._settings.transforms.admit(call)))
         except LoaderError as error:
-            return failed_by(error)
+            return failed_entry(error)
 
-    def _going(self, position: int, begun: _Begun, source: Content | Failed) -> asyncio.Future[Shared | Failed]:
+    def _going(
+        self, position: int, begun: _Begun, source: Content | FailedEntry
+    ) -> asyncio.Future[Shared | FailedEntry]:
         call, versions, work = begun
-        if isinstance(source, Failed):
+        if isinstance(source, FailedEntry):
             work.close()
-            return known(source)
+            return completed(source)
         work.source = source
         # The version that was read, which is newer than the one looked up if the object was replaced in between.
         key = self._key(position, versions, args_of(call))
@@ -400,7 +452,9 @@ class TransformedRun:
         made.add_done_callback(work.close_unless_asked)
         return made
 
-    async def _transformed(self, key: Hashable, call: pb.TransformCall, position: int, work: Work) -> Shared | Failed:
+    async def _transformed(
+        self, key: Hashable, call: pb.TransformCall, position: int, work: RunInput
+    ) -> Shared | FailedEntry:
         settings, made_here = self._settings, False
 
         async def make() -> Content:
@@ -413,21 +467,21 @@ class TransformedRun:
         try:
             made = await settings.cache.get(key, make, work.close)
         except LoaderError as error:
-            return failed_by(error)
+            return failed_entry(error)
         if not made_here:
             settings.transforms.kept_result(call, made.content.size_bytes)
         return made
 
-    async def _inputs(self, positions: Sequence[int]) -> dict[int, Content | Failed]:
+    async def _inputs(self, positions: Sequence[int]) -> dict[int, Content | FailedEntry]:
         """Return complete, verified inputs."""
         if not positions:
             return {}
-        found: dict[int, Content | Failed] = await self._settings.on_thread(self._read, positions)
+        found: dict[int, Content | FailedEntry] = await self._settings.on_thread(self._read, positions)
         return found
 
-    def _read(self, positions: Sequence[int]) -> dict[int, Content | Failed]:
+    def _read(self, positions: Sequence[int]) -> dict[int, Content | FailedEntry]:
         """Read inputs. Runs on a thread."""
-        found: dict[int, Content | Failed] = {}
+        found: dict[int, Content | FailedEntry] = {}
         for first, stop in _runs(positions):
             size_bytes = int(self._batch.sizes[first:stop].sum())
             if size_bytes > MAX_IN_MEMORY_BYTES:  # it is the only one in its group
@@ -443,7 +497,7 @@ class TransformedRun:
                 found[at] = self._failed(at) if status else Content(entry_bytes, checksum, data)
         return found
 
-    def _spooled(self, position: int, size_bytes: int) -> Content | Failed:
+    def _spooled(self, position: int, size_bytes: int) -> Content | FailedEntry:
         """Copy a large input to the spool. Runs on a thread."""
         content = Content(size_bytes, 0, fd=self._settings.spool.new_file())
         try:
@@ -460,9 +514,9 @@ class TransformedRun:
             raise
         return content
 
-    def _failed(self, position: int) -> Failed:
+    def _failed(self, position: int) -> FailedEntry:
         fault = self._batch.fault(position)
-        return Failed(int(self._batch.status[position]), fault or EntryFault(""))
+        return FailedEntry(int(self._batch.status[position]), fault or EntryFault(""))
 
     # -- entries
 
@@ -502,8 +556,8 @@ class TransformedRun:
         )
 
 
-def _as_stored(source: Content | Failed) -> Shared | Failed:
-    return source if isinstance(source, Failed) else Shared(source)
+def _as_stored(source: Content | FailedEntry) -> Shared | FailedEntry:
+    return source if isinstance(source, FailedEntry) else Shared(source)
 
 
 def _runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:

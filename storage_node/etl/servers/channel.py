@@ -1,12 +1,77 @@
-"""Channel to a transform's server: the interface of all protocols, and the errors they raise."""
+"""Channel to a transform's server: the interface of all protocols, their errors, and the receiver of the output.
+
+A small output stays in memory. A larger one goes to an unnamed file of the spool, so that nothing is left behind, even
+if the node is killed.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import Callable
 from typing import Protocol
 
-from storage_node.etl.servers.receiver import Receiver
-from storage_node.etl.values import Content, Origin
+from ais_loader.errors import TransformFailed
+from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content, Origin
 from storage_node.etl.webserver.protocol import Request
+from storage_node.store.checksum import crc32c
+
+
+class Receiver:
+    """One output: `take` its chunks, then call `content` or `discard`."""
+
+    def __init__(self, max_bytes: int, reason: str, new_file: Callable[[], int]) -> None:
+        """Create an empty receiver.
+
+        Args:
+            max_bytes: Maximum size; a larger output fails.
+            reason: Name of that limit, for the message.
+            new_file: Creates an unnamed file of the spool and returns its descriptor.
+        """
+        self._max_bytes, self._reason, self._new_file = max_bytes, reason, new_file
+        self._parts: list[bytes] = []
+        self._fd = -1
+        self.size_bytes = self.checksum = 0
+
+    async def take(self, chunk: bytes) -> None:
+        """Add a chunk. Raises TransformFailed if the output is too large or the spool fails."""
+        size_bytes = self.size_bytes + len(chunk)
+        if size_bytes > self._max_bytes:
+            raise TransformFailed(f"it makes more than {self._max_bytes:,} bytes, {self._reason}")
+        self.size_bytes, self.checksum = size_bytes, crc32c(chunk, self.checksum)
+        if self._fd < 0 and size_bytes <= MAX_IN_MEMORY_BYTES:
+            self._parts.append(chunk)
+            return
+        self._parts.append(chunk)
+        try:
+            await asyncio.to_thread(self._spool)
+        except OSError as error:
+            raise TransformFailed(f"its output could not be spooled: {error}") from error
+
+    def _spool(self) -> None:
+        if self._fd < 0:
+            self._fd = self._new_file()
+        parts, self._parts = self._parts, []
+        for part in parts:
+            view = memoryview(part)
+            while view:
+                view = view[os.write(self._fd, view) :]
+
+    def content(self) -> Content:
+        """Return the output, which becomes the caller's."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            return Content(self.size_bytes, self.checksum, fd=fd)
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        return Content(self.size_bytes, self.checksum, memoryview(data))
+
+    def discard(self) -> None:
+        """Release the output. May be called again."""
+        self._parts = []
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
 
 CONNECT_S = 5.0
 """Time limit for establishing a connection."""

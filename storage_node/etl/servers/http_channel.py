@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ais_loader.errors import TransformRefused
 from ais_loader.extras import needs
-from storage_node.etl.servers.channel import CONNECT_S, PutFailed, ServerFailed, Unanswered
-from storage_node.etl.servers.receiver import Receiver
+from storage_node.etl.servers.channel import CONNECT_S, PutFailed, Receiver, ServerFailed, Unanswered
 from storage_node.etl.transform_http import TransformHttp, read
-from storage_node.etl.values import Content, Origin
+from storage_node.etl.values import Content, Origin, escaped
 from storage_node.etl.webserver.protocol import (
     CHUNK_BYTES,
     MAX_ERROR_CHARACTERS,
@@ -26,7 +25,6 @@ from storage_node.etl.webserver.protocol import (
     Request,
     short,
 )
-from storage_node.etl.worker.legible import legible
 
 if TYPE_CHECKING:
     import aiohttp
@@ -130,8 +128,8 @@ async def _received(answer: aiohttp.ClientResponse, receiver: Receiver) -> None:
 async def _refused(answer: aiohttp.ClientResponse) -> NoReturn:
     said = ""
     with contextlib.suppress(UnicodeDecodeError):
-        said = legible(short((await answer.content.read(4 * MAX_ERROR_CHARACTERS)).decode()))
-    status = legible(f"HTTP {answer.status} {answer.reason}")
+        said = escaped(short((await answer.content.read(4 * MAX_ERROR_CHARACTERS)).decode()))
+    status = escaped(f"HTTP {answer.status} {answer.reason}")
     if answer.status == 503:
         raise Unanswered(f"{status}: {said}", connected=False)
     if PUT_FAILED in answer.headers:

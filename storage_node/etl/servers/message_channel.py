@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from ais_loader.wire.generated import ais_etl_server_pb2 as pb
-from storage_node.etl.servers.channel import PutFailed, ServerFailed, Unanswered
-from storage_node.etl.servers.receiver import Receiver
+from storage_node.etl.servers.channel import PutFailed, Receiver, ServerFailed, Unanswered
 from storage_node.etl.transform_http import read
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.webserver.protocol import CHUNK_BYTES, Request

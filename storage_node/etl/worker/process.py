@@ -27,9 +27,15 @@ from typing import Any, NamedTuple
 
 from ais_loader.errors import TransformError, TransformFailed, TransformRefused, TransformTimeout
 from storage_node.etl.spool import Spool, taken
-from storage_node.etl.values import Content
-from storage_node.etl.worker.fences import Fences, folder_bytes, ids_of, kill_group, resident_bytes, start
-from storage_node.etl.worker.legible import legible
+from storage_node.etl.values import Content, escaped
+from storage_node.etl.worker.process_limits import (
+    ProcessLimits,
+    folder_bytes,
+    ids_of,
+    kill_group,
+    resident_bytes,
+    start,
+)
 from storage_node.etl.worker.program import (
     AREA_BYTES,
     AT_WORK,
@@ -151,7 +157,7 @@ class WorkerProcess:
         # sent.
         return time.monotonic() - self.idle_since_s < _SURE_S or process.poll() is None
 
-    async def start(self, setup: dict[str, Any], code: bytes, fences: Fences, *, python: str, user: str) -> None:
+    async def start(self, setup: dict[str, Any], code: bytes, fences: ProcessLimits, *, python: str, user: str) -> None:
         """Start the worker. Returns when it is ready. Raises TransformFailed with the reason, TransformRefused,
         OSError."""
         try:
@@ -378,7 +384,7 @@ class WorkerProcess:
                 if kind == RAISED:
                     told = json.loads(received[json_at:data_at])
                     error = TransformRefused if told.get("refused") else TransformFailed
-                    first.outcome = error(legible(str(told.get("error"))))
+                    first.outcome = error(escaped(str(told.get("error"))))
                 elif kind == IS_FILE:
                     first.written_bytes = of_data
                 elif kind in (IS_INLINE, IS_IN_AREA):

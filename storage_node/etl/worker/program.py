@@ -46,7 +46,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from storage_node.etl.worker.fences import Fences, die_with_parent, enter
+from storage_node.etl.worker.process_limits import ProcessLimits, die_with_parent, enter
 from storage_node.etl.worker.sandbox import TRUNCATE_ABI, Offered, Sandbox, adopt_orphans, end_children
 from storage_node.settings.command_template import FILES, WrongArgument, parse
 
@@ -555,7 +555,7 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)  # not inherited by programs that it starts
     try:
-        enter(Fences(**json.loads(sys.argv[2])))
+        enter(ProcessLimits(**json.loads(sys.argv[2])))
     except OSError as error:
         text = json.dumps({"error": str(error), "refused": True}).encode()
         sock.sendall(REPLY.pack(SET_UP_NUMBER, RAISED, 0, len(text)) + text)

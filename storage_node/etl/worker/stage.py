@@ -25,8 +25,8 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.worker import sandbox
 from storage_node.etl.worker.environments import Environment, is_needed
-from storage_node.etl.worker.fences import Fences
 from storage_node.etl.worker.process import WorkerDied, WorkerInput, WorkerProcess
+from storage_node.etl.worker.process_limits import ProcessLimits
 from storage_node.etl.worker.program import BURST_BYTES, INLINE_BYTES, room_for
 from storage_node.etl.worker.stage_context import StageContext, told
 from storage_node.limits.tasks import settled
@@ -201,7 +201,7 @@ class WorkerStage(ABC):
         self._context.counts.workers += 1
         config = self._context.config
         processes = PROCESSES_PER_WORKER * workers_of(config) if config.etl_user else 0
-        fences = Fences(self._memory_bytes, self._max_bytes, config.etl_network, processes, os.getpid())
+        fences = ProcessLimits(self._memory_bytes, self._max_bytes, config.etl_network, processes, os.getpid())
         setup, code = self._setup()
         self._busy.add(worker)
         try:

@@ -11,8 +11,8 @@ from typing import Any
 from ais_loader.errors import LoaderError, TransformFailed
 from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import TransformHttp
+from storage_node.etl.values import escaped
 from storage_node.etl.worker.environments import Environments
-from storage_node.etl.worker.legible import legible
 from storage_node.settings.config import ServerConfig
 
 LOG_BYTES = 64 << 10
@@ -58,7 +58,7 @@ def told(error: BaseException) -> str:
     A long text keeps both ends: the object it belongs to, and what a program wrote last.
     """
     with suppress(Exception):
-        said = legible(" ".join(str(error).split()))
+        said = escaped(" ".join(str(error).split()))
         if len(said) > _TOLD:
             said = f"{said[: _TOLD // 4]} … {said[-3 * _TOLD // 4 :]}"
         return f"{error.kind}: {said}" if isinstance(error, LoaderError) else said

@@ -18,7 +18,7 @@ from ais_loader.errors import (
     TransformNotFound,
 )
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl.jobs import looks
+from storage_node.etl.jobs import manager as manager_module
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Origin
 
@@ -54,8 +54,8 @@ def test_what_happens_on_the_node_itself_is_seen_without_a_pause(
     one: OneStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pauses are longer than a run of the kit may take."""
-    monkeypatch.setattr(looks, "SHORTEST_S", 60.0)
-    monkeypatch.setattr(looks, "LONGEST_S", 60.0)
+    monkeypatch.setattr(manager_module, "SHORTEST_S", 60.0)
+    monkeypatch.setattr(manager_module, "LONGEST_S", 60.0)
     one.put("a", NAMES)
     assert one.run().job.state == DONE
 

@@ -15,7 +15,7 @@ import pytest
 from ais_loader.errors import NodeUnavailable, TransformFailed, TransformRefused
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl import signed_tokens
-from storage_node.etl.servers.addresses import require_allowed
+from storage_node.etl.servers.stage import require_allowed
 from storage_node.etl.signed_tokens import TokenRefused, signed, verified
 from storage_node.etl.transform_http import PutTarget, TransformHttp
 from storage_node.etl.values import Content, Origin

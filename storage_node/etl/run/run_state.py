@@ -45,14 +45,14 @@ class MadeBy:
         self.kept = self.kept_bytes = 0
 
 
-class Failed:
+class FailedEntry:
     """An entry that failed, with its status and error."""
 
     def __init__(self, status: int, fault: EntryFault) -> None:
         self.status, self.fault = status, fault
 
 
-class Work:
+class RunInput:
     """Input and stages of a result. Other requests may wait for the result after the entry that started it was given
     up."""
 
@@ -71,7 +71,7 @@ class Work:
         self.admitted.release()
 
 
-class Room:
+class Reservation:
     """Memory and spool space that an entry in progress holds: first for its input, then for its result."""
 
     def __init__(self, settings: RunSettings) -> None:
@@ -110,15 +110,15 @@ class Room:
         self.becomes(None)
 
 
-class Due:
+class EntryInProgress:
     """An entry in progress."""
 
-    def __init__(self, position: int, room: Room, task: asyncio.Future[Shared | Failed], kind: int) -> None:
+    def __init__(self, position: int, room: Reservation, task: asyncio.Future[Shared | FailedEntry], kind: int) -> None:
         self.position, self.room, self.task, self.kind = position, room, task, kind
         self._released = False
         task.add_done_callback(self._made)
 
-    def _made(self, task: asyncio.Future[Shared | Failed]) -> None:
+    def _made(self, task: asyncio.Future[Shared | FailedEntry]) -> None:
         if self._released or task.cancelled() or task.exception() is not None:
             return
         result = task.result()
@@ -130,12 +130,12 @@ class Due:
         self.room.release()
 
 
-def failed_by(error: LoaderError) -> Failed:
-    return Failed(pb.FAILED, EntryFault(str(error).encode("utf-8", "backslashreplace").decode(), error.kind))
+def failed_entry(error: LoaderError) -> FailedEntry:
+    return FailedEntry(pb.FAILED, EntryFault(str(error).encode("utf-8", "backslashreplace").decode(), error.kind))
 
 
-def known(result: Shared | Failed) -> asyncio.Future[Shared | Failed]:
+def completed(result: Shared | FailedEntry) -> asyncio.Future[Shared | FailedEntry]:
     """Return a completed future. A task would complete only in a later iteration of the event loop."""
-    made: asyncio.Future[Shared | Failed] = asyncio.get_running_loop().create_future()
+    made: asyncio.Future[Shared | FailedEntry] = asyncio.get_running_loop().create_future()
     made.set_result(result)
     return made

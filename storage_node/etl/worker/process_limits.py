@@ -58,7 +58,7 @@ occasionally crash it.
 
 
 @dataclass(frozen=True, slots=True)
-class Fences:
+class ProcessLimits:
     """Limits of one worker. Sent to it as JSON."""
 
     memory_bytes: int
@@ -114,7 +114,7 @@ def ids_of(user: str) -> tuple[int, int]:
     return found.pw_uid, found.pw_gid
 
 
-def enter(fences: Fences) -> None:
+def enter(fences: ProcessLimits) -> None:
     """Apply the limits in the worker, before any code of its transform is loaded. Raises OSError if one cannot be
     applied."""
     libc = ctypes.CDLL(None, use_errno=True)

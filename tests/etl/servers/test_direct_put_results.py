@@ -12,7 +12,7 @@ import pytest
 from ais_loader.errors import NodeUnavailable, ObjectNotFound, TransformFailed
 from storage_node.etl.jobs.job_store import OwnStore
 from storage_node.etl.jobs.putter import Putter
-from storage_node.etl.run.taken_results import taken_by
+from storage_node.etl.run.direct_put import direct_put_writer
 from storage_node.etl.servers.stage import ServerStage
 from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import PutTarget, TransformHttp
@@ -29,7 +29,7 @@ async def taking(folder: Path, address: str) -> AsyncIterator[tuple[ServerStage,
     putter = Putter(own.put_small)
     try:
         async with open_stage(address, WS) as (stage, side):
-            side.put_result = taken_by(own, putter, Spool(folder / "spool"))
+            side.put_result = direct_put_writer(own, putter, Spool(folder / "spool"))
             yield stage, side, own, await side.start()
     finally:
         await putter.close()

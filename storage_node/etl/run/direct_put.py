@@ -13,12 +13,12 @@ from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.etl.jobs.job_store import JobStore
 from storage_node.etl.jobs.putter import SMALL_BYTES, Putter
-from storage_node.etl.servers.receiver import Receiver
+from storage_node.etl.servers.channel import Receiver
 from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import METADATA, PutClaims, PutResultCallable
 
 
-def taken_by(store: JobStore, putter: Putter, spool: Spool) -> PutResultCallable:
+def direct_put_writer(store: JobStore, putter: Putter, spool: Spool) -> PutResultCallable:
     """Return a function for `TransformHttp.put_result`. `putter` groups small results that arrive together."""
 
     async def take(claims: PutClaims, chunks: AsyncIterator[bytes]) -> str:

@@ -1,4 +1,4 @@
-"""Room of entries that pass through transforms: in memory or in the spool, for inputs and then for what is made."""
+"""Reservations of entries that pass through transforms: memory or spool space, for an input, then for its result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ais_loader import Command, Entry
 from ais_loader.testing import eventually, seeded_bytes
-from storage_node.etl.run.under_way import Room
+from storage_node.etl.run.run_state import Reservation
 from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from storage_node.limits.memory_budget import MemoryBudget
 from tests.node.node_kit import bucket_of, serving
@@ -20,7 +20,7 @@ LARGE = MAX_IN_MEMORY_BYTES + 1
 def test_what_is_in_memory_and_what_is_a_file_are_counted_apart() -> None:
     settings: Any = SimpleNamespace(memory=MemoryBudget(2 * MAX_IN_MEMORY_BYTES), spooled=MemoryBudget(2 * LARGE))
     memory, spooled = settings.memory, settings.spooled
-    first, second, third = Room(settings), Room(settings), Room(settings)
+    first, second, third = Reservation(settings), Reservation(settings), Reservation(settings)
     assert first.take(LARGE, anyway=False)
     assert (memory.held_bytes, spooled.held_bytes) == (MAX_IN_MEMORY_BYTES, LARGE)
     first.becomes(Content.of(b"x" * 7))
