@@ -1,7 +1,7 @@
 """What setup.cfg cannot say: where the packages lie, the two native modules, and the text for an index's page.
 
 The modules are optional: where no compiler is found the installation succeeds, and checksums, reads and writes go by
-their Python references (ais_loader/checksum.py, storage_node/store/read/batch_reader.py,
+their Python references (ais_loader/wire/checksum.py, storage_node/store/read/batch_reader.py,
 storage_node/store/files/counted_write.py), with the same answers.
 AIS_LOADER_REQUIRE_NATIVE=1 makes a failed compilation an error, as `make dist` does.
 """
@@ -40,9 +40,9 @@ setup(
     package_dir={INTEGRATIONS: "integrations"},
     ext_modules=[
         Extension(
-            "ais_loader._crc32c",
-            sources=["ais_loader/_crc32c.c"],
-            depends=["ais_loader/_crc32c.h"],
+            "ais_loader.wire._crc32c",
+            sources=["ais_loader/wire/_crc32c.c"],
+            depends=["ais_loader/wire/_crc32c.h"],
             extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],
             optional=OPTIONAL,
         ),
@@ -50,7 +50,7 @@ setup(
             "storage_node.store._native",
             sources=["storage_node/store/_native.c"],
             depends=[
-                "ais_loader/_crc32c.h",
+                "ais_loader/wire/_crc32c.h",
                 "storage_node/store/_batch_read.h",
                 "storage_node/store/_counted_write.h",
             ],

@@ -31,9 +31,9 @@ import click
 import psutil
 
 import ais_loader
-from ais_loader.checksum import crc32c
 from ais_loader.testing import NodeProcess
 from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.wire.checksum import crc32c
 from benchmarks.clients import get_batches, object_names
 from benchmarks.cluster import BATCH, NODES, put_all
 from benchmarks.cluster_assembly import IN_FLIGHT

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground upwards; names on one line share a floor.
 WIRE = """
-ais_loader.checksum ais_loader.errors ais_loader.extras ais_loader.field_help ais_loader.hints ais_loader.patterns
+ais_loader.errors ais_loader.extras ais_loader.name_matching
 ais_loader.tracebacks ais_loader.version
 ais_loader.wire.generated
 ais_loader.wire

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import click
 
-from ais_loader.checksum import crc32c
 from ais_loader.cli.completion import complete_name
 from ais_loader.cli.etl_args import arguments_of
 from ais_loader.cli.files import STDOUT, Writable, chosen_output, written_to_stdout, written_whole
@@ -23,6 +22,7 @@ from ais_loader.errors import CorruptObject, InvalidRequest, ObjectNotFound
 from ais_loader.objects.client import Client
 from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.pipeline import Stage
+from ais_loader.wire.checksum import crc32c
 
 _PIECE_BYTES = 16 << 20
 """Larger objects are fetched in pieces of this size, so that memory does not grow with the object."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import click
 
-from ais_loader.hints import did_you_mean
+from ais_loader.name_matching import did_you_mean
 
 
 class HintingGroup(click.Group):

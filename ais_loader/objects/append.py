@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ais_loader import errors
-from ais_loader.checksum import crc32c
 from ais_loader.objects import parts
 from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
 from ais_loader.transport.base import Transport
@@ -25,6 +24,7 @@ from ais_loader.values.content import Content, Source
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.urls import ARCHIVE_EXTENSIONS
 from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects
 

@@ -10,14 +10,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeAlias
 
 from ais_loader import errors
-from ais_loader.checksum import crc32c
+from ais_loader.name_matching import Patterns
 from ais_loader.objects.equal_files import holds
 from ais_loader.objects.folders import chooser
 from ais_loader.objects.whole_file import whole_file
-from ais_loader.patterns import Patterns
 from ais_loader.transport.validation import require_text
 from ais_loader.values.changes import DownloadSummary, Failure, OnError, OnProgress, Tally, check_on_error
 from ais_loader.values.entry import ObjectInfo
+from ais_loader.wire.checksum import crc32c
 
 if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket

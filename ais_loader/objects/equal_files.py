@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ais_loader.checksum import crc32c
 from ais_loader.objects.folder_walk import FileToStore
 from ais_loader.values.entry import ObjectInfo
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.reserved import ORIGINAL_CHECKSUM, ORIGINAL_SIZE
 
 if TYPE_CHECKING:

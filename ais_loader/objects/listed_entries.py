@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ais_loader.patterns import Patterns, matcher, pattern_list
+from ais_loader.name_matching import Patterns, matcher, pattern_list
 from ais_loader.values.entry import Entry, ObjectInfo
 from ais_loader.values.entry_table import EntryTable
 

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, cast
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
-from ais_loader.hints import is_pattern
+from ais_loader.name_matching import is_pattern
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client, connect
 from ais_loader.training.plan import (

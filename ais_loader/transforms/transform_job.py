@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ais_loader import errors
-from ais_loader.patterns import Patterns, pattern_list
+from ais_loader.name_matching import Patterns, pattern_list
 from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import Patience
 from ais_loader.values.changes import Failure

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from ais_loader import errors
-from ais_loader.patterns import Patterns, pattern_list
+from ais_loader.name_matching import Patterns, pattern_list
 from ais_loader.values.changes import Failure, OnError, OnProgress, PromoteSummary, Tally, check_on_error
 from ais_loader.values.entry import ObjectInfo
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.hints import unknown_option
+from ais_loader.name_matching import unknown_option
 from ais_loader.values.entry import Entry, EntryLike, MemberInfo, ObjectInfo, to_entry
 from ais_loader.values.pipeline import Etl, args_text, to_pipeline
 from ais_loader.wire.generated import ais_batch_pb2 as pb

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ais_loader.checksum import crc32c
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.frame import U8, U32, WIRE_U32, Frame, FrameError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.patterns import matcher
+from ais_loader.name_matching import matcher
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 
 MAX_NAMES_BYTES = 256 << 10

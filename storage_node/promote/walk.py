@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ais_loader.errors import LoaderError, SourceRefused, SourceUnreadable
-from ais_loader.patterns import matcher
+from ais_loader.name_matching import matcher
 from storage_node.promote.confined_path import FOLDER, open_beneath
 from storage_node.promote.store_folders import StoreFolders
 from storage_node.store.names import check_object_name

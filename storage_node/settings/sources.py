@@ -25,7 +25,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ais_loader.hints import nearest
+from ais_loader.name_matching import nearest
 from storage_node.settings.config import ServerConfig
 
 Settings = dict[str, Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ais_loader.checksum import crc32c
+from ais_loader.wire.checksum import crc32c
 
 __all__ = ["combine", "combine_blocks", "crc32c"]
 

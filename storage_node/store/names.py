@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from ais_loader.errors import BucketNotFound, InvalidName
-from ais_loader.hints import nearest
+from ais_loader.name_matching import nearest
 
 MAX_OBJECT_NAME_BYTES = 1024
 SNAPSHOT_MARK = "@"

@@ -16,7 +16,7 @@ from ais_loader.errors import (
     ObjectNotFound,
     ObjectReplaced,
 )
-from ais_loader.hints import PATTERN_HINT, is_pattern
+from ais_loader.name_matching import PATTERN_HINT, is_pattern
 from storage_node.store.buckets import Buckets
 from storage_node.store.drive.preconditions import parse_version
 from storage_node.store.drive.version_clock import VersionClock, ms_of

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ais_loader import errors
-from ais_loader.checksum import crc32c
 from ais_loader.testing import SeededObjects, eventually, throwaway_folder
 from ais_loader.wire.answer_check import digest
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from tests.node.cluster_kit import BUCKET, Answer, LocalCluster

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from ais_loader import Bucket
-from ais_loader.checksum import crc32c
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.server import NodeServer
 from tests.node.node_kit import RawSession, batch_of, bucket_of, columns, serving

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -218,7 +219,8 @@ def test_a_reader_that_stops_reading_ends_it_quietly(store: str, arguments: list
         )
     finally:
         os.close(write)
-    assert (result.returncode, result.stderr) == (141, b"")
+    said = re.sub(rb"waiting for .* to open\n", b"", result.stderr)  # on a slow machine
+    assert (result.returncode, said) == (141, b"")
 
 
 def test_an_interrupt_while_the_command_is_imported_is_no_traceback() -> None:

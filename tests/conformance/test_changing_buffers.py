@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ais_loader import Bucket, ObjectInfo, errors
-from ais_loader.checksum import crc32c
 from ais_loader.values.options import LaneChoice
+from ais_loader.wire.checksum import crc32c
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -9,10 +9,10 @@ import pytest
 from conformance_kit import contents
 
 from ais_loader import Bucket, Client, Entry, errors
-from ais_loader.checksum import crc32c
 from ais_loader.objects.equal_files import without_equal
 from ais_loader.objects.folder_walk import FileToStore
 from ais_loader.testing import seeded_bytes
+from ais_loader.wire.checksum import crc32c
 from tests.tar_kit import packed_tar
 
 zstandard = pytest.importorskip("zstandard")

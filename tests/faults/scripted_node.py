@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from ais_loader.checksum import crc32c
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.frame import Frame, Piece, encode_prefix
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 

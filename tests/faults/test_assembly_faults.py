@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ais_loader.checksum import crc32c
 from ais_loader.errors import LoaderError
 from ais_loader.testing import FaultyLink, NodeProcess, SeededObjects, eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import peer_secret_file
 from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.wire.answer_check import digest
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb

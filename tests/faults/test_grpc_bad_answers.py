@@ -10,8 +10,8 @@ import pytest
 from scripted_node import ScriptedNode, end, frame, piece, reject
 
 from ais_loader import Batch, ClusterOptions, LoaderError, connect, errors
-from ais_loader.checksum import crc32c
 from ais_loader.testing import eventually, seeded_bytes
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.frame import Piece, encode_varint
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 

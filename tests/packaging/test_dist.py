@@ -20,7 +20,7 @@ from tests.packaging.packaging_kit import ROOT, environment_of, install, make_di
 
 pytestmark = pytest.mark.slow
 
-NATIVE = {"ais_loader/_crc32c", "storage_node/store/_native"}
+NATIVE = {"ais_loader/wire/_crc32c", "storage_node/store/_native"}
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 NO_COMPILER = "/nowhere/cc"
 (PYTHONS,) = re.findall(r"^DIST_PYTHONS \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ais_loader.checksum import crc32c
 from ais_loader.wire.answer_check import AnswerCheck, digest, digest_of_ok
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.frame import U8, U32, WIRE_U32, Frame, FrameError, Piece
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 

@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from ais_loader import Bucket, connect, errors
-from ais_loader.checksum import crc32c
 from ais_loader.testing import eventually, seeded_bytes, throwaway_folder
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from storage_node.server import NodeServer

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ais_loader.checksum import crc32c, crc32c_library
+from ais_loader.wire.checksum import crc32c, crc32c_library
 from storage_node.store.checksum import combine, combine_blocks
 
 Crc32c = Callable[..., int]
 
 IMPLEMENTATIONS: dict[str, Crc32c] = {"library": crc32c_library, "chosen": crc32c}
 try:
-    from ais_loader import _crc32c
+    from ais_loader.wire import _crc32c
 
     IMPLEMENTATIONS |= {
         "native": _crc32c.crc32c,

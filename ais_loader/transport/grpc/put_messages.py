@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ais_loader import errors
-from ais_loader.checksum import crc32c
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.session.call_lane import PUT, CallLane
 from ais_loader.transport.validation import require_bucket, require_metadata, require_text
 from ais_loader.transport.write_tries import WriteTries
 from ais_loader.values.content import Source
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.lane import DATA, LAST
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from typing import TypeVar
 
-from ais_loader.checksum import crc32c
 from ais_loader.errors import SilenceTimeout, TransformError, TransformFailed, TransformTimeout
 from ais_loader.transport.session.lane import Lane
 from ais_loader.transport.session.stream_pool import PooledStream, StreamPool
 from ais_loader.values.entry import entry_error
 from ais_loader.wire.answer_check import AnswerCheck, compare_unchecked, digest_of_ok
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.frame import (
     EntryFault,
     FrameError,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from ais_loader.checksum import crc32c
+from ais_loader.wire.checksum import crc32c
 from storage_node.etl.webserver.protocol import CHUNK_BYTES, MAX_ERROR_CHARACTERS, RECEIPT, short
 from storage_node.settings.config import is_loopback
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ais_loader.checksum import crc32c
 from ais_loader.testing import seeded_bytes
+from ais_loader.wire.checksum import crc32c
 from storage_node.store.files.counted_write import WriteCounted, write_counted, write_counted_python
 from storage_node.store.format import BLOCK_BYTES
 

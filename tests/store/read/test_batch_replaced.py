@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.checksum import crc32c
 from ais_loader.testing import seeded_bytes
+from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.frame import Frame, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read import frame_reader

@@ -1,6 +1,6 @@
 /* CRC-32C for Python: any contiguous buffer, without a copy, and without the GIL where that pays.
  *
- * Clients check with it what arrives, nodes what they store; its contract is in ais_loader/checksum.py.
+ * Clients check with it what arrives, nodes what they store; its contract is in ais_loader/wire/checksum.py.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

@@ -40,6 +40,6 @@ def crc32c_library(data: Buffer, /, crc: int = 0) -> int:
 
 
 try:
-    from ais_loader._crc32c import crc32c
+    from ais_loader.wire._crc32c import crc32c
 except ImportError:
     crc32c = crc32c_library

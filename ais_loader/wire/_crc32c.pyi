@@ -1,4 +1,4 @@
-"""What ais_loader/_crc32c.c offers; the contract is in checksum.py."""
+"""What ais_loader/wire/_crc32c.c offers; the contract is in checksum.py."""
 
 from typing_extensions import Buffer
 

@@ -1,0 +1,79 @@
+"""Matching of names: shell patterns for paths, and hints for errors: the known name nearest to an unknown one.
+
+A pattern with a slash matches a whole path, any other one the last component. Every module that
+suggests a name uses these functions, so that clients, nodes and commands phrase suggestions alike.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from ais_loader.errors import InvalidRequest
+
+Patterns: TypeAlias = str | Sequence[str]
+"""One shell pattern, or several."""
+
+
+def pattern_list(option: str, patterns: Patterns | None) -> tuple[str, ...]:
+    """Return the patterns of an option, which may be a single one. Raises InvalidRequest, TypeError."""
+    if patterns is not None and not isinstance(patterns, Iterable):
+        raise TypeError(f"{option} is a {type(patterns).__name__}; need shell patterns such as '*.wav'")
+    found = (patterns,) if isinstance(patterns, str) else tuple(patterns or ())
+    for pattern in found:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{option}: a pattern is a {type(pattern).__name__}; need shell patterns such as '*.wav'")
+        if not pattern:
+            raise InvalidRequest(f"{option}: a pattern is empty and matches no name; need shell patterns like '*.wav'")
+    return found
+
+
+def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Return whether a path matches any of the patterns. Case-sensitive; `*` matches slashes too."""
+    of_paths = [re.compile(fnmatch.translate(one)) for one in patterns if "/" in one]
+    of_names = [re.compile(fnmatch.translate(one)) for one in patterns if "/" not in one]
+
+    def matches(path: str) -> bool:
+        name = path.rpartition("/")[2]
+        return any(one.match(path) for one in of_paths) or any(one.match(name) for one in of_names)
+
+    return matches
+
+
+PATTERN_HINT = "a name is not a pattern: Bucket.entries(pattern=...) lists the objects that match one"
+"""Hint that stores append to the message for a missing object whose name looks like a pattern."""
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
+    """Return the name of `known` that is most like `name`, or None if none is similar."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """Return `; did you mean 'x'?` to append to a message, or an empty string if no known name is similar."""
+    near = nearest(name, known, cutoff=cutoff)
+    return "" if near is None else f"; did you mean {near!r}?"
+
+
+def unknown_option(
+    function: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None
+) -> TypeError:
+    """Return the error for a keyword argument that `function` does not have.
+
+    `elsewhere` says where options of other functions belong, by their names.
+    """
+    options = list(known)
+    if elsewhere and name in elsewhere:
+        hint = f"; {elsewhere[name]}"
+    else:
+        hint = did_you_mean(name, options) or f"; its options are {', '.join(options)}"
+    return TypeError(f"{function}: no option {name!r}{hint}")
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether `name` has a character that is special in shell patterns."""
+    return any(char in name for char in "*?[")
