@@ -28,7 +28,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
         "removed. A checker that knows nothing about the product judges what they asked and what they were told. The",
         "promises that it checks are in [docs/guarantees.md](../docs/guarantees.md).",
         "`python -m benchmarks.soak --write` writes this page from its own run, and `python -m benchmarks.soak page`",
-        "writes it from the outcomes of several runs.",
+        "writes it from the outcomes of several runs. The first run of each store is shown in detail.",
         "",
         f"Machine: {machine()}; {load()}.",
         "",
@@ -42,7 +42,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
             f"| {one.name} | {one.seed} | {one.tree} | {one.duration_s / 60:.1f} | {one.operations:,} "
             f"| {one.events.total():,} | {one.slowest_s:.1f} s | {one.undecided} | {said} |"
         )
+    detailed = {one.name: one for one in reversed(outcomes)}
     for one in outcomes:
+        if one is not detailed[one.name] and not one.note:
+            continue
         lines += ["", f"## {one.name}, seed {one.seed}: {_WHAT[one.name]}", ""]
         lines += [one.note, ""] if one.note else []
         lines += ["| what | times |", "|---|---:|"]
