@@ -1,1 +1,1 @@
-"""Benchmarks: speed as ratios in one run against a named baseline. `python -m benchmarks.NAME --help` for each."""
+"""Benchmarks: speed as ratios in one run against a named baseline. `python -m benchmarks` lists them."""

@@ -21,10 +21,10 @@ from typing import Any
 
 import click
 
-from benchmarks import access_patterns
-from benchmarks.access_patterns import Latencies, latency_rows
-from benchmarks.getbatch import label
-from benchmarks.harness import Outcome, claims_table, load, machine, rates_table
+from benchmarks.kit.harness import Outcome, claims_table, load, machine, rates_table
+from benchmarks.reads import access_patterns
+from benchmarks.reads.access_patterns import Latencies, latency_rows
+from benchmarks.reads.getbatch import label
 from benchmarks.report import targets, workers
 from benchmarks.report.judging import fallen, ratios
 from benchmarks.report.rates import CLIENTS, COUNTS, IN_FLIGHT, claims, measure, pairs
@@ -66,8 +66,8 @@ def latencies_part(rounds: int, folder: Path) -> Part:
             pooled[name].extend(one)
     access_patterns.plot(access_patterns.curves(pooled), folder / "latencies.png")
     text = (
-        "## Latencies\n\nOf batches of 64 members of 40 KB, of eight tar shards; one client. benchmarks/"
-        "access_patterns.md says what the ways are.\n\n### A batch\n\n"
+        "## Latencies\n\nOf batches of 64 members of 40 KB, of eight tar shards; one client. "
+        "benchmarks/reads/access_patterns.md says what the ways are.\n\n### A batch\n\n"
         f"{latency_rows(pooled, lambda one: one.batches_s)}\n\n### A sample\n\n"
         f"{latency_rows(pooled, lambda one: one.samples_s)}\n\n![Latencies](latencies.png)\n"
     )
@@ -82,7 +82,8 @@ def targets_part(rounds: int, folder: Path) -> Part:
     reached = sum(one.reached for one in outcomes)
     text = (
         f"## Targets\n\n{reached} of {len(outcomes)} reached; {rounds} rounds of each. The tables that they stand in, "
-        "and why others are not reached: benchmarks/lane.md, getbatch.md, object_file.md, put.md, memory.md.\n\n"
+        "and why others are not reached: benchmarks/reads/lane.md, getbatch.md, object_file.md, memory.md; "
+        "benchmarks/writes/put.md.\n\n"
         f"{claims_table(outcomes)}\n"
     )
     return text, {"targets": _plain(outcomes)}

@@ -10,11 +10,11 @@ from pathlib import Path
 import ais_loader
 from ais_loader.testing import NodeProcess
 from ais_loader.testing.cluster import ClusterProcesses
-from benchmarks import echo
-from benchmarks.clients import Clients, object_names
-from benchmarks.cluster import put_all
-from benchmarks.getbatch import label, plain_files, rate, read_files
-from benchmarks.harness import Claim, run_rounds
+from benchmarks.cluster.several_nodes import put_all
+from benchmarks.kit import echo
+from benchmarks.kit.clients import Clients, object_names
+from benchmarks.kit.harness import Claim, run_rounds
+from benchmarks.reads.getbatch import label, plain_files, rate, read_files
 from benchmarks.report.limits import memcpy, through_socket
 
 CLIENTS = 4

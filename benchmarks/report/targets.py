@@ -9,11 +9,12 @@ from pathlib import Path
 
 import ais_loader
 from ais_loader.testing import NodeProcess
-from benchmarks import getbatch, lane, memory, object_file, put
-from benchmarks.access_patterns import percentile
-from benchmarks.clients import BUCKET, batches, object_names
-from benchmarks.getbatch import label
-from benchmarks.harness import Claim, Outcome, judge
+from benchmarks.kit.clients import BUCKET, batches, object_names
+from benchmarks.kit.harness import Claim, Outcome, judge
+from benchmarks.reads import getbatch, lane, memory, object_file
+from benchmarks.reads.access_patterns import percentile
+from benchmarks.reads.getbatch import label
+from benchmarks.writes import put
 
 MIB = 1 << 20
 _WARM_UP_BATCHES = 50

@@ -9,7 +9,7 @@ import ais_loader
 from ais_loader.bench.conductor import prepare, run
 from ais_loader.bench.plan import Plan
 from ais_loader.testing import NodeProcess
-from benchmarks.plots import new_figure, save
+from benchmarks.kit.plots import new_figure, save
 from benchmarks.report.judging import knee
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)

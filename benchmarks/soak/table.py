@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import load, machine
+from benchmarks.kit.harness import load, machine
 from benchmarks.soak.outcome import Outcome
 
-TABLE = Path(__file__).parents[1] / "soak.md"
+TABLE = Path(__file__).with_name("soak.md")
 _WHAT = {
     "embedded": "an embedded store whose writers are killed at any moment, with readers in other processes",
     "node": "one node with four times as many clients as places for batches",
@@ -26,7 +26,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
         "",
         "Clients of every kind run while processes and nodes are killed, frozen, cut off, filled up, added, and",
         "removed. A checker that knows nothing about the product judges what they asked and what they were told. The",
-        "promises that it checks are in [docs/guarantees.md](../docs/guarantees.md).",
+        "promises that it checks are in [docs/guarantees.md](../../docs/guarantees.md).",
         "`python -m benchmarks.soak --write` writes this page from its own run, and `python -m benchmarks.soak page`",
         "writes it from the outcomes of several runs. The first run of each store is shown in detail.",
         "",

@@ -113,7 +113,7 @@ OF_PACKAGE = {
     "pyarrow": {"read_ais": "from ais_loader.integrations.ray_data import read_ais"},
     "matplotlib": {
         "the speech example": "import examples.speech.train",
-        "a picture": "from benchmarks.plots import new_figure; new_figure(1)",
+        "a picture": "from benchmarks.kit.plots import new_figure; new_figure(1)",
     },
     "braceexpand": {
         "a manifest": "from ais_loader.integrations.nemo.manifests import expanded; expanded(['a'])",

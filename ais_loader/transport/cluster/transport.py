@@ -54,8 +54,8 @@ from ais_loader.wire.placement import object_hash
 T = TypeVar("T")
 DIRECT_TO_NODES = 64
 """In a cluster of at most this many nodes, a client assembles every batch itself. Measurements
-(`benchmarks/cluster.md`) show that this is faster for any size and number of entries, at the price of a session with
-each node."""
+(`benchmarks/cluster/several_nodes.md`) show that this is faster for any size and number of entries, at the price of a
+session with each node."""
 DIRECT_FROM_ENTRIES_PER_OWNER = 8
 """In a larger cluster, a client assembles batches with at least this many entries for each owner: fewer are not worth a
 session with every node."""

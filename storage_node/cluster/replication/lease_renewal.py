@@ -5,7 +5,7 @@ writers wait for it.
 
 It uses the synchronous gRPC API. grpc.aio would need a second event loop in the process, and grpc.aio wakes every loop
 for each event: two threads would wake for each message of the node, and half of the messages would be handed over
-between them (`benchmarks/two_trees.md` has the cost).
+between them (`benchmarks/report/two_trees.md` has the cost).
 """
 
 from __future__ import annotations

@@ -1,0 +1,31 @@
+"""List of the benchmarks: `python -m benchmarks`."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import click
+
+HERE = Path(__file__).parent
+
+
+def listed() -> list[tuple[str, str]]:
+    """Name and summary of everything that `python -m` can run here, without importing it."""
+    found = []
+    for path in sorted(HERE.glob("*/*.py")):
+        source = path.read_text()
+        if path.name == "__main__.py" or 'if __name__ == "__main__":' in source:
+            parts = path.relative_to(HERE.parent).with_suffix("").parts
+            summary = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")[0]
+            found.append((".".join(part for part in parts if part != "__main__"), " ".join(summary.split())))
+    return found
+
+
+def main() -> None:
+    for name, summary in listed():
+        click.echo(f"python -m {name}\n    {summary}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Benchmarks of transforms: channels, jobs, direct put, and kept results."""

@@ -1,0 +1,214 @@
+"""The cost of passing an object through a transform that does nothing, by channel and by kind of server.
+
+    python -m benchmarks.etl.channels  # writes the table and the picture beside this file
+
+The transform returns its input, so only the way to it and back is measured. A stage of a node, as batches and jobs use
+it, passes objects of 10 KiB through, as many at once as it has connections. The server is one separate process. Inputs
+are in memory and, for fqn, in a file each. The node counts the bytes of each output and computes its checksum. Each
+round runs every contestant once, and ratios are computed within a round.
+
+Prediction, written before the first run: hpush by FastAPI takes about 0.7 ms. Two thirds of that is HTTP in Python by
+uvicorn and Starlette, and the rest is aiohttp, whose parser is in C. The standard library's server takes as long,
+because it parses headers with Python's e-mail parser; Flask takes 1.2 times as long. hpull adds a second request: 1.8
+times as long. A WebSocket has no headers to parse: 2 times as many objects as hpush. gRPC does most of its work in C,
+but its asyncio side in Cython and its server's threads wake each other: as many objects as the WebSocket, give or take
+a fifth. fqn changes little at 10 KiB: opening the file costs what is saved by not sending it. A Python function, in a
+worker at the other end of a socket pair, needs neither HTTP nor WebSocket frames: 1.5 times as many objects as the
+fastest server. A command is a process for each object: 300 objects per second.
+
+The results are as predicted, except for gRPC: 0.8 of the WebSocket while other processes used the machine, and 1.3
+times the WebSocket when only these two contestants ran and had the cores to themselves. gRPC's client has threads of
+its own that must be woken, and waits for them when the cores are taken. Reading ahead of the answer made it even slower
+(0.75 of the WebSocket). In a first run, hpush by FastAPI reached 180 objects per second: small packets were held back
+for 40 ms on the connections of a listener that was created without naming TCP, because asyncio then does not configure
+them to send at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import click
+import cloudpickle
+
+from ais_loader.testing import seeded_bytes
+from ais_loader.wire.generated import ais_etl_pb2 as pb
+from benchmarks.kit.echo import ServerProcess
+from benchmarks.kit.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
+from benchmarks.kit.plots import draw_rounds
+from storage_node.etl.run.stages import open_stage
+from storage_node.etl.spool import Spool
+from storage_node.etl.transform_http import TransformHttp
+from storage_node.etl.values import Content, Origin, Stage
+from storage_node.etl.webserver import FastAPIServer, FlaskServer, GRPCServer, HTTPMultiThreadedServer
+from storage_node.etl.worker.stage_context import StageContext
+from storage_node.settings.config import ServerConfig
+
+SIZE_BYTES = 10 << 10
+AT_ONCE = 8
+FUNCTION = "function"
+TABLE = Path(__file__).with_suffix(".md")
+PICTURE = TABLE.with_suffix(".png")
+
+_Communication = pb.TransformServer
+FRAMEWORKS = {
+    "FastAPI": FastAPIServer, "Flask": FlaskServer, "http.server": HTTPMultiThreadedServer, "gRPC": GRPCServer,
+}  # fmt: skip
+CHANNELS = {
+    "FastAPI": ("hpush", "hpull", "ws"), "Flask": ("hpush", "hpull"), "http.server": ("hpush", "hpull"),
+    "gRPC": ("grpc",),
+}  # fmt: skip
+COMMUNICATION = {
+    "hpush": _Communication.HPUSH, "hpull": _Communication.HPULL,
+    "ws": _Communication.WEBSOCKET, "grpc": _Communication.GRPC,
+}  # fmt: skip
+CLAIMS = [
+    Claim("ws FastAPI", "hpush FastAPI", 1.2),
+    Claim("grpc gRPC", "ws FastAPI", 1.0),
+    *(Claim(FUNCTION, name, 1.0) for name in ("hpush FastAPI", "ws FastAPI", "hpush http.server", "grpc gRPC")),
+    Claim("ws FastAPI fqn", "hpush FastAPI fqn", 1.2),
+    Claim("grpc gRPC fqn", "ws FastAPI fqn", 1.0),
+]
+
+
+def _serve(given: tuple[str, str], ready: Connection) -> None:
+    framework, folder = given
+
+    class Nothing(FRAMEWORKS[framework]):  # type: ignore[misc]
+        file_roots = (folder,)
+
+        def transform(self, data: bytes, path: str, args: Any) -> bytes:
+            return data
+
+    with Nothing().running() as url:
+        ready.send(int(url.rpartition(":")[2]))
+        threading.Event().wait()
+
+
+def nothing(data: memoryview) -> memoryview:
+    return data
+
+
+def nothing_by_path(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
+
+
+@contextmanager
+def _files(folder: Path, count: int) -> Iterator[list[Content]]:
+    contents = []
+    for number in range(count):
+        path = folder / str(number)
+        content = Content.of(seeded_bytes(SIZE_BYTES, number))
+        assert content.data is not None
+        path.write_bytes(content.data)
+        contents.append(Content(SIZE_BYTES, content.checksum, fd=os.open(path, os.O_RDONLY), path=str(path)))
+    try:
+        yield contents
+    finally:
+        for content in contents:
+            content.close()
+
+
+async def _passed(stage: Stage, contents: list[Content], count: int) -> float:
+    """Objects per second."""
+    left = iter(range(count))
+
+    async def worker() -> None:
+        for number in left:
+            content = contents[number % len(contents)]
+            made = await stage.run(Origin("b", str(number), "1"), content, "")
+            assert made.checksum == content.checksum
+            made.close()
+
+    await asyncio.gather(*(worker() for _ in range(AT_ONCE)))  # connections are made, code is warm
+    left = iter(range(count))
+    began_s = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
+    return count / (time.perf_counter() - began_s)
+
+
+def contestants(held: ExitStack, count: int) -> dict[str, Callable[[], float]]:
+    folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
+    files = held.enter_context(_files(folder, 64))
+    memory = [Content.of(seeded_bytes(SIZE_BYTES, number)) for number in range(64)]
+    loop = asyncio.new_event_loop()
+    held.callback(loop.close)
+    found: dict[str, Callable[[], float]] = {}
+
+    def run(stage: Stage, contents: list[Content]) -> float:
+        return loop.run_until_complete(_passed(stage, contents, count))
+
+    async def opened(transform: pb.Transform) -> Stage:
+        settings = ServerConfig(etl_code=True, etl_servers=(transform.server.address,))
+        side = TransformHttp()
+        held.callback(lambda: loop.run_until_complete(side.stop()))
+        stage = open_stage(transform, StageContext(settings, Spool(folder / "spool"), asyncio.to_thread, side))
+        held.callback(lambda: loop.run_until_complete(stage.close()))
+        return stage
+
+    def add(name: str, transform: pb.Transform, contents: list[Content]) -> None:
+        transform.name = name
+        stage = loop.run_until_complete(opened(transform))
+        found[name] = lambda: run(stage, contents)
+
+    add(FUNCTION, pb.Transform(python=_code(nothing)), memory)
+    add(f"{FUNCTION} fqn", pb.Transform(python=_code(nothing_by_path, path=True)), files)
+    add("command", pb.Transform(command=pb.Command(argument=["cat"])), memory)
+    for framework, channels in CHANNELS.items():
+        server = held.enter_context(ServerProcess(_serve, (framework, str(folder))))
+        address = f"{'grpc' if framework == 'gRPC' else 'http'}://127.0.0.1:{server.port}"
+        for channel in channels:
+            for fqn in (False, True):
+                given = pb.TransformServer(
+                    address=address, communication=COMMUNICATION[channel], fqn=fqn, connections=AT_ONCE
+                )
+                add(
+                    f"{channel} {framework}{' fqn' if fqn else ''}",
+                    pb.Transform(server=given),
+                    files if fqn else memory,
+                )
+    return found
+
+
+def _code(function: Callable[..., Any], path: bool = False) -> pb.PythonCode:
+    return pb.PythonCode(
+        pickle=cloudpickle.dumps(function), python=f"{sys.version_info[0]}.{sys.version_info[1]}", path=path
+    )
+
+
+@click.command(help=__doc__)
+@click.option("--count", default=1000, show_default=True, help="Objects in each round.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--keep/--no-keep", default=True, show_default=True, help="Write the table and the picture.")
+def main(count: int, rounds: int, keep: bool) -> None:
+    with ExitStack() as held:
+        rates = run_rounds(contestants(held, count), rounds)
+    outcomes = judge(rates, CLAIMS)
+    text = page(
+        "Channels to transforms",
+        __doc__ or "",
+        f"{rounds} rounds of {count:,} objects, {AT_ONCE} at once; node and server share the cores.",
+        rates_table(rates, "objects/s"),
+        "The process of a fast server and that of the node are equally busy; the ratios are what counts.",
+        claims_table(outcomes),
+        f"![Rates and ratios]({PICTURE.name})",
+    )
+    print(text)
+    if keep:
+        draw_rounds(rates, outcomes, "objects/s", PICTURE)
+    conclude(text + "\n", TABLE if keep else None, reached=all(outcome.reached for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Harness of the benchmarks: rounds, client processes, baselines, tables and pictures."""

@@ -1,0 +1,187 @@
+"""GetBatch compared with plain files, single GETs and bare gRPC, with a warm page cache and checksums on.
+
+This isolates the cost of a request: the same objects are read in a random order in six ways. "file loop" is
+open/read/close in one Python process over as many plain files. A node is read as clients do by default, through lanes.
+"echo" is grpcio sending the same bytes and doing nothing else.
+
+    python -m benchmarks.reads.getbatch  # 10 KiB, 100 KiB, 1 MiB; writes the table beside this file
+    python -m benchmarks.reads.getbatch --sizes 10240 --rounds 3 --no-write
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+import ais_loader
+from ais_loader.testing import NodeProcess
+from benchmarks.kit import echo
+from benchmarks.kit.clients import BUCKET, Clients, get_batches, object_names
+from benchmarks.kit.harness import Claim, claims_table, conclude, judge, machine, rates_table, run_rounds
+
+BATCH = 128
+CLIENTS = 4
+IN_FLIGHT = 3
+TABLE = Path(__file__).with_suffix(".md")
+
+FILES = "file loop, 1 process"
+EMBEDDED = f"embedded GetBatch ×{BATCH}, 1 thread"
+BATCH_4 = f"node, GetBatch ×{BATCH}, {CLIENTS} clients, {IN_FLIGHT} in flight"
+BATCH_4_PYTHON = "the same, Python reader"
+BATCH_1 = f"node, GetBatch ×{BATCH}, 1 client, {IN_FLIGHT} in flight"
+GETS = f"node, single GET, {CLIENTS} clients"
+ECHO_UNARY = f"gRPC unary echo, {CLIENTS} clients, thread-pool server"
+ECHO_ASYNCIO = f"gRPC unary echo, {CLIENTS} clients, asyncio server"
+ECHO_STREAM = f"gRPC stream echo, 1 client, {IN_FLIGHT} in flight"
+
+
+def fill(path: Path, count: int, size_bytes: int) -> None:
+    """A store of `count` objects of random bytes."""
+    with ais_loader.connect(path) as client:
+        bucket = client.create_bucket(BUCKET)
+        pool = random.Random(0).randbytes(size_bytes + count)
+        bucket.put_many((name, pool[at : at + size_bytes]) for at, name in enumerate(object_names(count)))
+
+
+def plain_files(folder: Path, count: int, size_bytes: int) -> list[str]:
+    """As many files of their own: small objects of a store share some."""
+    folder.mkdir()
+    pool = random.Random(0).randbytes(size_bytes + count)
+    for at in range(count):
+        (folder / str(at)).write_bytes(pool[at : at + size_bytes])
+    return [str(folder / str(at)) for at in range(count)]
+
+
+def read_files(paths: Sequence[str]) -> int:
+    total = 0
+    for path in paths:
+        with open(path, "rb") as file:
+            total += len(file.read())
+    return total
+
+
+def rate(count: int, work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - start)
+
+
+def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str, list[float]]:
+    """Objects per second of each way, in each round."""
+    store = folder / f"store-{size_bytes}"
+    fill(store, count, size_bytes)
+    names = object_names(count)
+    shares = [names[part::CLIENTS] for part in range(CLIENTS)]
+    paths = plain_files(folder / f"files-{size_bytes}", count, size_bytes)
+    random.Random(1).shuffle(paths)
+    gets = [share[: max(250, min(1000, len(share) // 4))] for share in shares]
+    echoes = max(100, min(1000, (512 << 20) // size_bytes // CLIENTS))
+    with ExitStack() as held:
+        embedded = held.enter_context(ais_loader.connect(store, mode="r"))
+        # Both nodes would want the lock: the second serves a copy made of hard links.
+        copy = linked_copy(store, folder)
+        native = held.enter_context(NodeProcess([store]))
+        python = held.enter_context(NodeProcess([copy], environment={"AIS_LOADER_READER": "python"}))
+        many = held.enter_context(Clients(native.url, CLIENTS))
+        many_python = held.enter_context(Clients(python.url, CLIENTS))
+        one = held.enter_context(Clients(native.url, 1))
+        echo_clients = held.enter_context(Clients("", CLIENTS))
+        echo_server = held.enter_context(echo.EchoServer(size_bytes))
+        echo_asyncio = held.enter_context(echo.EchoServer(size_bytes, asyncio=True))
+        seeds = iter(range(10**6))
+
+        def by_batches(clients: Clients, parts: Sequence[Sequence[str]]) -> float:
+            seed = next(seeds)
+            return count / clients.seconds("batches", [(part, BATCH, IN_FLIGHT, seed) for part in parts])
+
+        contestants: dict[str, Callable[[], float]] = {
+            FILES: lambda: rate(count, lambda: read_files(paths)),
+            EMBEDDED: lambda: rate(count, lambda: get_batches(embedded, names, BATCH, 1, next(seeds))),
+            BATCH_4: lambda: by_batches(many, shares),
+            BATCH_4_PYTHON: lambda: by_batches(many_python, shares),
+            BATCH_1: lambda: by_batches(one, [names]),
+            GETS: lambda: sum(map(len, gets)) / many.seconds("gets", [(part,) for part in gets]),
+            ECHO_UNARY: lambda: (
+                CLIENTS * echoes / echo_clients.seconds("echo_unary", [(echo_server.port, echoes)] * CLIENTS)
+            ),
+            ECHO_ASYNCIO: lambda: (
+                CLIENTS * echoes / echo_clients.seconds("echo_unary", [(echo_asyncio.port, echoes)] * CLIENTS)
+            ),
+            ECHO_STREAM: lambda: echo.stream(echo_server.port, CLIENTS * echoes, IN_FLIGHT),
+        }
+        for work in contestants.values():  # connections, caches
+            work()
+        return run_rounds(contestants, rounds)
+
+
+def linked_copy(store: Path, folder: Path) -> Path:
+    """A second store over the same bytes: its own catalog, hard links to the (immutable) object files."""
+    import shutil
+
+    copy = folder / f"{store.name}-python"
+    shutil.copytree(
+        store,
+        copy,
+        copy_function=lambda source, target: (
+            os.link(source, target) if "/objects/" in source else shutil.copy2(source, target)
+        ),
+    )
+    return copy
+
+
+CLAIMS = {
+    10 << 10: [
+        Claim(BATCH_4, FILES, 0.3),
+        Claim(BATCH_4_PYTHON, FILES, 0.12),
+        Claim(BATCH_1, FILES, 0.25),
+        Claim(GETS, ECHO_UNARY, 1.5),
+        Claim(GETS, ECHO_ASYNCIO, 1.5),
+        Claim(EMBEDDED, FILES, 0.6),
+    ],
+    1 << 20: [Claim(BATCH_1, ECHO_STREAM, 0.75)],
+}
+PAPER = {10 << 10: 15.0, 100 << 10: 6.2, 1 << 20: 1.7}
+COUNTS = {10 << 10: 20_000, 100 << 10: 20_000, 1 << 20: 4_000}
+"""What stays in the page cache of a machine with 16 GiB."""
+
+
+def label(size_bytes: int) -> str:
+    return f"{size_bytes >> 20} MiB" if size_bytes >= 1 << 20 else f"{size_bytes >> 10} KiB"
+
+
+@click.command(help=__doc__)
+@click.option("--sizes", default="10240,102400,1048576", show_default=True, help="Object sizes in bytes.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--folder", type=click.Path(path_type=Path), help="Where the stores are made; else a temporary folder.")
+@click.option("--write/--no-write", default=True, help=f"Write the tables to {TABLE.name}.")
+def main(sizes: str, rounds: int, folder: Path | None, write: bool) -> None:
+    parts = [f"# GetBatch\n\n{(__doc__ or '').strip().splitlines()[0]}\n\nMachine: {machine()}. {rounds} rounds.\n"]
+    missed = 0
+    uplift = ["| object size | GET → GetBatch, 4 clients | the paper (16 nodes, 80 workers) |", "|---|---:|---:|"]
+    for size_bytes in map(int, sizes.split(",")):
+        count = COUNTS.get(size_bytes, 4_000)
+        with tempfile.TemporaryDirectory(dir=folder) as here:
+            rates = measure(size_bytes, count, rounds, Path(here))
+        outcomes = judge(rates, CLAIMS.get(size_bytes, []))
+        missed += sum(not outcome.reached for outcome in outcomes)
+        gain = judge(rates, [Claim(BATCH_4, GETS, 0.0)])[0].median
+        uplift.append(f"| {label(size_bytes)} | {gain:.1f}× | {PAPER.get(size_bytes, float('nan')):.1f}× |")
+        section = f"## {count:,} objects of {label(size_bytes)}\n\n{rates_table(rates, 'objects/s', size_bytes)}\n"
+        if outcomes:
+            section += f"\n{claims_table(outcomes)}\n"
+        click.echo(section)
+        parts.append(section)
+    parts.append("## From single GETs to GetBatch\n\n" + "\n".join(uplift) + "\n")
+    click.echo(parts[-1])
+    conclude("\n".join(parts), TABLE if write else None, reached=not missed)
+
+
+if __name__ == "__main__":
+    main()

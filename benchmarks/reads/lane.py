@@ -1,0 +1,124 @@
+"""The lane beside gRPC: the same sessions over a socket and over gRPC, compared with bare gRPC and plain files.
+
+Isolates what carries the bytes: the same client, node, objects and order, once by a lane and once with lane="grpc".
+The page cache is warm, every byte is compared with its checksum, by the node or by the client, and client and node
+share the machine. "echo" is grpcio sending as many bytes and doing nothing else.
+
+    python -m benchmarks.reads.lane  # 10 KiB, 100 KiB, 1 MiB; writes the table beside this file
+    python -m benchmarks.reads.lane --sizes 10240 --rounds 3 --no-write
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from ais_loader.testing import NodeProcess
+from ais_loader.values.options import LaneChoice
+from benchmarks.kit import echo
+from benchmarks.kit.clients import Clients, object_names
+from benchmarks.kit.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+from benchmarks.reads.getbatch import BATCH, CLIENTS, IN_FLIGHT, fill, label, plain_files, rate, read_files
+
+TABLE = Path(__file__).with_suffix(".md")
+WAYS: dict[str, LaneChoice] = {"lane": "auto", "gRPC": "grpc"}
+FILES = "file loop, 1 process"
+ECHO_UNARY = f"gRPC unary echo, {CLIENTS} clients"
+ECHO_STREAM = f"gRPC stream echo, 1 client, {IN_FLIGHT} in flight"
+COUNTS = {10 << 10: 20_000, 100 << 10: 8_000, 1 << 20: 1_500}
+
+
+def batches(way: str, clients: int) -> str:
+    return f"{way}: GetBatch ×{BATCH}, {clients} client{'s' if clients > 1 else ''}, {IN_FLIGHT} in flight"
+
+
+def gets(way: str) -> str:
+    return f"{way}: single GET, {CLIENTS} clients"
+
+
+CLAIMS = {
+    10 << 10: [
+        Claim(batches("lane", 1), FILES, 0.85),
+        Claim(batches("lane", CLIENTS), FILES, 0.8),
+        Claim(gets("lane"), gets("gRPC"), 1.5),
+        Claim(batches("lane", 1), batches("gRPC", 1), 1.0),
+    ],
+    100 << 10: [Claim(batches("lane", 1), batches("gRPC", 1), 2.0)],
+    1 << 20: [
+        Claim(batches("lane", 1), ECHO_STREAM, 2.5),
+        Claim(gets("lane"), ECHO_UNARY, 2.0),
+        Claim(batches("lane", 1), batches("gRPC", 1), 2.0),
+    ],
+}
+"""The wanted ratios, as they were written before anything was measured on this code."""
+
+
+def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str, list[float]]:
+    """Objects per second of each way, in each round."""
+    store = folder / "store"
+    fill(store, count, size_bytes)
+    names = object_names(count)
+    shares = [names[part::CLIENTS] for part in range(CLIENTS)]
+    few = [share[: max(100, min(1000, len(share) // 4))] for share in shares]
+    paths = plain_files(folder / "files", count, size_bytes)
+    random.Random(1).shuffle(paths)
+    echoes = max(100, min(1000, (256 << 20) // size_bytes // CLIENTS))
+    seeds = iter(range(10**6))
+    with ExitStack() as held:
+        node = held.enter_context(NodeProcess([store]))
+        echo_server = held.enter_context(echo.EchoServer(size_bytes))
+        echo_clients = held.enter_context(Clients("", CLIENTS))
+
+        def by_batches(clients: Clients, parts: Sequence[Sequence[str]]) -> float:
+            seed = next(seeds)
+            return count / clients.seconds("batches", [(part, BATCH, IN_FLIGHT, seed) for part in parts])
+
+        contestants: dict[str, Callable[[], float]] = {FILES: lambda: rate(len(paths), lambda: read_files(paths))}
+        for way, choice in WAYS.items():
+            many = held.enter_context(Clients(node.url, CLIENTS, lane=choice))
+            one = held.enter_context(Clients(node.url, 1, lane=choice))
+            contestants[batches(way, 1)] = lambda one=one: by_batches(one, [names])  # type: ignore[misc]
+            contestants[batches(way, CLIENTS)] = lambda many=many: by_batches(many, shares)  # type: ignore[misc]
+            contestants[gets(way)] = lambda many=many: (  # type: ignore[misc]
+                sum(map(len, few)) / many.seconds("gets", [(part,) for part in few])
+            )
+        contestants[ECHO_UNARY] = lambda: (
+            CLIENTS * echoes / echo_clients.seconds("echo_unary", [(echo_server.port, echoes)] * CLIENTS)
+        )
+        contestants[ECHO_STREAM] = lambda: echo.stream(echo_server.port, CLIENTS * echoes, IN_FLIGHT)
+        for work in contestants.values():  # connections, caches
+            work()
+        return run_rounds(contestants, rounds)
+
+
+@click.command(help=__doc__)
+@click.option("--sizes", default="10240,102400,1048576", show_default=True, help="Object sizes in bytes.")
+@click.option("--rounds", default=7, show_default=True)
+@click.option("--write/--no-write", default=True, help=f"Write the tables to {TABLE.name}.")
+def main(sizes: str, rounds: int, write: bool) -> None:
+    parts = [
+        f"# The lane beside gRPC\n\n{(__doc__ or '').strip().splitlines()[0]}\n\nMachine: {machine()}. {load()}. "
+        f"{rounds} rounds.\n"
+    ]
+    missed = 0
+    for size_bytes in map(int, sizes.split(",")):
+        count = COUNTS.get(size_bytes, 2_000)
+        with tempfile.TemporaryDirectory() as here:
+            rates = measure(size_bytes, count, rounds, Path(here))
+        outcomes = judge(rates, CLAIMS.get(size_bytes, []))
+        missed += sum(not outcome.reached for outcome in outcomes)
+        section = f"## {count:,} objects of {label(size_bytes)}\n\n{rates_table(rates, 'objects/s', size_bytes)}\n"
+        if outcomes:
+            section += f"\n{claims_table(outcomes)}\n"
+        click.echo(section)
+        parts.append(section)
+    conclude("\n".join(parts), TABLE if write else None, reached=not missed)
+
+
+if __name__ == "__main__":
+    main()

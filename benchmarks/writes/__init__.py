@@ -1,0 +1,1 @@
+"""Benchmarks of writes: PUT, PutMany and promotion."""
