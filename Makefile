@@ -120,11 +120,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m scripts.check_docstrings
 	$(BIN)/python -m protos.generate --check
-	$(BIN)/python -m docs.build build/docs
+	$(BIN)/python -m scripts.build_docs build/docs
 
 # Links of pages that lead nowhere are errors.
 docs: setup
-	$(BIN)/python -m docs.build build/docs
+	$(BIN)/python -m scripts.build_docs build/docs
 
 protos: setup
 	$(BIN)/python -m protos.generate

@@ -6,9 +6,9 @@ import dataclasses
 
 import ais_loader
 from ais_loader import BatchOptions, Bucket, Client
-from docs import write_reference
+from scripts import write_reference
 
-ANEW = "run `python -m docs.write_reference`"
+ANEW = "run `python -m scripts.write_reference`"
 
 
 def test_the_reference_is_what_the_code_says() -> None:

@@ -10,7 +10,18 @@ from tests.docs.page_kit import ROOT
 HOSTS = re.compile(
     r"py[p]i\.org|pythonhoste[d]\.org|anacond[a]\.org|registry\.npmj[s]\.org|crate[s]\.io", re.IGNORECASE
 )
-FOLDERS = ("ais_loader", "storage_node", "integrations", "protos", "docs", "examples", "benchmarks", "tests", ".ci")
+FOLDERS = (
+    "ais_loader",
+    "storage_node",
+    "integrations",
+    "protos",
+    "docs",
+    "scripts",
+    "examples",
+    "benchmarks",
+    "tests",
+    ".ci",
+)
 TEXT = {".py", ".md", ".cfg", ".toml", ".txt", ".c", ".h", ".proto", ".json", ".jsonl", ".html", ".js", ".in", ""}
 
 

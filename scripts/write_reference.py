@@ -1,7 +1,7 @@
 """The API reference and the table of settings as Markdown, made from docstrings and defaults.
 
-python -m docs.write_reference            # writes docs/reference.md, and the table in docs/settings.md
-python -m docs.write_reference --check    # says whether they are as the code says, and changes nothing
+python -m scripts.write_reference            # writes docs/reference.md, and the table in docs/settings.md
+python -m scripts.write_reference --check    # says whether they are as the code says, and changes nothing
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ GROUPS: dict[str, list[str]] = {
 }
 """Every public name of `ais_loader`, in the order of the page; errors and decoders have lists of their own."""
 ELSEWHERE = {"LoaderError", "errors"}
-BEGIN, END = "<!-- made by docs/write_reference.py: begin -->", "<!-- made by docs/write_reference.py: end -->"
+BEGIN, END = "<!-- made by scripts/write_reference.py: begin -->", "<!-- made by scripts/write_reference.py: end -->"
 _SECTION = re.compile(r"(Args|Returns|Yields|Raises|Attributes):\s*$")
 _SECTION_INLINE = re.compile(r"(Returns|Yields|Raises):? (?=\S)")
 _ITEM = re.compile(r"(\*{0,2}\w[\w, *]*?):(?:\s+|$)(.*)")
@@ -254,7 +254,7 @@ def reference() -> str:
     lines = [
         "# API reference",
         "",
-        "The public names of `ais_loader`, made from the code by `python -m docs.write_reference`; edits are lost.",
+        "The public names of `ais_loader`, made from the code by `python -m scripts.write_reference`; edits are lost.",
         "",
     ]
     for group, names in GROUPS.items():
@@ -299,7 +299,7 @@ def settings() -> str:
 def main(check: bool) -> int:
     wrong = [path for path, text in ((REFERENCE, reference()), (SETTINGS, settings())) if path.read_text() != text]
     if check and wrong:
-        print(f"not as the code says: {', '.join(path.name for path in wrong)}; run python -m docs.write_reference")
+        print(f"not as the code says: {', '.join(path.name for path in wrong)}; run python -m scripts.write_reference")
         return 1
     if not check:
         REFERENCE.write_text(reference())

@@ -1,6 +1,6 @@
 """Every Markdown page of the repository as HTML.
 
-    python -m docs.build build/docs
+    python -m scripts.build_docs build/docs
 
 Needs no network. A link of a page that leads nowhere is an error.
 """
