@@ -20,7 +20,7 @@ from ais_loader.bench.filling import WRITTEN
 from ais_loader.bench.plan import Plan, Sizes
 from ais_loader.objects.client import Client, WithOpaque
 from ais_loader.values.entry import Entry, Item
-from ais_loader.values.options import ClusterOptions, LaneChoice
+from ais_loader.values.options import ClusterOptions
 
 WRONG_BYTES = "wrong-bytes"
 """Kind of error of data that arrived completely but is not what was put."""
@@ -39,8 +39,7 @@ def connected(plan: Plan) -> Client:
     """Connect a client for the plan."""
     if plan.embedded:
         return ais_loader.connect(plan.url, mode="a" if plan.writes else "r")
-    lane: LaneChoice = "grpc" if plan.lane == "grpc" else "auto"
-    return ais_loader.connect(plan.url, options=ClusterOptions(retry_s=plan.retry_s, lane=lane))
+    return ais_loader.connect(plan.url, options=ClusterOptions(**plan.client_options))
 
 
 def numbers(plan: Plan, worker: int, epochs: int, salt: int = 0) -> Iterator[int]:
@@ -58,6 +57,7 @@ class Calls:
         self.plan = plan
         self._client = client
         self._bucket = client.bucket(plan.bucket)
+        self._name = f"{plan.prefix}{{:09d}}".format
         self._sizes: Sizes = plan.sizes
         self._drawn = random.Random(worker)
         self._written = f"{WRITTEN}{worker:05d}/"
@@ -83,7 +83,7 @@ class Calls:
 
     def _get(self, number: int) -> Done:
         start = time.perf_counter_ns()
-        data = self._bucket.get(self.plan.name(number))
+        data = self._bucket.get(self._name(number))
         elapsed = time.perf_counter_ns() - start
         return Done(elapsed, 1, len(data), self._wrong(data, number))
 
@@ -115,7 +115,7 @@ class Calls:
         start = time.perf_counter_ns()
         with connected(self.plan) as client:
             entries = [self._entry(number) for number in group]
-            came, size, errors = self._taken(client.get_batch(entries, on_error="placeholder"))
+            came, size, errors = self._taken(client.get_batch(entries, **self.plan.batch_options))
         return Done(time.perf_counter_ns() - start, came, size, errors)
 
     def _batches(self, wanted: Iterator[int]) -> Iterator[Done]:
@@ -124,7 +124,7 @@ class Calls:
             WithOpaque([self._entry(number) for number in group], time.perf_counter_ns())
             for group in self._groups(wanted)
         )
-        for batch in self._client.get_batches(asked, in_flight=self.plan.in_flight, on_error="placeholder"):
+        for batch in self._client.get_batches(asked, in_flight=self.plan.in_flight, **self.plan.batch_options):
             objects, size, errors = self._taken(batch)
             yield Done(time.perf_counter_ns() - batch.opaque, objects, size, errors)
 
@@ -136,8 +136,8 @@ class Calls:
         if plan.workload == "ranges":
             length = min(plan.range_bytes, self._sizes.of(number))
             start = self._drawn.randint(0, self._sizes.of(number) - length)
-            return Entry(plan.bucket, plan.name(number), start=start, length=length, opaque=number)
-        return Entry(plan.bucket, plan.name(number), opaque=number)
+            return Entry(plan.bucket, self._name(number), start=start, length=length, opaque=number)
+        return Entry(plan.bucket, self._name(number), opaque=number)
 
     def _taken(self, batch: ais_loader.Batch) -> tuple[int, int, tuple[str, ...]]:
         objects = size = 0

@@ -151,6 +151,14 @@ class Plan:
         return not self.url.startswith("grpc://")
 
     @property
+    def client_options(self) -> dict[str, Any]:
+        return {"retry_s": self.retry_s, "lane": self.lane}
+
+    @property
+    def batch_options(self) -> dict[str, Any]:
+        return {"on_error": "placeholder"}
+
+    @property
     def sizes(self) -> Sizes:
         return Sizes.parse(self.size)
 

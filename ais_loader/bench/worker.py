@@ -11,45 +11,41 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
-from ais_loader.bench.calls import Calls, connected, numbers
+from ais_loader.bench.calls import Calls, Done, connected, numbers
 from ais_loader.bench.plan import Plan
 from ais_loader.bench.tally import Tally
 from ais_loader.errors import LoaderError
 from ais_loader.testing.memory import peak_rss_bytes
 
+T = TypeVar("T")
+Run: TypeAlias = Callable[[Iterator[T]], Iterator[Done]]
 TOLD_EVERY_S = 0.5
 _AFTER_ERROR_S = 0.05
 _WARM_UP = 1
 """Salt of the order of objects in a warm-up, which differs from that of the measurement."""
 
 
-def measure(plan: Plan, calls: Calls, worker: int, stop: threading.Event, tally: Tally, until: float | None) -> None:
-    """Make calls until `until` (of time.monotonic), the end of the plan's epochs, or `stop`; count them in `tally`.
+def measure(run: Run[T], wanted: Iterator[T], stop: threading.Event, tally: Tally, until: float | None = None) -> None:
+    """Have `run` make calls until `wanted` ends, `until` (of time.monotonic), or `stop`; count them in `tally`.
 
     A failed call counts as an error of its kind, and the thread goes on with the next object.
     """
-    _call(calls, numbers(plan, worker, plan.epochs), stop, tally, None if plan.epochs else until)
-
-
-def _call(calls: Calls, wanted: Iterator[int], stop: threading.Event, tally: Tally, until: float | None) -> None:
-    over = False
-    while not over:
+    while True:
         try:
-            for done in calls.run(wanted):
+            for done in run(wanted):
                 tally.record(done.elapsed_ns, done.objects, done.size_bytes)
                 tally.errors.update(done.errors)
                 if stop.is_set() or (until is not None and time.monotonic() >= until):
-                    over = True
-                    break
-            else:
-                over = True
+                    return
+            return
         except (LoaderError, OSError) as error:
             tally.errors[getattr(error, "kind", type(error).__name__)] += 1
-            over = stop.wait(_AFTER_ERROR_S) or (until is not None and time.monotonic() >= until)
+            if stop.wait(_AFTER_ERROR_S) or (until is not None and time.monotonic() >= until):
+                return
 
 
 class Threads:
@@ -67,29 +63,26 @@ class Threads:
 
     def warm_up(self) -> None:
         if self._plan.warm_up_s:
-            until = time.monotonic() + self._plan.warm_up_s
-            self._start([Tally() for _ in self.tallies], until, warm=True)
+            self._start([Tally() for _ in self.tallies], self._plan.warm_up_s, epochs=0, salt=_WARM_UP)
             self.join()
 
     def start(self) -> None:
-        self._start(self.tallies, time.monotonic() + self._plan.duration_s, warm=False)
+        self._start(self.tallies, self._plan.duration_s, epochs=self._plan.epochs)
 
-    def _start(self, tallies: list[Tally], until: float, *, warm: bool) -> None:
+    def _start(self, tallies: list[Tally], seconds: float, epochs: int, salt: int = 0) -> None:
+        until = None if epochs else time.monotonic() + seconds
         self._threads = [
-            threading.Thread(target=self._run, args=(self._first + at, tally, until, warm), daemon=True)
-            for at, tally in enumerate(tallies)
+            threading.Thread(target=self._run, args=(worker, epochs, salt, tally, until), daemon=True)
+            for worker, tally in enumerate(tallies, self._first)
         ]
         for thread in self._threads:
             thread.start()
 
-    def _run(self, worker: int, tally: Tally, until: float, warm: bool) -> None:
+    def _run(self, worker: int, epochs: int, salt: int, tally: Tally, until: float | None) -> None:
         plan = self._plan
-        calls = Calls(plan, self._client, worker)
         try:
-            if warm:
-                _call(calls, numbers(plan, worker, 0, _WARM_UP), self.stop, tally, until)
-            else:
-                measure(plan, calls, worker, self.stop, tally, until)
+            run = Calls(plan, self._client, worker).run
+            measure(run, numbers(plan, worker, epochs, salt), self.stop, tally, until)
         except BaseException as error:  # noqa: BLE001  # the conductor gets it
             self.failed.append(error)
             self.stop.set()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ais_loader import connect
-from ais_loader.bench.calls import WRONG_BYTES, Calls, connected
+from ais_loader.bench.calls import WRONG_BYTES, Calls, connected, numbers
 from ais_loader.bench.conductor import prepare
 from ais_loader.bench.filling import forget_written, remove
 from ais_loader.bench.machine import Nodes, make_cold
@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
 def called(plan: Plan) -> Tally:
     with connected(plan) as client:
         tally = Tally()
-        measure(plan, Calls(plan, client, 0), 0, threading.Event(), tally, None)
+        measure(Calls(plan, client, 0).run, numbers(plan, 0, plan.epochs), threading.Event(), tally)
     return tally
 
 
@@ -100,7 +100,7 @@ def test_a_time_that_is_over_ends_what_has_no_end(workload: str, embedded_path: 
     prepared(plan)
     with connected(plan) as client:
         tally = Tally()
-        measure(plan, Calls(plan, client, 0), 0, threading.Event(), tally, time.monotonic())
+        measure(Calls(plan, client, 0).run, numbers(plan, 0, 0), threading.Event(), tally, time.monotonic())
     assert tally.calls == 1
 
 
