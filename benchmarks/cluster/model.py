@@ -29,8 +29,8 @@ from typing import Any, Literal
 
 import click
 
+from benchmarks.kit.harness import label
 from benchmarks.kit.plots import new_figure, save
-from benchmarks.reads.getbatch import label
 
 KIB, MIB = 1 << 10, 1 << 20
 FRAME_BYTES = MIB

@@ -11,22 +11,25 @@ it. All of them share this machine's cores, so nothing is gained here by more no
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
 
 import ais_loader
+from ais_loader.bench.conductor import prepare
 from ais_loader.testing import NodeProcess
 from ais_loader.testing.cluster import ClusterProcesses
-from benchmarks.cluster.assembly import IN_FLIGHT, Latency, batch_latencies, get_latencies, grid_table
-from benchmarks.kit.clients import BUCKET, Clients, object_names
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
-from benchmarks.reads.getbatch import label
+from benchmarks.cluster.assembly import grid_table, latencies
+from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, load, machine, rates_table, run_rounds
+from benchmarks.kit.load import Clients, Load
 
 BATCH = 128
 CLIENTS = 4
+IN_FLIGHT = 3
 NODES = 3
 TABLE = Path(__file__).with_suffix(".md")
 COUNTS = {10 << 10: 12_000, 100 << 10: 6_000, 1 << 20: 1_500}
@@ -36,75 +39,39 @@ DIRECT = f"{NODES} nodes, direct, ×{BATCH}"
 TARGET = f"{NODES} nodes, target, ×{BATCH}"
 
 
-def put_all(client: ais_loader.Client, count: int, size_bytes: int) -> None:
-    bucket = client.create_bucket(BUCKET, exist_ok=True)
-    data = bytes(range(256)) * (size_bytes // 256)
-    bucket.put_many((name, data) for name in object_names(count))
-
-
 def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> tuple[str, str, dict[str, list[float]]]:
     """The table of latencies, that of entries per owner, and objects per second of each way in each round."""
-    names = object_names(count)
-    shares = [names[part::CLIENTS] for part in range(CLIENTS)]
     with ExitStack() as held:
         node = held.enter_context(NodeProcess(folder / "one"))
         cluster = held.enter_context(ClusterProcesses(folder / "three", NODES))
-        single = held.enter_context(ais_loader.connect(node.url))
-        several = held.enter_context(ais_loader.connect(cluster.url))
-        for client in (single, several):
-            put_all(client, count, size_bytes)
-        many = {ONE: held.enter_context(Clients(node.url, CLIENTS))}
-        many[DIRECT] = many[TARGET] = held.enter_context(Clients(cluster.url, CLIENTS))
-        seeds = iter(range(10**6))
-
-        def by_batches(way: str, options: dict[str, object]) -> Callable[[], float]:
-            def run() -> float:
-                seed = next(seeds)
-                work = [(part, BATCH, IN_FLIGHT, seed, options) for part in shares]
-                return count / many[way].seconds("batches", work)
-
-            return run
-
-        contestants = {
-            ONE: by_batches(ONE, {}),
-            DIRECT: by_batches(DIRECT, {"assembly": "direct"}),
-            TARGET: by_batches(TARGET, {"assembly": "target"}),
+        clients = held.enter_context(Clients(CLIENTS))
+        one = Load(
+            url=node.url, objects=count, size=str(size_bytes), batch=BATCH, in_flight=IN_FLIGHT, processes=CLIENTS
+        )
+        several = replace(one, url=cluster.url)
+        for way in (one, several):
+            with ais_loader.connect(way.url) as client:
+                prepare(client, way)
+        ways = {ONE: one} | {
+            way: replace(several, assembly=mode) for way, mode in ((DIRECT, "direct"), (TARGET, "target"))
         }
+        contestants = {way: partial(clients.rate, load) for way, load in ways.items()}
         for work in contestants.values():  # connections, caches
             work()
         rates = run_rounds(contestants, rounds)
-        latencies = latency_table(single, several, names, size_bytes, rounds)
-        return latencies, grid_table(several, many[DIRECT], shares, size_bytes, NODES, rounds), rates
+        gets = {"1 node, single GET": one, f"{NODES} nodes, single GET": several}
+        gets = {way: replace(load, workload="get") for way, load in gets.items()}
+        return latency_table((ways, gets), rounds), grid_table(several, clients, NODES, rounds), rates
 
 
-def latency_table(
-    single: ais_loader.Client, several: ais_loader.Client, names: Sequence[str], size_bytes: int, rounds: int
-) -> str:
+def latency_table(kinds: Sequence[Mapping[str, Load]], rounds: int) -> str:
     """One call at a time, over three nodes and over one, as Markdown."""
-    most = max(10, min(100, (1 << 30) // (BATCH * size_bytes * rounds)))
-    batch = Latency(
-        {
-            ONE: batch_latencies(single, names, BATCH, most),
-            DIRECT: batch_latencies(several, names, BATCH, most, assembly="direct"),
-            TARGET: batch_latencies(several, names, BATCH, most, assembly="target"),
-        }
-    )
-    get = Latency(
-        {
-            "1 node, single GET": get_latencies(single, names, 300),
-            f"{NODES} nodes, single GET": get_latencies(several, names, 300),
-        }
-    )
     lines = ["| one at a time | P50 ms | P99 ms | against 1 node, P50 | P99 |", "|---|---:|---:|---:|---:|"]
-    for latency in (batch, get):
-        latency.run(rounds)
-        base = next(iter(latency.ways))
-        for way in latency.ways:
-            p50, p99 = latency.milliseconds(way, 0.5), latency.milliseconds(way, 0.99)
-            lines.append(
-                f"| {way} | {p50:.2f} | {p99:.2f} | {p50 / latency.milliseconds(base, 0.5):.2f}× | "
-                f"{p99 / latency.milliseconds(base, 0.99):.2f}× |"
-            )
+    for ways in kinds:
+        found = latencies(ways, rounds)
+        base_p50, base_p99 = next(iter(found.values()))
+        for way, (p50, p99) in found.items():
+            lines.append(f"| {way} | {p50:.2f} | {p99:.2f} | {p50 / base_p50:.2f}× | {p99 / base_p99:.2f}× |")
     return "\n".join(lines)
 
 

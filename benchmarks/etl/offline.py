@@ -19,7 +19,6 @@ as many objects.
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 import tempfile
 import time
@@ -39,6 +38,7 @@ from ais_loader.testing import seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from benchmarks.kit.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
+from benchmarks.kit.workers import Workers
 
 SIZE_BYTES = 10 << 10
 BATCH = 128
@@ -72,11 +72,10 @@ def nothing(data: memoryview) -> memoryview:
     return data
 
 
-def _client(url: str, ready: Connection) -> None:
+def _client(url: str, _: int, pipe: Connection) -> None:
     """Passes what it is told to through this process, until it is told nothing."""
     with connect(url) as client:
-        ready.send(None)
-        while (told := ready.recv()) is not None:
+        while (told := pipe.recv()) is not None:
             to_name, names, in_batches = told
             source, to = client.bucket("from"), client.bucket(to_name)
             if in_batches:
@@ -86,29 +85,7 @@ def _client(url: str, ready: Connection) -> None:
             else:
                 for name in names:
                     to.put(name, source.get(name))
-            ready.send(None)
-
-
-class Clients:
-    """Processes that have connected."""
-
-    def __init__(self, url: str, held: ExitStack) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._ends: list[Connection] = []
-        for _ in range(PROCESSES):
-            here, there = context.Pipe()
-            process = context.Process(target=_client, args=(url, there), daemon=True)
-            process.start()
-            held.callback(process.join, 10)
-            held.callback(here.send, None)
-            here.recv()
-            self._ends.append(here)
-
-    def run(self, to_name: str, names: list[str], *, in_batches: bool) -> None:
-        for at, end in enumerate(self._ends):
-            end.send((to_name, names[at::PROCESSES], in_batches))
-        for end in self._ends:
-            end.recv()
+            pipe.send(None)
 
 
 def contestants(
@@ -124,7 +101,8 @@ def contestants(
     client = held.enter_context(connect(cluster.url))
     names = [f"{at:06d}" for at in range(count)]
     client.bucket("from").put_many((name, seeded_bytes(SIZE_BYTES, at)) for at, name in enumerate(names))
-    clients = Clients(cluster.url, held)
+    clients = held.enter_context(Workers(_client, cluster.url, PROCESSES))
+    clients.ask([("from", [], True)] * PROCESSES)  # connects
     numbers = iter(range(1 << 20))
 
     def measured(what: str, passes: Callable[[str], Any], among: int) -> Callable[[], float]:
@@ -143,14 +121,14 @@ def contestants(
     few = names[: max(100, count // 10)]
     client.create_bucket("warm")
     client.bucket("from").transform("warm", etl="nothing")
+
+    def by_clients(which: list[str], in_batches: bool) -> Callable[[str], Any]:
+        return lambda to: clients.ask([(to, which[at::PROCESSES], in_batches) for at in range(PROCESSES)])
+
     return {
         "job": measured("job", lambda to: client.bucket("from").transform(to, etl="nothing"), count),
-        "batches and put_many": measured(
-            "batches and put_many", lambda to: clients.run(to, names, in_batches=True), count
-        ),
-        "single gets and puts": measured(
-            "single gets and puts", lambda to: clients.run(to, few, in_batches=False), len(few)
-        ),
+        "batches and put_many": measured("batches and put_many", by_clients(names, True), count),
+        "single gets and puts": measured("single gets and puts", by_clients(few, False), len(few)),
     }
 
 

@@ -16,6 +16,8 @@ from typing import Any, Self
 
 import grpc
 
+from benchmarks.kit.workers import Workers
+
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
 
 
@@ -100,6 +102,25 @@ def unary(port: int, count: int) -> float:
         for _ in range(count):
             call(b"x" * 32)
         return count / (time.perf_counter() - start)
+
+
+def _call(port: int, _: int, pipe: Connection) -> None:
+    while (count := pipe.recv()) is not None:
+        pipe.send(unary(port, count))
+
+
+class EchoClients(Workers):
+    """Processes that call a server's "Unary", one call after another."""
+
+    def __init__(self, port: int, count: int) -> None:
+        super().__init__(_call, port, count)
+        self._count = count
+
+    def rate(self, calls: int) -> float:
+        """Calls per second of all together, where each makes so many."""
+        start = time.perf_counter()
+        self.ask([calls] * self._count)
+        return self._count * calls / (time.perf_counter() - start)
 
 
 def stream(port: int, count: int, in_flight: int = 3) -> float:

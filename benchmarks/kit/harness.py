@@ -81,6 +81,10 @@ def claims_table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def label(size_bytes: int) -> str:
+    return f"{size_bytes >> 20} MiB" if size_bytes >= 1 << 20 else f"{size_bytes >> 10} KiB"
+
+
 def load() -> str:
     """How busy the machine is, with this and with everything else: figures of a busy one are worth less."""
     return f"load average {os.getloadavg()[1]:.0f} on {len(os.sched_getaffinity(0))} cores"

@@ -1,118 +1,97 @@
-"""Client processes that stay alive across rounds: what they fetch is timed, their start is not."""
+"""Load of the benchmarks: the threads of `ais-loader bench`, in processes that stay alive across rounds."""
 
 from __future__ import annotations
 
-import multiprocessing
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from pathlib import Path
+from typing import Any
 
 import ais_loader
-from ais_loader import ClusterOptions, Entry
-from ais_loader.values.options import LaneChoice
-from benchmarks.kit import echo
-
-BUCKET = "bench"
-
-
-def object_names(count: int) -> list[str]:
-    return [f"o/{number:06d}" for number in range(count)]
+from ais_loader import Entry
+from ais_loader.bench.conductor import prepare
+from ais_loader.bench.plan import Plan
+from ais_loader.bench.worker import Threads
+from benchmarks.kit.workers import Workers
 
 
-def batches(names: Sequence[str], batch_size: int, seed: int) -> Iterator[list[Entry]]:
-    """Every name once, in an order drawn from the seed."""
-    shuffled = list(names)
-    random.Random(seed).shuffle(shuffled)
-    for first in range(0, len(shuffled), batch_size):
-        yield [Entry(BUCKET, name) for name in shuffled[first : first + batch_size]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load(Plan):
+    """Plan of one contestant's turn, with what `ais-loader bench` has no options for."""
+
+    workload: str = "get-batch"
+    epochs: int = 1
+    tenant: str = ""
+    assembly: str = "auto"
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        return {"retry_s": self.retry_s, "lane": self.lane, "tenant": self.tenant}
+
+    @property
+    def batch_options(self) -> dict[str, Any]:
+        return {"on_error": "placeholder", "assembly": self.assembly}
+
+    @property
+    def names(self) -> list[str]:
+        return [self.name(number) for number in range(self.objects)]
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [Entry(self.bucket, name) for name in self.names]
 
 
-def get_batches(
-    client: ais_loader.Client,
-    names: Sequence[str],
-    batch_size: int,
-    in_flight: int,
-    seed: int,
-    options: dict[str, Any] | None = None,
-) -> int:
-    """Fetch every name once; returns the bytes that came."""
-    total = 0
-    for batch in client.get_batches(batches(names, batch_size, seed), in_flight=in_flight, **(options or {})):
-        for item in batch:
-            total += len(item.data)
-    return total
+def fill(path: Path, count: int, size_bytes: int) -> Load:
+    """Make an embedded store of `count` objects."""
+    load = Load(url=str(path), objects=count, size=str(size_bytes))
+    with ais_loader.connect(path) as client:
+        prepare(client, load)
+    return load
 
 
-def _work(url: str, pipe: Connection, lane: LaneChoice) -> None:
-    """Commands come as (kind, arguments); the answer is the seconds that each took, from a common start signal."""
-    options = ClusterOptions(lane=lane) if url.startswith("grpc://") else None
-    client = ais_loader.connect(url, mode="r", options=options) if url else None
-    while (command := pipe.recv()) is not None:
-        kind, arguments = command
-        start = time.perf_counter()
-        if kind == "batches":
-            assert client is not None
-            get_batches(client, *arguments)
-        elif kind == "gets":
-            assert client is not None
-            bucket = client.bucket(BUCKET)
-            for name in arguments[0]:
-                bucket.get(name)
-        elif kind == "echo_unary":
-            echo.unary(*arguments)
-        elif kind == "echo_stream":
-            echo.stream(*arguments)
-        pipe.send(time.perf_counter() - start)
+def run(threads: Threads) -> int:
+    """Measure once, and return how many objects came. Raises RuntimeError for any error: a rate would hide it."""
+    before = objects([threads])
+    threads.start()
+    threads.join()
+    errors = sum((tally.errors for tally in threads.tallies), Counter())
+    if threads.failed or errors:
+        raise RuntimeError(f"the load failed: {threads.failed or dict(errors)}")
+    return objects([threads]) - before
 
 
-class Workers:
-    """`count` processes of `work(url, pipe)`, which answers one command after another until None comes."""
+def objects(crowd: Sequence[Threads]) -> int:
+    """Objects that have come so far."""
+    return sum(tally.objects for threads in crowd for tally in threads.tallies)
 
-    def __init__(self, work: Callable[[str, Connection], None], url: str, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for _ in range(count):
-            here, there = context.Pipe()
-            process = context.Process(target=work, args=(url, there), daemon=True)
-            process.start()
-            self._pipes.append(here)
-            self._processes.append(process)
 
-    def ask(self, commands: Sequence[object]) -> list[Any]:
-        """As many processes as there are commands have one each, all at once; their answers, in order."""
-        pipes = self._pipes[: len(commands)]
-        for pipe, command in zip(pipes, commands, strict=True):
-            pipe.send(command)
-        answers = []
-        for pipe in pipes:
-            if not pipe.poll(600):
-                raise TimeoutError("a client did not answer within 600 s")
-            answers.append(pipe.recv())
-        return answers
+def rate_of(threads: Threads) -> float:
+    """Objects per second of threads in this process."""
+    start = time.perf_counter()
+    return run(threads) / (time.perf_counter() - start)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        for pipe in self._pipes:
-            pipe.send(None)
-        for process in self._processes:
-            process.join(10)
-            process.terminate()
+def _work(_: None, number: int, pipe: Connection) -> None:
+    connected: dict[Load, Threads] = {}
+    while (load := pipe.recv()) is not None:
+        if load not in connected:
+            connected[load] = Threads(load, number)
+        pipe.send(run(connected[load]))
+    for threads in connected.values():
+        threads.close()
 
 
 class Clients(Workers):
-    """Processes with a connection of its own each to `url` (or none, for the echo)."""
+    """Processes that run one load after another, each with connections of its own."""
 
-    def __init__(self, url: str, count: int, *, lane: LaneChoice = "auto") -> None:
-        super().__init__(partial(_work, lane=lane), url, count)
+    def __init__(self, count: int) -> None:
+        super().__init__(_work, None, count)
 
-    def seconds(self, kind: str, arguments: Sequence[tuple[object, ...]]) -> float:
-        """Wall time until the last of the processes has done its part."""
+    def rate(self, load: Load) -> float:
+        """Objects per second of the load's processes, until the last of them has done its part."""
         start = time.perf_counter()
-        self.ask([(kind, own) for own in arguments])
-        return time.perf_counter() - start
+        came = sum(self.ask([load] * load.processes))
+        return came / (time.perf_counter() - start)

@@ -41,7 +41,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeAlias
@@ -50,11 +50,12 @@ import click
 
 import ais_loader
 from ais_loader import Client
+from ais_loader.bench.content import content
 from ais_loader.testing import NodeProcess
-from benchmarks.kit.clients import BUCKET, object_names
-from benchmarks.kit.harness import Claim, conclude, judge, page, rates_table, run_rounds
+from benchmarks.kit.files import rate
+from benchmarks.kit.harness import Claim, conclude, judge, label, page, rates_table, run_rounds
+from benchmarks.kit.load import Load, fill
 from benchmarks.kit.processor_time import ProcessorTime
-from benchmarks.reads.getbatch import fill, label, rate
 
 BATCH = 128
 SHARD_BYTES = 64 << 20
@@ -72,10 +73,9 @@ class Samples:
 
     def __init__(self, count: int, size_bytes: int) -> None:
         self.count, self.size_bytes = count, size_bytes
-        self._pool = random.Random(0).randbytes(size_bytes + count)
 
     def __getitem__(self, number: int) -> bytes:
-        return self._pool[number : number + self.size_bytes]
+        return bytes(content(number, self.size_bytes))
 
     def __iter__(self) -> Iterator[bytes]:
         return map(self.__getitem__, range(self.count))
@@ -87,7 +87,7 @@ class Room:
 
     folder: Path
     samples: Samples
-    node_url: str
+    served: Load
     held: ExitStack
 
 
@@ -123,23 +123,21 @@ def files(room: Room) -> Read:
     return lambda batches: ([load(paths[number]) for number in batch] for batch in batches)
 
 
-def get_batches(client: Client, names: Sequence[str]) -> Read:
+def get_batches(client: Client, load: Load) -> Read:
+    names = load.names
     return lambda batches: (
-        [item.data for item in client.get_batch([names[number] for number in batch], bucket=BUCKET)]
+        [item.data for item in client.get_batch([names[number] for number in batch], bucket=load.bucket)]
         for batch in batches
     )
 
 
 def embedded(room: Room) -> Read:
-    folder, samples = room.folder, room.samples
-    fill(folder, samples.count, samples.size_bytes)
-    return get_batches(room.held.enter_context(ais_loader.connect(folder, mode="r")), object_names(samples.count))
+    load = fill(room.folder, room.samples.count, room.samples.size_bytes)
+    return get_batches(room.held.enter_context(ais_loader.connect(room.folder, mode="r")), load)
 
 
 def served(room: Room) -> Read:
-    return get_batches(
-        room.held.enter_context(ais_loader.connect(room.node_url, mode="r")), object_names(room.samples.count)
-    )
+    return get_batches(room.held.enter_context(ais_loader.connect(room.served.url, mode="r")), room.served)
 
 
 def tar_shards(folder: Path, samples: Samples) -> list[str]:
@@ -292,13 +290,13 @@ def ratios_table(rates: dict[str, list[float]]) -> str:
 def measure(peers: Sequence[Peer], samples: Samples, rounds: int, folder: Path) -> str:
     with ExitStack() as held:
         contestants: dict[str, Callable[[], float]] = {}
-        fill(folder / "node", samples.count, samples.size_bytes)
+        load = fill(folder / "node", samples.count, samples.size_bytes)
         node = held.enter_context(NodeProcess(folder / "node"))
         spent = ProcessorTime(node.pid)
         for number, peer in enumerate(peers):
             place = folder / str(number)
             place.mkdir()
-            read = peer.make(Room(place, samples, node.url, held))
+            read = peer.make(Room(place, samples, replace(load, url=node.url), held))
             check(peer, read, samples)
             contestants[peer.name] = spent.of(peer.name, contestant(read, samples), samples.count)
         rates = run_rounds(contestants, rounds)

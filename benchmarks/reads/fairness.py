@@ -10,21 +10,20 @@ same set of clients without tenant names: what sessions get when the node does n
 
 from __future__ import annotations
 
-import itertools
 import tempfile
-import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import click
 
-import ais_loader
+from ais_loader.bench.worker import Threads
 from ais_loader.testing import NodeProcess
-from benchmarks.kit.clients import Workers, batches, object_names
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, load, machine, rates_table
-from benchmarks.reads.getbatch import fill, label
+from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, load, machine, rates_table
+from benchmarks.kit.load import Load, fill, objects
+from benchmarks.kit.workers import Workers
 
 BATCH = 128
 IN_FLIGHT = 3
@@ -41,51 +40,33 @@ GREEDY = f"the greedy tenant, {GREEDY_PROCESSES * GREEDY_SESSIONS} sessions"
 NAMELESS = [f"modest client {number + 1}, all as one tenant" for number in range(MODEST)]
 
 
-def _fetch(client: ais_loader.Client, counted: list[int], at: int, stop: threading.Event) -> None:
-    """Random batches until told to stop; counts the objects that came."""
-    names = object_names(COUNT)
-    endless = itertools.chain.from_iterable(batches(names, BATCH, seed) for seed in itertools.count(at))
-    for batch in client.get_batches(endless, in_flight=IN_FLIGHT):
-        if stop.is_set():
-            return
-        for item in batch:
-            assert item.data is not None
-            counted[at] += 1
-
-
-def _work(url: str, pipe: Connection) -> None:
+def _work(given: Load, _: int, pipe: Connection) -> None:
     """Answers (tenant, sessions, seconds) with the objects per second that they got together."""
     while (command := pipe.recv()) is not None:
         tenant, sessions, seconds = command
-        counted, stop = [0] * sessions, threading.Event()
-        clients = [ais_loader.connect(url, options=ais_loader.ClusterOptions(tenant=tenant)) for _ in range(sessions)]
-        threads = [
-            threading.Thread(target=_fetch, args=(client, counted, at, stop), daemon=True)
-            for at, client in enumerate(clients)
-        ]
-        for thread in threads:
-            thread.start()
-        stop.wait(WARM_UP_S)
-        before, began_s = sum(counted), time.perf_counter()
-        stop.wait(seconds)
-        rate = (sum(counted) - before) / (time.perf_counter() - began_s)
-        stop.wait(WARM_UP_S)  # others still measure
-        stop.set()
-        for thread in threads:
-            thread.join(60)
-        for client in clients:
-            client.close()
+        # Others still measure when these have measured.
+        own = replace(given, tenant=tenant, duration_s=seconds + 2 * WARM_UP_S)
+        crowd = [Threads(own, number) for number in range(sessions)]
+        for threads in crowd:
+            threads.start()
+        time.sleep(WARM_UP_S)
+        before, began_s = objects(crowd), time.perf_counter()
+        time.sleep(seconds)
+        rate = (objects(crowd) - before) / (time.perf_counter() - began_s)
+        for threads in crowd:
+            threads.join()
+            threads.close()
         pipe.send(rate)
 
 
 def measure(size_bytes: int, rounds: int, seconds: float, folder: Path) -> dict[str, list[float]]:
     """Objects per second of each, in each round."""
     store = folder / "store"
-    fill(store, COUNT, size_bytes)
+    wanted = replace(fill(store, COUNT, size_bytes), epochs=0, in_flight=IN_FLIGHT)
     rates: dict[str, list[float]] = {name: [] for name in (ALONE, QUARTER, *BESIDE, GREEDY, *NAMELESS)}
     with ExitStack() as held:
         node = held.enter_context(NodeProcess([store]))
-        crowd = held.enter_context(Workers(_work, node.url, MODEST + GREEDY_PROCESSES))
+        crowd = held.enter_context(Workers(_work, replace(wanted, url=node.url), MODEST + GREEDY_PROCESSES))
         crowd.ask([("", 1, 0.1)] * (MODEST + GREEDY_PROCESSES))  # imports, caches
         for _ in range(rounds):
             (alone,) = crowd.ask([("modest 1", 1, seconds)])

@@ -10,21 +10,21 @@ open/read/close in one Python process over as many plain files. A node is read a
 
 from __future__ import annotations
 
-import os
 import random
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-import ais_loader
+from ais_loader.bench.worker import Threads
 from ais_loader.testing import NodeProcess
 from benchmarks.kit import echo
-from benchmarks.kit.clients import BUCKET, Clients, get_batches, object_names
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, machine, rates_table, run_rounds
+from benchmarks.kit.files import linked_copy, plain_files, rate, read_files
+from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, machine, rates_table, run_rounds
+from benchmarks.kit.load import Clients, fill, rate_of
 
 BATCH = 128
 CLIENTS = 4
@@ -42,98 +42,41 @@ ECHO_ASYNCIO = f"gRPC unary echo, {CLIENTS} clients, asyncio server"
 ECHO_STREAM = f"gRPC stream echo, 1 client, {IN_FLIGHT} in flight"
 
 
-def fill(path: Path, count: int, size_bytes: int) -> None:
-    """A store of `count` objects of random bytes."""
-    with ais_loader.connect(path) as client:
-        bucket = client.create_bucket(BUCKET)
-        pool = random.Random(0).randbytes(size_bytes + count)
-        bucket.put_many((name, pool[at : at + size_bytes]) for at, name in enumerate(object_names(count)))
-
-
-def plain_files(folder: Path, count: int, size_bytes: int) -> list[str]:
-    """As many files of their own: small objects of a store share some."""
-    folder.mkdir()
-    pool = random.Random(0).randbytes(size_bytes + count)
-    for at in range(count):
-        (folder / str(at)).write_bytes(pool[at : at + size_bytes])
-    return [str(folder / str(at)) for at in range(count)]
-
-
-def read_files(paths: Sequence[str]) -> int:
-    total = 0
-    for path in paths:
-        with open(path, "rb") as file:
-            total += len(file.read())
-    return total
-
-
-def rate(count: int, work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return count / (time.perf_counter() - start)
-
-
 def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str, list[float]]:
     """Objects per second of each way, in each round."""
-    store = folder / f"store-{size_bytes}"
-    fill(store, count, size_bytes)
-    names = object_names(count)
-    shares = [names[part::CLIENTS] for part in range(CLIENTS)]
-    paths = plain_files(folder / f"files-{size_bytes}", count, size_bytes)
+    store = folder / "store"
+    load = replace(fill(store, count, size_bytes), in_flight=1)
+    paths = plain_files(folder / "files", count, size_bytes)
     random.Random(1).shuffle(paths)
-    gets = [share[: max(250, min(1000, len(share) // 4))] for share in shares]
     echoes = max(100, min(1000, (512 << 20) // size_bytes // CLIENTS))
     with ExitStack() as held:
-        embedded = held.enter_context(ais_loader.connect(store, mode="r"))
+        embedded = Threads(load, 0)
+        held.callback(embedded.close)
         # Both nodes would want the lock: the second serves a copy made of hard links.
-        copy = linked_copy(store, folder)
+        copy = linked_copy(store, folder / "copy")
         native = held.enter_context(NodeProcess([store]))
         python = held.enter_context(NodeProcess([copy], environment={"AIS_LOADER_READER": "python"}))
-        many = held.enter_context(Clients(native.url, CLIENTS))
-        many_python = held.enter_context(Clients(python.url, CLIENTS))
-        one = held.enter_context(Clients(native.url, 1))
-        echo_clients = held.enter_context(Clients("", CLIENTS))
+        clients = held.enter_context(Clients(CLIENTS))
         echo_server = held.enter_context(echo.EchoServer(size_bytes))
+        echo_clients = held.enter_context(echo.EchoClients(echo_server.port, CLIENTS))
         echo_asyncio = held.enter_context(echo.EchoServer(size_bytes, asyncio=True))
-        seeds = iter(range(10**6))
-
-        def by_batches(clients: Clients, parts: Sequence[Sequence[str]]) -> float:
-            seed = next(seeds)
-            return count / clients.seconds("batches", [(part, BATCH, IN_FLIGHT, seed) for part in parts])
-
+        asyncio_clients = held.enter_context(echo.EchoClients(echo_asyncio.port, CLIENTS))
+        one = replace(load, url=native.url, in_flight=IN_FLIGHT)
+        many = replace(one, processes=CLIENTS)
         contestants: dict[str, Callable[[], float]] = {
             FILES: lambda: rate(count, lambda: read_files(paths)),
-            EMBEDDED: lambda: rate(count, lambda: get_batches(embedded, names, BATCH, 1, next(seeds))),
-            BATCH_4: lambda: by_batches(many, shares),
-            BATCH_4_PYTHON: lambda: by_batches(many_python, shares),
-            BATCH_1: lambda: by_batches(one, [names]),
-            GETS: lambda: sum(map(len, gets)) / many.seconds("gets", [(part,) for part in gets]),
-            ECHO_UNARY: lambda: (
-                CLIENTS * echoes / echo_clients.seconds("echo_unary", [(echo_server.port, echoes)] * CLIENTS)
-            ),
-            ECHO_ASYNCIO: lambda: (
-                CLIENTS * echoes / echo_clients.seconds("echo_unary", [(echo_asyncio.port, echoes)] * CLIENTS)
-            ),
+            EMBEDDED: lambda: rate_of(embedded),
+            BATCH_4: lambda: clients.rate(many),
+            BATCH_4_PYTHON: lambda: clients.rate(replace(many, url=python.url)),
+            BATCH_1: lambda: clients.rate(one),
+            GETS: lambda: clients.rate(replace(many, workload="get", epochs=0, duration_s=1.0)),
+            ECHO_UNARY: lambda: echo_clients.rate(echoes),
+            ECHO_ASYNCIO: lambda: asyncio_clients.rate(echoes),
             ECHO_STREAM: lambda: echo.stream(echo_server.port, CLIENTS * echoes, IN_FLIGHT),
         }
         for work in contestants.values():  # connections, caches
             work()
         return run_rounds(contestants, rounds)
-
-
-def linked_copy(store: Path, folder: Path) -> Path:
-    """A second store over the same bytes: its own catalog, hard links to the (immutable) object files."""
-    import shutil
-
-    copy = folder / f"{store.name}-python"
-    shutil.copytree(
-        store,
-        copy,
-        copy_function=lambda source, target: (
-            os.link(source, target) if "/objects/" in source else shutil.copy2(source, target)
-        ),
-    )
-    return copy
 
 
 CLAIMS = {
@@ -150,10 +93,6 @@ CLAIMS = {
 PAPER = {10 << 10: 15.0, 100 << 10: 6.2, 1 << 20: 1.7}
 COUNTS = {10 << 10: 20_000, 100 << 10: 20_000, 1 << 20: 4_000}
 """What stays in the page cache of a machine with 16 GiB."""
-
-
-def label(size_bytes: int) -> str:
-    return f"{size_bytes >> 20} MiB" if size_bytes >= 1 << 20 else f"{size_bytes >> 10} KiB"
 
 
 @click.command(help=__doc__)

@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
 
 from ais_loader.testing import NodeProcess
-from ais_loader.values.options import LaneChoice
 from benchmarks.kit import echo
-from benchmarks.kit.clients import Clients, object_names
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
-from benchmarks.reads.getbatch import BATCH, CLIENTS, IN_FLIGHT, fill, label, plain_files, rate, read_files
+from benchmarks.kit.files import plain_files, rate, read_files
+from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, load, machine, rates_table, run_rounds
+from benchmarks.kit.load import Clients, fill
+from benchmarks.reads.getbatch import BATCH, CLIENTS, IN_FLIGHT
 
 TABLE = Path(__file__).with_suffix(".md")
-WAYS: dict[str, LaneChoice] = {"lane": "auto", "gRPC": "grpc"}
+WAYS = {"lane": "auto", "gRPC": "grpc"}
 FILES = "file loop, 1 process"
 ECHO_UNARY = f"gRPC unary echo, {CLIENTS} clients"
 ECHO_STREAM = f"gRPC stream echo, 1 client, {IN_FLIGHT} in flight"
@@ -60,37 +62,24 @@ CLAIMS = {
 
 def measure(size_bytes: int, count: int, rounds: int, folder: Path) -> dict[str, list[float]]:
     """Objects per second of each way, in each round."""
-    store = folder / "store"
-    fill(store, count, size_bytes)
-    names = object_names(count)
-    shares = [names[part::CLIENTS] for part in range(CLIENTS)]
-    few = [share[: max(100, min(1000, len(share) // 4))] for share in shares]
+    wanted = replace(fill(folder / "store", count, size_bytes), in_flight=IN_FLIGHT)
     paths = plain_files(folder / "files", count, size_bytes)
     random.Random(1).shuffle(paths)
     echoes = max(100, min(1000, (256 << 20) // size_bytes // CLIENTS))
-    seeds = iter(range(10**6))
     with ExitStack() as held:
-        node = held.enter_context(NodeProcess([store]))
+        node = held.enter_context(NodeProcess([folder / "store"]))
         echo_server = held.enter_context(echo.EchoServer(size_bytes))
-        echo_clients = held.enter_context(Clients("", CLIENTS))
-
-        def by_batches(clients: Clients, parts: Sequence[Sequence[str]]) -> float:
-            seed = next(seeds)
-            return count / clients.seconds("batches", [(part, BATCH, IN_FLIGHT, seed) for part in parts])
-
+        echo_clients = held.enter_context(echo.EchoClients(echo_server.port, CLIENTS))
+        clients = held.enter_context(Clients(CLIENTS))
         contestants: dict[str, Callable[[], float]] = {FILES: lambda: rate(len(paths), lambda: read_files(paths))}
         for way, choice in WAYS.items():
-            many = held.enter_context(Clients(node.url, CLIENTS, lane=choice))
-            one = held.enter_context(Clients(node.url, 1, lane=choice))
-            contestants[batches(way, 1)] = lambda one=one: by_batches(one, [names])  # type: ignore[misc]
-            contestants[batches(way, CLIENTS)] = lambda many=many: by_batches(many, shares)  # type: ignore[misc]
-            contestants[gets(way)] = lambda many=many: (  # type: ignore[misc]
-                sum(map(len, few)) / many.seconds("gets", [(part,) for part in few])
-            )
-        contestants[ECHO_UNARY] = lambda: (
-            CLIENTS * echoes / echo_clients.seconds("echo_unary", [(echo_server.port, echoes)] * CLIENTS)
-        )
-        contestants[ECHO_STREAM] = lambda: echo.stream(echo_server.port, CLIENTS * echoes, IN_FLIGHT)
+            one = replace(wanted, url=node.url, lane=choice)
+            many = replace(one, processes=CLIENTS)
+            contestants[batches(way, 1)] = partial(clients.rate, one)
+            contestants[batches(way, CLIENTS)] = partial(clients.rate, many)
+            contestants[gets(way)] = partial(clients.rate, replace(many, workload="get", epochs=0, duration_s=1.0))
+        contestants[ECHO_UNARY] = partial(echo_clients.rate, echoes)
+        contestants[ECHO_STREAM] = partial(echo.stream, echo_server.port, CLIENTS * echoes, IN_FLIGHT)
         for work in contestants.values():  # connections, caches
             work()
         return run_rounds(contestants, rounds)

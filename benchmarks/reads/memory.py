@@ -19,19 +19,17 @@ import click
 
 import ais_loader
 from ais_loader.testing import NodeProcess, peak_rss_bytes, reset_peak_rss, rss_bytes
-from benchmarks.kit.clients import BUCKET, object_names
 from benchmarks.kit.harness import machine
-from benchmarks.reads.getbatch import fill
+from benchmarks.kit.load import Load, fill
 
 TABLE = Path(__file__).with_suffix(".md")
 MIB = 1 << 20
 LIMIT_BYTES = 256 * MIB
 
 
-def stream(node: NodeProcess, client: ais_loader.Client, total_bytes: int) -> tuple[int, int, int]:
+def stream(node: NodeProcess, client: ais_loader.Client, load: Load, total_bytes: int) -> tuple[int, int, int]:
     """Bytes received, and by how much the client and the node grew at their peak."""
-    names = object_names(1000)
-    bucket = client.bucket(BUCKET)
+    names, bucket = load.names, client.bucket(load.bucket)
     for _ in bucket.get_batch(names[:64]):  # both have their code and buffers before the count begins
         pass
     pids = (None, node.pid)
@@ -44,15 +42,15 @@ def stream(node: NodeProcess, client: ais_loader.Client, total_bytes: int) -> tu
     return received, after[0] - before[0], after[1] - before[1]
 
 
-def open_sessions(node: NodeProcess, idle: int, busy: int) -> tuple[int, int, float]:
+def open_sessions(node: NodeProcess, load: Load, idle: int, busy: int) -> tuple[int, int, float]:
     """Growth of the node with `idle` sessions open, then with `busy` of them working; MiB/s that these moved."""
-    names = object_names(1000)
+    names = load.names
     before = rss_bytes(node.pid)
     with ExitStack() as held:
         clients = [held.enter_context(ais_loader.connect(node.url)) for _ in range(idle)]
 
         def touch(client: ais_loader.Client) -> None:
-            assert len(client.bucket(BUCKET).get_batch(names[:1]).tobytes()) == 1
+            assert len(client.bucket(load.bucket).get_batch(names[:1]).tobytes()) == 1
 
         with ThreadPoolExecutor(32) as pool:
             list(pool.map(touch, clients))
@@ -62,7 +60,7 @@ def open_sessions(node: NodeProcess, idle: int, busy: int) -> tuple[int, int, fl
         reset_peak_rss(node.pid)
 
         def work(client: ais_loader.Client) -> int:
-            return sum(len(item.data) for item in client.bucket(BUCKET).get_batch(names[:200]))
+            return sum(len(item.data) for item in client.bucket(load.bucket).get_batch(names[:200]))
 
         start = time.perf_counter()
         with ThreadPoolExecutor(busy) as pool:
@@ -79,11 +77,11 @@ def main(gib: int, write: bool) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16_384)), hard))
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
-        fill(store, 1000, MIB)
+        load = fill(store, 1000, MIB)
         with NodeProcess([store]) as node, ais_loader.connect(node.url) as client:
-            received, client_growth, node_growth = stream(node, client, gib << 30)
+            received, client_growth, node_growth = stream(node, client, load, gib << 30)
         with NodeProcess([store]) as node:
-            idle_growth, busy_growth, rate = open_sessions(node, 1024, 32)
+            idle_growth, busy_growth, rate = open_sessions(node, load, 1024, 32)
     rows = [
         (f"client, peak growth over a GetBatch of {received / 2**30:.1f} GiB", client_growth, LIMIT_BYTES),
         (f"node, peak growth over a GetBatch of {received / 2**30:.1f} GiB", node_growth, LIMIT_BYTES),

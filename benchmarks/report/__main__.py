@@ -21,10 +21,9 @@ from typing import Any
 
 import click
 
-from benchmarks.kit.harness import Outcome, claims_table, load, machine, rates_table
+from benchmarks.kit.harness import Outcome, claims_table, label, load, machine, rates_table
 from benchmarks.reads import access_patterns
 from benchmarks.reads.access_patterns import Latencies, latency_rows
-from benchmarks.reads.getbatch import label
 from benchmarks.report import targets, workers
 from benchmarks.report.judging import fallen, ratios
 from benchmarks.report.rates import CLIENTS, COUNTS, IN_FLIGHT, claims, measure, pairs

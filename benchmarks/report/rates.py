@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import ais_loader
+from ais_loader.bench.conductor import prepare
 from ais_loader.testing import NodeProcess
 from ais_loader.testing.cluster import ClusterProcesses
-from benchmarks.cluster.several_nodes import put_all
 from benchmarks.kit import echo
-from benchmarks.kit.clients import Clients, object_names
-from benchmarks.kit.harness import Claim, run_rounds
-from benchmarks.reads.getbatch import label, plain_files, rate, read_files
+from benchmarks.kit.files import plain_files, rate, read_files
+from benchmarks.kit.harness import Claim, label, run_rounds
+from benchmarks.kit.load import Clients, Load
 from benchmarks.report.limits import memcpy, through_socket
 
 CLIENTS = 4
@@ -63,37 +64,29 @@ def pairs(size_bytes: int, batch: int) -> dict[str, tuple[str, str]]:
 
 def measure(size_bytes: int, count: int, rounds: int, batches: Sequence[int], folder: Path) -> dict[str, list[float]]:
     """Objects per second of each way, in each round."""
-    names = object_names(count)
-    shares = [names[part::CLIENTS] for part in range(CLIENTS)]
-    few = [share[: max(100, min(500, len(share) // 4))] for share in shares]
     paths = plain_files(folder / "files", count, size_bytes)
     blocks = max(100, min(5_000, (256 << 20) // size_bytes))
     with ExitStack() as held:
         node = held.enter_context(NodeProcess(folder / "one"))
         cluster = held.enter_context(ClusterProcesses(folder / "three", NODES))
         server = held.enter_context(echo.EchoServer(size_bytes))
+        clients = held.enter_context(Clients(CLIENTS))
         contestants: dict[str, Callable[[], float]] = {
             FILES: lambda: rate(count, lambda: read_files(paths)),
             MEMCPY: lambda: memcpy(size_bytes, blocks),
             **{name: partial(through_socket, size_bytes, blocks, **how) for name, how in SOCKETS.items()},
             ECHO: lambda: echo.stream(server.port, min(blocks, 1_000), IN_FLIGHT),
         }
-
-        def by_batches(clients: Clients, batch: int, assembly: str) -> float:
-            options = {"assembly": assembly}
-            return count / clients.seconds("batches", [(part, batch, IN_FLIGHT, batch, options) for part in shares])
-
-        def by_gets(clients: Clients) -> float:
-            return sum(map(len, few)) / clients.seconds("gets", [(part,) for part in few])
-
         for url, ways in ((node.url, {ONE: "auto"}), (cluster.url, {DIRECT: "direct", TARGET: "target"})):
+            load = Load(url=url, objects=count, size=str(size_bytes), in_flight=IN_FLIGHT, processes=CLIENTS)
             with ais_loader.connect(url) as client:
-                put_all(client, count, size_bytes)
-            clients = held.enter_context(Clients(url, CLIENTS))
-            contestants[get(next(iter(ways)))] = partial(by_gets, clients)
+                prepare(client, load)
+            gets = replace(load, workload="get", epochs=0, duration_s=1.0)
+            contestants[get(next(iter(ways)))] = partial(clients.rate, gets)
             for where, assembly in ways.items():
                 for batch in batches:
-                    contestants[batch_of(where, batch)] = partial(by_batches, clients, batch, assembly)
+                    way = replace(load, batch=batch, assembly=assembly)
+                    contestants[batch_of(where, batch)] = partial(clients.rate, way)
         for work in contestants.values():  # connections, caches
             work()
         return run_rounds(contestants, rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,11 +10,10 @@ from pathlib import Path
 
 import ais_loader
 from ais_loader.testing import NodeProcess
-from benchmarks.kit.clients import BUCKET, batches, object_names
-from benchmarks.kit.harness import Claim, Outcome, judge
+from benchmarks.kit.harness import Claim, Outcome, judge, label
+from benchmarks.kit.load import fill
 from benchmarks.reads import getbatch, lane, memory, object_file
 from benchmarks.reads.access_patterns import percentile
-from benchmarks.reads.getbatch import label
 from benchmarks.writes import put
 
 MIB = 1 << 20
@@ -58,22 +58,24 @@ def outcomes(rounds: int, total_mb: int = 200, stream_gib: int = 2) -> Iterator[
 def half_load(rounds: int, folder: Path) -> list[Outcome]:
     """Latencies of batches that are asked for one by one, twice as seldom as they could be."""
     store = folder / "store"
-    getbatch.fill(store, 12_000, 10 << 10)
+    load = fill(store, 12_000, 10 << 10)
+    names = load.names
     found: dict[str, list[float]] = {"3 × P50 of a batch at half load": [], "its P99": []}
     with NodeProcess([store]) as node, ais_loader.connect(node.url) as client:
-        bucket = client.bucket(BUCKET)
+        bucket = client.bucket(load.bucket)
 
-        def took_s(entries: Sequence[object]) -> float:
+        def took_s(names: Sequence[str]) -> float:
             began_s = time.perf_counter()
-            assert len(bucket.get_batch(entries).tobytes()) == len(entries)
+            assert len(bucket.get_batch(names).tobytes()) == len(names)
             return time.perf_counter() - began_s
 
         for seed in range(rounds):
-            drawn = [batch for at in range(10) for batch in batches(object_names(12_000), _BATCH, 10 * seed + at)]
+            draw = random.Random(seed)
+            drawn = [draw.sample(names, _BATCH) for _ in range(_WARM_UP_BATCHES + _BATCHES)]
             pause_s = 2 * sorted(took_s(batch) for batch in drawn[:_WARM_UP_BATCHES])[_WARM_UP_BATCHES // 2]
             latencies_s = []
             due_s = time.perf_counter()
-            for batch in drawn[_WARM_UP_BATCHES : _WARM_UP_BATCHES + _BATCHES]:
+            for batch in drawn[_WARM_UP_BATCHES:]:
                 due_s = max(due_s + pause_s, time.perf_counter())
                 time.sleep(max(0.0, due_s - time.perf_counter()))
                 latencies_s.append(took_s(batch))
@@ -85,9 +87,9 @@ def half_load(rounds: int, folder: Path) -> list[Outcome]:
 
 def growth(gib: int, folder: Path) -> list[Outcome]:
     store = folder / "store"
-    getbatch.fill(store, 1_000, MIB)
+    load = fill(store, 1_000, MIB)
     with NodeProcess([store]) as node, ais_loader.connect(node.url) as client:
-        _, of_client, of_node = memory.stream(node, client, gib << 30)
+        _, of_client, of_node = memory.stream(node, client, load, gib << 30)
     sides = {
         f"growth of the {side} over {gib} GiB": [float(max(size, MIB))]
         for side, size in (("client", of_client), ("node", of_node))

@@ -16,10 +16,9 @@ import click
 from torch.utils.data import DataLoader, Dataset
 
 import ais_loader
-from ais_loader import Entry
-from benchmarks.kit.clients import BUCKET, object_names
+from benchmarks.kit.files import plain_files
 from benchmarks.kit.harness import Claim, claims_table, conclude, judge, machine, rates_table, run_rounds
-from benchmarks.reads.getbatch import fill, plain_files
+from benchmarks.kit.load import fill
 
 BATCH = 128
 TABLE = Path(__file__).with_suffix(".md")
@@ -64,17 +63,16 @@ def epochs(dataset: Dataset[bytes], num_workers: int, count: int) -> Callable[[]
 def main(objects: int, size_bytes: int, rounds: int, write: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
-        fill(store, objects, size_bytes)
+        load = fill(store, objects, size_bytes)
         paths = plain_files(Path(folder) / "files", objects, size_bytes)
         random.Random(1).shuffle(paths)
         client = ais_loader.connect(store, mode="r")
-        entries = [Entry(BUCKET, name) for name in object_names(objects)]
         contestants: dict[str, Callable[[], float]] = {}
         claims = []
         for num_workers, at_least in ((0, 1.2), (2, 1.0)):
             plain, ours = f"plain Dataset, num_workers={num_workers}", f"MapDataset, num_workers={num_workers}"
             contestants[plain] = epochs(FileDataset(paths), num_workers, 2)
-            contestants[ours] = epochs(ais_loader.MapDataset(client, entries), num_workers, 2)
+            contestants[ours] = epochs(ais_loader.MapDataset(client, load.entries), num_workers, 2)
             claims.append(Claim(ours, plain, at_least))
         for work in contestants.values():  # workers, connections, caches
             work()

@@ -58,8 +58,7 @@ import ais_loader
 from ais_loader import Bucket, ClusterOptions, EmbeddedOptions
 from ais_loader.testing import NodeProcess, seeded_bytes
 from benchmarks.kit.echo import ServerProcess, channel_to, serve
-from benchmarks.kit.harness import Claim, Outcome, claims_table, conclude, judge, load, machine, run_rounds
-from benchmarks.reads.getbatch import label
+from benchmarks.kit.harness import Claim, Outcome, claims_table, conclude, judge, label, load, machine, run_rounds
 
 SIZES_BYTES = (1 << 10, 10 << 10, 100 << 10, 1 << 20, 10 << 20)
 CLAIM_BYTES = 10 << 10
