@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from ais_loader.bench.calls import Calls, Done, connected, numbers
 from ais_loader.bench.plan import Plan
@@ -21,15 +21,14 @@ from ais_loader.bench.tally import Tally
 from ais_loader.errors import LoaderError
 from ais_loader.testing.memory import peak_rss_bytes
 
-T = TypeVar("T")
-Run: TypeAlias = Callable[[Iterator[T]], Iterator[Done]]
+Run: TypeAlias = Callable[[Iterator[Any]], Iterator[Done]]
 TOLD_EVERY_S = 0.5
 _AFTER_ERROR_S = 0.05
 _WARM_UP = 1
 """Salt of the order of objects in a warm-up, which differs from that of the measurement."""
 
 
-def measure(run: Run[T], wanted: Iterator[T], stop: threading.Event, tally: Tally, until: float | None = None) -> None:
+def measure(run: Run, wanted: Iterator[Any], stop: threading.Event, tally: Tally, until: float | None = None) -> None:
     """Have `run` make calls until `wanted` ends, `until` (of time.monotonic), or `stop`; count them in `tally`.
 
     A failed call counts as an error of its kind, and the thread goes on with the next object.

@@ -8,12 +8,16 @@ import random
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ais_loader import Bucket, Client, Entry, errors
+from ais_loader.bench.calls import Done
+from ais_loader.bench.tally import Tally
+from ais_loader.bench.worker import measure
 from ais_loader.values.entry import Item, Status
 from benchmarks.soak.content import LEAST_BYTES, content, value_in, value_of
 from benchmarks.soak.history import Outcome, Recorder
@@ -85,11 +89,18 @@ class SoakClient:
     def bucket(self) -> Bucket:
         return self.client.bucket(self.bucket_name)
 
-    def run(self, stop: Callable[[], bool]) -> None:
+    def drawn(self) -> Iterator[str]:
+        """Kinds of operations without end."""
         names, weights = list(self.mix), list(self.mix.values())
-        while not stop():
-            getattr(self, "_" + self._draw.choices(names, weights)[0])()
+        while True:
+            yield self._draw.choices(names, weights)[0]
+
+    def run(self, wanted: Iterator[str]) -> Iterator[Done]:
+        for kind in wanted:
+            begin_ns = time.perf_counter_ns()
+            getattr(self, f"_{kind}")()
             self.done += 1
+            yield Done(time.perf_counter_ns() - begin_ns, 1, 0)
             if self.pause_s:
                 time.sleep(self._draw.uniform(0, 2 * self.pause_s))
 
@@ -372,11 +383,17 @@ def _judged(error: BaseException) -> tuple[Outcome, str]:
     return ("failed" if isinstance(error, _DONE_NOT) else "unknown"), kind_of(error)
 
 
-def run_all(clients: Sequence[SoakClient], stop: Callable[[], bool], stacks: Path, deadline_s: float) -> None:
+def run_all(clients: Sequence[SoakClient], stop: threading.Event, stacks: Path, deadline_s: float) -> None:
     """Run clients in threads until `stop`. A call that takes more than `deadline_s` ends this process, with the stacks
     of all threads in a file: its operation has no end in the history.
+
+    Raises RuntimeError for what a client should have written down.
     """
-    threads = [threading.Thread(target=client.run, args=(stop,), daemon=True) for client in clients]
+    tallies = [Tally() for _ in clients]
+    threads = [
+        threading.Thread(target=measure, args=(client.run, client.drawn(), stop, tally), daemon=True)
+        for client, tally in zip(clients, tallies, strict=True)
+    ]
     for thread in threads:
         thread.start()
     recorders = {id(client.recorder): client.recorder for client in clients}.values()
@@ -388,3 +405,5 @@ def run_all(clients: Sequence[SoakClient], stop: Callable[[], bool], stacks: Pat
                 with open(stacks, "w") as file:
                     faulthandler.dump_traceback(file)
                 os._exit(3)
+    if errors := sum((tally.errors for tally in tallies), Counter()):
+        raise RuntimeError(f"a client raised {dict(errors)}")

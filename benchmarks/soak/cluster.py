@@ -122,7 +122,7 @@ def use(task: Task) -> None:
     """Clients in threads over one connection, until told to stop."""
     options = ClusterOptions(retry_s=RETRY_S, lane=task.lane)
     with (
-        recording(Path(task.folder), task.name) as (recorder, is_stopping),
+        recording(Path(task.folder), task.name) as (recorder, stopping),
         connect(task.url, options=options) as client,
     ):
         clients = [
@@ -140,7 +140,7 @@ def use(task: Task) -> None:
             )
             for name, mix, assemblies in task.clients
         ]
-        run_all(clients, is_stopping, Path(task.folder) / f"{task.name}.stacks", DEADLINE_S)
+        run_all(clients, stopping, Path(task.folder) / f"{task.name}.stacks", DEADLINE_S)
 
 
 def read_all(task: Task) -> None:

@@ -54,7 +54,7 @@ class Task:
 
 def write(task: Task) -> None:
     """The life of a writer."""
-    with recording(Path(task.folder), task.name) as (recorder, is_stopping):
+    with recording(Path(task.folder), task.name) as (recorder, stopping):
         opened = recorder.begin(task.name, "open", mode="a")
         client = connect(task.store)
         recorder.end(opened, "ok")
@@ -65,7 +65,7 @@ def write(task: Task) -> None:
                     SoakClient(f"{task.name}.{at}", client, BUCKET, recorder, task.keys, f"{task.seed}.{at}", mix)
                     for at in range(THREADS)
                 ],
-                is_stopping,
+                stopping,
                 Path(task.folder) / f"{task.name}.stacks",
                 DEADLINE_S,
             )
@@ -73,7 +73,7 @@ def write(task: Task) -> None:
 
 def read(task: Task) -> None:
     """A reader beside the writers, for as long as a round takes."""
-    with recording(Path(task.folder), task.name) as (recorder, is_stopping):
+    with recording(Path(task.folder), task.name) as (recorder, stopping):
         opened = recorder.begin(task.name, "open", mode="r")
         client = connect(task.store, mode="r")
         recorder.end(opened, "ok")
@@ -81,7 +81,7 @@ def read(task: Task) -> None:
             one = SoakClient(
                 task.name, client, BUCKET, recorder, task.keys, task.seed, READS, beside=True, pause_s=0.01
             )
-            run_all([one], is_stopping, Path(task.folder) / f"{task.name}.stacks", DEADLINE_S)
+            run_all([one], stopping, Path(task.folder) / f"{task.name}.stacks", DEADLINE_S)
 
 
 def read_all(task: Task) -> None:

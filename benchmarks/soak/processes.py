@@ -54,7 +54,7 @@ def stop(*processes: BaseProcess) -> None:
 
 
 @contextmanager
-def recording(folder: Path, name: str) -> Iterator[tuple[Recorder, Callable[[], bool]]]:
+def recording(folder: Path, name: str) -> Iterator[tuple[Recorder, threading.Event]]:
     """In a process: standard error to a file, a history, and a flag that SIGTERM sets. An error in here ends what is
     under way in the history, as failed.
     """
@@ -64,7 +64,7 @@ def recording(folder: Path, name: str) -> Iterator[tuple[Recorder, Callable[[], 
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     recorder = Recorder(folder / f"{name}.jsonl")
     try:
-        yield recorder, stopping.is_set
+        yield recorder, stopping
     except Exception as error:
         for number in list(recorder.open):
             recorder.end(number, "failed", error=kind_of(error), text=str(error)[:500])
