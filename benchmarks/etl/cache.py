@@ -38,7 +38,8 @@ import click
 from ais_loader import Bucket, Client, Entry, Stage, connect
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.testing.node import NodeProcess
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
+from benchmarks.kit.harness import Claim, run_rounds
+from benchmarks.kit.pages import publish
 
 SIZE_BYTES = 10 << 10
 BATCH = 128
@@ -164,16 +165,15 @@ def main(count: int, seconds: float, rounds: int, keep: bool) -> None:
     with ExitStack() as held:
         p99: dict[str, list[float]] = {}
         rates = run_rounds(contestants(held, count, seconds, p99), rounds) | p99
-    outcomes = judge(rates, CLAIMS)
-    text = page(
+    publish(
         "Kept results, and batches beside a job",
-        __doc__ or "",
+        __doc__,
         f"{rounds} rounds; node, workers and client share the cores.",
-        rates_table(rates, "a second"),
-        claims_table(outcomes),
+        rates,
+        "a second",
+        CLAIMS,
+        table=TABLE if keep else None,
     )
-    print(text)
-    conclude(text + "\n", TABLE if keep else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

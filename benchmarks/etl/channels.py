@@ -44,8 +44,8 @@ import cloudpickle
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from benchmarks.kit.echo import ServerProcess
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
-from benchmarks.kit.plots import draw_rounds
+from benchmarks.kit.harness import Claim, run_rounds
+from benchmarks.kit.pages import publish
 from storage_node.etl.run.stages import open_stage
 from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import TransformHttp
@@ -58,7 +58,6 @@ SIZE_BYTES = 10 << 10
 AT_ONCE = 8
 FUNCTION = "function"
 TABLE = Path(__file__).with_suffix(".md")
-PICTURE = TABLE.with_suffix(".png")
 
 _Communication = pb.TransformServer
 FRAMEWORKS = {
@@ -194,20 +193,17 @@ def _code(function: Callable[..., Any], path: bool = False) -> pb.PythonCode:
 def main(count: int, rounds: int, keep: bool) -> None:
     with ExitStack() as held:
         rates = run_rounds(contestants(held, count), rounds)
-    outcomes = judge(rates, CLAIMS)
-    text = page(
+    publish(
         "Channels to transforms",
-        __doc__ or "",
-        f"{rounds} rounds of {count:,} objects, {AT_ONCE} at once; node and server share the cores.",
-        rates_table(rates, "objects/s"),
-        "The process of a fast server and that of the node are equally busy; the ratios are what counts.",
-        claims_table(outcomes),
-        f"![Rates and ratios]({PICTURE.name})",
+        __doc__,
+        f"{rounds} rounds of {count:,} objects, {AT_ONCE} at once; node and server share the cores. The process of a "
+        "fast server and that of the node are equally busy; the ratios are what counts.",
+        rates,
+        "objects/s",
+        CLAIMS,
+        table=TABLE if keep else None,
+        picture=True,
     )
-    print(text)
-    if keep:
-        draw_rounds(rates, outcomes, "objects/s", PICTURE)
-    conclude(text + "\n", TABLE if keep else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ from ais_loader import connect
 from ais_loader.testing import seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
+from benchmarks.kit.harness import Claim, run_rounds
+from benchmarks.kit.pages import publish
 from storage_node.etl.webserver import HTTPMultiThreadedServer
 from tests.machines_kit import Machines
 
@@ -142,16 +143,15 @@ def main(small: int, large: int, rounds: int, keep: bool) -> None:
         else:
             click.echo("no network namespaces here: nothing is measured between machines", err=True)
         rates = run_rounds(ways, rounds)
-    outcomes = judge(rates, [claim for claim in CLAIMS if claim.subject in rates])
-    text = page(
+    publish(
         "Direct put",
-        __doc__ or "",
+        __doc__,
         f"{rounds} rounds of {small:,} and {large:,} objects; nodes, server and client share the cores.",
-        rates_table(rates, "objects/s"),
-        claims_table(outcomes),
+        rates,
+        "objects/s",
+        [claim for claim in CLAIMS if claim.subject in rates],
+        table=TABLE if keep else None,
     )
-    print(text)
-    conclude(text + "\n", TABLE if keep else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ from ais_loader import connect
 from ais_loader.testing import seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, page, rates_table, run_rounds
+from benchmarks.kit.harness import Claim, run_rounds
+from benchmarks.kit.pages import publish
 from benchmarks.kit.workers import Workers
 
 SIZE_BYTES = 10 << 10
@@ -154,23 +155,22 @@ def main(count: int, rounds: int, nodes: int, keep: bool) -> None:
     cost: dict[str, list[float]] = {}
     with ExitStack() as held:
         rates = run_rounds(contestants(held, count, nodes, cost), rounds)
-    outcomes = judge(rates, CLAIMS)
     budget = [
         "| what | processor time of all processes, us for each object |",
         "|---|---:|",
         *(f"| {name} | {sorted(found)[len(found) // 2]:.0f} |" for name, found in cost.items()),
     ]
-    text = page(
+    publish(
         "A bucket into a bucket",
-        __doc__ or "",
+        __doc__,
         f"{rounds} rounds of {count:,} objects, nodes: {nodes}; nodes, workers and clients share the cores.",
-        rates_table(rates, "objects/s"),
+        rates,
+        "objects/s",
+        CLAIMS,
         "\n".join(budget),
-        claims_table(outcomes),
         BUDGET,
+        table=TABLE if keep else None,
     )
-    print(text)
-    conclude(text + "\n", TABLE if keep else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -28,13 +28,12 @@ import ray.data
 from ais_loader import connect
 from ais_loader.integrations.ray_data import read_ais
 from ais_loader.testing import NodeProcess, seeded_bytes
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
-from benchmarks.kit.plots import draw_rounds
+from benchmarks.kit.harness import Claim, run_rounds
+from benchmarks.kit.pages import publish
 
 OBJECT_BYTES = 10 << 10
 BLOCKS = 2
 TABLE = Path(__file__).with_suffix(".md")
-PLOT = Path(__file__).with_suffix(".png")
 OURS, THEIRS = "read_ais", "read_binary_files, fsspec"
 CLAIMS = [Claim(OURS, THEIRS, 1.5)]
 
@@ -82,21 +81,17 @@ def main(rounds: int, objects: int, ray_address: str | None, write: bool) -> Non
             warm()
         rates = run_rounds(contestants, rounds)
     ray.shutdown()
-    outcomes = judge(rates, CLAIMS)
-    report = "\n\n".join(
-        [
-            "# Ray Data",
-            (__doc__ or "").strip(),
-            f"Machine: {machine()}, ray {ray.__version__}; {load()}. {rounds} rounds of {objects:,} objects.",
-            rates_table(rates, "objects/s", OBJECT_BYTES),
-            claims_table(outcomes),
-            f"![Rates, and the ratios of the rounds]({PLOT.name})",
-        ]
+    publish(
+        "Ray Data",
+        __doc__,
+        f"Ray {ray.__version__}. {rounds} rounds of {objects:,} objects.",
+        rates,
+        "objects/s",
+        CLAIMS,
+        table=TABLE if write else None,
+        size_bytes=OBJECT_BYTES,
+        picture=True,
     )
-    print(report)
-    if write:
-        draw_rounds(rates, outcomes, "objects/s", PLOT)
-    conclude(report + "\n", TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ import webdataset as wds
 from ais_loader import connect
 from ais_loader.integrations.webdataset import ShardSamples, install
 from ais_loader.testing import NodeProcess, seeded_bytes
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
-from benchmarks.kit.plots import draw_rounds
+from benchmarks.kit.harness import Claim, run_rounds
+from benchmarks.kit.pages import publish
 from benchmarks.kit.processor_time import ProcessorTime
 
 MEMBER_BYTES = 40_000
@@ -38,7 +38,6 @@ TABLE = Path(__file__).with_suffix(".md")
 FILES, EMBEDDED, GRPC = "WebDataset, files", "WebDataset, embedded", "WebDataset, gRPC"
 BY_NUMBER, BY_NUMBER_GRPC = "ShardSamples shuffled, embedded", "ShardSamples shuffled, gRPC"
 AHEAD_GRPC = "ShardSamples shuffled, gRPC, 3 in flight"
-PLOT = Path(__file__).with_suffix(".png")
 CLAIMS = [
     Claim(EMBEDDED, FILES, 0.9),
     Claim(GRPC, FILES, 0.9),
@@ -133,23 +132,18 @@ def main(rounds: int, shards: int, samples: int, write: bool) -> None:
                 work()  # pages, connections
             spent.forget()
             rates = run_rounds(contestants, rounds)
-    outcomes = judge(rates, CLAIMS)
-    introduction = (__doc__ or "").partition("\n\n")[2]
-    report = "\n\n".join(
-        [
-            "# WebDataset's shards in a store",
-            introduction.strip(),
-            f"Machine: {machine()}; {load()}. {rounds} rounds of {shards} shards of {samples:,} samples.",
-            rates_table(rates, "samples/s", MEMBER_BYTES),
-            claims_table(outcomes),
-            spent.table("a sample"),
-            f"![Rates, and the ratios of the rounds]({PLOT.name})",
-        ]
+    publish(
+        "WebDataset's shards in a store",
+        __doc__,
+        f"{rounds} rounds of {shards} shards of {samples:,} samples.",
+        rates,
+        "samples/s",
+        CLAIMS,
+        spent.table("a sample"),
+        table=TABLE if write else None,
+        size_bytes=MEMBER_BYTES,
+        picture=True,
     )
-    print(report)
-    if write:
-        draw_rounds(rates, outcomes, "samples/s", PLOT)
-    conclude(report + "\n", TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

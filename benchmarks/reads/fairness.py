@@ -21,8 +21,9 @@ import click
 
 from ais_loader.bench.worker import Threads
 from ais_loader.testing import NodeProcess
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, label, load, machine, rates_table
+from benchmarks.kit.harness import Claim, judge, label
 from benchmarks.kit.load import Load, fill, objects
+from benchmarks.kit.pages import publish
 from benchmarks.kit.workers import Workers
 
 BATCH = 128
@@ -92,19 +93,20 @@ def measure(size_bytes: int, rounds: int, seconds: float, folder: Path) -> dict[
 def main(size_bytes: int, rounds: int, seconds: float, folder: Path | None, write: bool) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as here:
         rates = measure(size_bytes, rounds, seconds, Path(here))
-    outcomes = judge(rates, [Claim(name, QUARTER, 0.5) for name in BESIDE])
     without = judge(rates, [Claim(name, QUARTER, 0.0) for name in NAMELESS])
-    text = (
-        f"# Fairness\n\n{(__doc__ or '').strip().splitlines()[0]}\n\n"
-        f"Machine: {machine()}. {rounds} rounds of {seconds:g} s; objects of {label(size_bytes)}, {BATCH} per "
-        f"batch, {IN_FLIGHT} batches in flight on each session. Clients and node share the cores.\n\n"
-        f"{rates_table(rates, 'objects/s', size_bytes)}\n\n{claims_table(outcomes)}\n\n"
+    publish(
+        "Fairness",
+        __doc__,
+        f"{rounds} rounds of {seconds:g} s; objects of {label(size_bytes)}, {BATCH} per batch, {IN_FLIGHT} batches in "
+        "flight on each session. Clients and node share the cores.",
+        rates,
+        "objects/s",
+        [Claim(name, QUARTER, 0.5) for name in BESIDE],
         "With all clients as one tenant, a modest client gets "
-        f"{min(o.median for o in without):.2f} to {max(o.median for o in without):.2f} of that quarter. "
-        f"After the run: {load()}.\n"
+        f"{min(o.median for o in without):.2f} to {max(o.median for o in without):.2f} of that quarter.",
+        table=TABLE if write else None,
+        size_bytes=size_bytes,
     )
-    click.echo(text)
-    conclude(text, TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

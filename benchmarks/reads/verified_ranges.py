@@ -34,7 +34,8 @@ import click
 import ais_loader
 from ais_loader import Bucket, ClusterOptions, Entry
 from ais_loader.testing import NodeProcess, seeded_bytes
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+from benchmarks.kit.harness import Claim, run_rounds
+from benchmarks.kit.pages import publish
 
 MiB = 1 << 20
 OBJECT_BYTES = 64 * MiB
@@ -118,13 +119,15 @@ def main(rounds: int, folder: Path | None, write: bool) -> None:
         for store in STORES
         for read in READS
     ]
-    outcomes = judge(rates, claims)
-    click.echo(claims_table(outcomes))
-    text = (
-        f"# Verification of byte ranges\n\n{(__doc__ or '').strip()}\n\nMachine: {machine()}; {load()}. {rounds} "
-        f"rounds; client and node share it.\n\n{claims_table(outcomes)}\n\n{rates_table(rates, 'MB/s')}\n"
+    publish(
+        "Verification of byte ranges",
+        __doc__,
+        f"{rounds} rounds; client and node share it.",
+        rates,
+        "MB/s",
+        claims,
+        table=TABLE if write else None,
     )
-    conclude(text, TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import ais_loader
 from benchmarks.kit.files import plain_files
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, machine, rates_table, run_rounds
+from benchmarks.kit.harness import Claim, run_rounds
 from benchmarks.kit.load import fill
+from benchmarks.kit.pages import publish
 
 BATCH = 128
 TABLE = Path(__file__).with_suffix(".md")
@@ -78,14 +79,15 @@ def main(objects: int, size_bytes: int, rounds: int, write: bool) -> None:
             work()
         rates = run_rounds(contestants, rounds)
         client.close()
-    outcomes = judge(rates, claims)
-    text = (
-        f"# Datasets\n\n{(__doc__ or '').strip().splitlines()[0]}\n\nMachine: {machine()}. "
-        f"{rounds} rounds of 2 epochs; {objects:,} objects of {size_bytes:,} bytes, in batches of {BATCH}.\n\n"
-        f"{rates_table(rates, 'samples/s')}\n\n{claims_table(outcomes)}\n"
+    publish(
+        "Datasets",
+        __doc__,
+        f"{rounds} rounds of 2 epochs; {objects:,} objects of {size_bytes:,} bytes, in batches of {BATCH}.",
+        rates,
+        "samples/s",
+        claims,
+        table=TABLE if write else None,
     )
-    click.echo(text)
-    conclude(text, TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

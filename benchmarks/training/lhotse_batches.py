@@ -31,15 +31,15 @@ from ais_loader.integrations.lhotse import AISBatchLoader
 from ais_loader.integrations.lhotse.needs import asked_entry, needs_of
 from ais_loader.testing import NodeProcess
 from ais_loader.values.requests import requests_for_entries
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
-from benchmarks.kit.plots import draw_rounds
+from benchmarks.kit.harness import Claim, run_rounds
+from benchmarks.kit.pages import publish
 from benchmarks.kit.processor_time import ProcessorTime
 
 RATE, BATCH = 16_000, 32
 SPEECH = Path(__file__).resolve().parents[2] / "tests" / "data" / "speech"
 LONG_SECONDS, WINDOW_SECONDS = 600, 2
 HALF_A_MILLISECOND = "0.5 ms each"
-TABLE, PLOT = Path(__file__).with_suffix(".md"), Path(__file__).with_suffix(".png")
+TABLE = Path(__file__).with_suffix(".md")
 
 
 def long_wav() -> bytes:
@@ -140,8 +140,14 @@ def main(batches: int, rounds: int, folder: Path | None, write: bool) -> None:
         spent.forget()
         rates = run_rounds(contestants, rounds)
         window_bytes = sum(len(cut.recording.sources[0].source) for cut in node_loader(windows()))
-    outcomes = judge(
+    publish(
+        "AISBatchLoader",
+        __doc__,
+        f"Lhotse {lhotse.__version__}. {rounds} rounds of {batches} batches; {len(paths):,} recordings of "
+        f"{size_bytes / 1024:.0f} KiB. Client and node share the cores. The windows contain "
+        f"{window_bytes / 1024:,.0f} of {len(long) / 1024:,.0f} KiB.",
         rates,
+        "batches/s",
         [
             Claim("request of 32 cuts", HALF_A_MILLISECOND, 1.0),
             Claim("loader, gRPC", "single GETs, gRPC", 8.0),
@@ -149,20 +155,10 @@ def main(batches: int, rounds: int, folder: Path | None, write: bool) -> None:
             Claim("loader, embedded, decoded", "Lhotse over files, decoded", 1 / 1.2),
             Claim("32 windows, gRPC", "32 windows, of the whole, gRPC", 4.0),
         ],
+        spent.table("a batch of 32"),
+        table=TABLE if write else None,
+        picture=True,
     )
-    text = (
-        f"# AISBatchLoader\n\n{(__doc__ or '').strip()}\n\nMachine: {machine()}, Lhotse {lhotse.__version__}; "
-        f"{load()}. {rounds} rounds of {batches} batches; {len(paths):,} recordings of {size_bytes / 1024:.0f} KiB. "
-        f"Client and node share the cores. "
-        f"The windows contain {window_bytes / 1024:,.0f} of {len(long) / 1024:,.0f} KiB.\n\n"
-        f"{rates_table(rates, 'batches/s')}\n\n{claims_table(outcomes)}\n\n{spent.table('a batch of 32')}\n\n"
-        f"![Rates, and the ratios of the rounds]({PLOT.name})\n"
-    )
-    click.echo(text)
-    if write:
-        shown = {name: values for name, values in rates.items() if name != HALF_A_MILLISECOND}
-        draw_rounds(shown, outcomes, "batches/s", PLOT)
-    conclude(text, TABLE if write else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ import ais_loader
 from ais_loader import Bucket, Client
 from ais_loader.testing import NodeProcess, seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
-from benchmarks.kit.harness import Claim, claims_table, conclude, judge, load, machine, rates_table, run_rounds
+from benchmarks.kit.harness import Claim, run_rounds
+from benchmarks.kit.pages import publish
 
 SIZES = {"10 KiB": 10 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
 NOTICED = 0.9
@@ -88,22 +89,16 @@ def main(rounds: int, total_mib: int, folder: str, table: bool) -> None:
                 contestants[f"promote, {store}, {text}"] = timed(client, source, count, promote)
                 claims.append(Claim(f"promote, {store}, {text}", f"put, {store}, {text}", NOTICED))
         rates = run_rounds(contestants, rounds)
-    outcomes = judge(rates, claims)
     told = ", ".join(f"{count:,} of {text}" for text, count in counts.items())
-    text = (
-        "\n\n".join(
-            [
-                "# Promotion against PUT",
-                (__doc__ or "").partition("\n\n")[2].strip("\n"),
-                f"Machine: {machine()}; {load()}. {rounds} rounds; files: {told}. Client and nodes share the cores.",
-                rates_table(rates, "files/s"),
-                claims_table(outcomes),
-            ]
-        )
-        + "\n"
+    publish(
+        "Promotion against PUT",
+        __doc__,
+        f"{rounds} rounds; files: {told}. Client and nodes share the cores.",
+        rates,
+        "files/s",
+        claims,
+        table=TABLE if table else None,
     )
-    click.echo(text)
-    conclude(text, TABLE if table else None, reached=all(outcome.reached for outcome in outcomes))
 
 
 if __name__ == "__main__":
