@@ -16,10 +16,10 @@ from storage_node.batch.readahead import Readahead
 from storage_node.context.node import Node
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.run.transformed_run import TransformedRun
+from storage_node.limits.call_slots import Place, Places
 from storage_node.limits.counters import clock_s
-from storage_node.limits.fairness import FairSlots, Slot
 from storage_node.limits.memory_budget import MemoryBudget
-from storage_node.limits.places import Place, Places
+from storage_node.limits.scheduler import FairSlots, Slot
 from storage_node.store.read.batch import StoreBatch
 
 _PARTS_PER_BATCH = 16

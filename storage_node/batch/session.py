@@ -23,8 +23,8 @@ from storage_node.batch.resources import BatchResources
 from storage_node.batch.transformed_batch import TransformedBatch
 from storage_node.context.node import Node
 from storage_node.limits.admission import Credit
+from storage_node.limits.call_slots import Place, Places
 from storage_node.limits.counters import BatchTally, clock_s
-from storage_node.limits.places import Place, Places
 from storage_node.limits.tasks import retrieve, settled
 from storage_node.limits.turns import ASKING
 from storage_node.store.read.file_frame import FileFrame

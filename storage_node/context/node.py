@@ -15,9 +15,9 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.context.caller import Caller, read_secret
 from storage_node.context.membership import Membership
 from storage_node.context.peer_clocks import PeerClocks
+from storage_node.limits.call_slots import Places
 from storage_node.limits.counters import NodeMetrics, clock_s
-from storage_node.limits.places import Places
-from storage_node.limits.pressure import Pressure, give_memory_back
+from storage_node.limits.load_monitor import Pressure, give_memory_back
 from storage_node.limits.streams import Streams
 from storage_node.limits.tasks import settled
 from storage_node.limits.turns import ASKING, Turns

@@ -19,9 +19,9 @@ from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.lane import CALL, DATA, FAILED, HEADER, LAST, MAX_PUT_MESSAGE_BYTES, MESSAGE, REFUSED
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
-from storage_node.lane.coming import PIECE_BYTES, WAIT_S, ComingBytes
 from storage_node.lane.connection import LaneConnection
-from storage_node.limits.places import Place
+from storage_node.lane.socket_payload import PIECE_BYTES, WAIT_S, ComingBytes
+from storage_node.limits.call_slots import Place
 from storage_node.limits.streams import Received, Streams
 from storage_node.limits.tasks import retrieve
 from storage_node.limits.turns import ASKING

@@ -26,8 +26,8 @@ from storage_node.batch.session import BatchService
 from storage_node.lane.calls import LaneCalls, error_message
 from storage_node.lane.connection import LaneConnection
 from storage_node.lane.tokens import LIFETIME_S, LaneTokens
+from storage_node.limits.call_slots import Place, Places
 from storage_node.limits.descriptors import is_reserved
-from storage_node.limits.places import Place, Places
 from storage_node.limits.tasks import retrieve
 
 log = logging.getLogger(__name__)

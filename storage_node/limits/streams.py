@@ -13,8 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.reserved import TENANT_KEY
+from storage_node.limits.call_slots import Place, Places
 from storage_node.limits.memory_budget import MemoryBudget
-from storage_node.limits.places import Place, Places
 
 T = TypeVar("T")
 MAX_TENANT = 128

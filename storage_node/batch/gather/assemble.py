@@ -22,9 +22,9 @@ from storage_node.batch.local_batch import Message
 from storage_node.batch.outcomes import Busy
 from storage_node.batch.resources import BatchResources
 from storage_node.limits.admission import Credit
+from storage_node.limits.call_slots import Place
 from storage_node.limits.counters import BatchTally, clock_s
-from storage_node.limits.fairness import Slot
-from storage_node.limits.places import Place
+from storage_node.limits.scheduler import Slot
 from storage_node.limits.tasks import retrieve, settled
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_node.limits.places import PROGRESS_BYTES, Place, Places
+from storage_node.limits.call_slots import PROGRESS_BYTES, Place, Places
 
 
 class Clock:

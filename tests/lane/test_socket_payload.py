@@ -14,7 +14,7 @@ import pytest
 from ais_loader import Client, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.lane import DATA, HEADER, LAST, MESSAGE
-from storage_node.lane.coming import ComingBytes
+from storage_node.lane.socket_payload import ComingBytes
 from storage_node.server import NodeServer
 from tests.lane.lane_kit import open_lane
 from tests.lane.test_lane_calls import PUT, end_of, frame, header_of, stored
