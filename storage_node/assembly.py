@@ -200,7 +200,7 @@ class Assembly:
         """Return what runs until the node stops, by a description for the log."""
         return {
             "removing replaced files": lambda: _reap(self._node),
-            "measuring the load": self._node.pressure.watch,
+            "measuring the load": self._node.load.watch,
             "ending what stands in others' way": self.batches.watch,
             "following the cluster's map": self._map_sync().run,
             "taking care of snapshots": self.snapshots.sweep.run,

@@ -11,9 +11,9 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.readahead import BatchAhead
 from storage_node.batch.resources import BatchResources, look_up
 from storage_node.limits.admission import Credit
-from storage_node.limits.call_slots import Place
+from storage_node.limits.call_slots import CallSlot
 from storage_node.limits.counters import BatchTally, clock_s
-from storage_node.limits.scheduler import Slot
+from storage_node.limits.scheduler import FrameSlot
 from storage_node.limits.tasks import retrieve, settled
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.file_frame import FileFrame
@@ -37,7 +37,7 @@ class LocalBatch:
         credit: Credit,
         send: Callable[[Message], Awaitable[None]],
         tally: BatchTally,
-        place: Place,
+        call_slot: CallSlot,
         *,
         sends_files: bool = False,
     ) -> None:
@@ -48,7 +48,7 @@ class LocalBatch:
         self._credit = credit
         self._send = send
         self._tally = tally
-        self._place = place
+        self._call_slot = call_slot
         self._sends_files = sends_files and request.receiver_checks
         self._cached = False
         """Whether the last frame came entirely from the page cache."""
@@ -63,7 +63,7 @@ class LocalBatch:
         if self._request.local and view is not None and 0 < self._request.map_version < view.version:
             raise StaleMap(f"planned with map {self._request.map_version}, this node has {view.version}")
         batch = await look_up(self._resources, self._request.tenant, self._request)
-        batch.wait_us = self._resources.node.pressure.wait_us()
+        batch.wait_us = self._resources.node.load.wait_us()
         ahead = self._resources.readahead.of(batch)
         run = self._run_buffered if self._request.buffered else self._run_streaming
         try:
@@ -117,7 +117,7 @@ class LocalBatch:
 
     async def _spend_credit(self, payload_bytes: int) -> None:
         began_s = clock_s()
-        with self._place.waiting():
+        with self._call_slot.waiting():
             await self._credit.spend(payload_bytes)
         self._resources.node.metrics.client_wait_s += clock_s() - began_s
 
@@ -137,11 +137,11 @@ class LocalBatch:
     async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:
         return await self._resources.node.read(batch.read_encoded, span, self._batch_id)
 
-    async def _send_and_release(self, message: Message, slot: Slot, payload_bytes: int) -> None:
+    async def _send_and_release(self, message: Message, slot: FrameSlot, payload_bytes: int) -> None:
         try:
-            with self._place.waiting():
+            with self._call_slot.waiting():
                 await self._send(message)
-            self._place.moved()
+            self._call_slot.moved()
             self._tally.frame_sent()
         finally:
             if isinstance(message, FileFrame):
@@ -156,7 +156,7 @@ class LocalBatch:
             raise InvalidRequest(
                 f"{held_bytes:,} bytes, at most {budget.limit_bytes:,} are collected before sending: use streaming=True"
             )
-        self._resources.collect(held_bytes, self._place)
+        self._resources.collect(held_bytes, self._call_slot)
         try:
             messages: list[tuple[int, bytes]] = []
             entries, ended = 0, False
@@ -175,12 +175,12 @@ class LocalBatch:
                     break
             for payload_bytes, message in messages:
                 await self._spend_credit(payload_bytes)
-                with self._place.waiting():
+                with self._call_slot.waiting():
                     await settled(asyncio.ensure_future(self._send(message)))
-                self._place.moved()
+                self._call_slot.moved()
                 self._tally.frame_sent()
                 held_bytes -= payload_bytes
-                self._resources.uncollect(payload_bytes, self._place)
+                self._resources.uncollect(payload_bytes, self._call_slot)
         finally:
-            self._resources.uncollect(held_bytes, self._place)
+            self._resources.uncollect(held_bytes, self._call_slot)
         return None if ended else batch.end(entries)

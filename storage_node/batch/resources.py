@@ -16,10 +16,10 @@ from storage_node.batch.readahead import Readahead
 from storage_node.context.node import Node
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.run.transformed_run import TransformedRun
-from storage_node.limits.call_slots import Place, Places
+from storage_node.limits.call_slots import CallSlot, CallSlots
 from storage_node.limits.counters import clock_s
 from storage_node.limits.memory_budget import MemoryBudget
-from storage_node.limits.scheduler import FairSlots, Slot
+from storage_node.limits.scheduler import FrameSlot, FrameSlots
 from storage_node.store.read.batch import StoreBatch
 
 _PARTS_PER_BATCH = 16
@@ -53,16 +53,16 @@ class BatchResources:
         """Number of entries that were requested again from another holder."""
         self.soft_errors = 0
         """Number of entries of gathered batches that failed without ending the batch."""
-        self.batches = Places(config.max_active_batches, config.still_s, config.tenant_weights)
-        self.parts = Places(config.max_active_batches * _PARTS_PER_BATCH, config.still_s, config.tenant_weights)
+        self.batches = CallSlots(config.max_active_batches, config.still_s, config.tenant_weights)
+        self.parts = CallSlots(config.max_active_batches * _PARTS_PER_BATCH, config.still_s, config.tenant_weights)
         """Slots of requests for entries on this node's own drives only."""
         self.requests = MemoryBudget(config.max_request_bytes)
-        self._request_bytes: dict[Place, int] = {}
-        self._answer_bytes: dict[Place, int] = {}
+        self._request_bytes: dict[CallSlot, int] = {}
+        self._answer_bytes: dict[CallSlot, int] = {}
         """Sizes of responses that are collected before they are sent."""
         self.etl: LocalEtl | None = None
         """None if this node runs no transforms."""
-        self.slots = FairSlots(self.budget, config.tenant_weights, config.read_threads + 1)
+        self.slots = FrameSlots(self.budget, config.tenant_weights, config.read_threads + 1)
         self.readahead = Readahead(config.readahead_bytes, config.readahead_threads)
 
     @property
@@ -70,33 +70,33 @@ class BatchResources:
         return self.budget.held_bytes + self.buffered.held_bytes + self.assembly.held_bytes
 
     @contextlib.contextmanager
-    def admit(self, request: pb.BatchRequest, evict: Callable[[], None]) -> Iterator[Place]:
+    def admit(self, request: pb.BatchRequest, evict: Callable[[], None]) -> Iterator[CallSlot]:
         """Count a batch while it is being served. Raises Busy if there are too many.
 
         Parts of a batch, which wait for no other node, are counted separately. Otherwise nodes whose batches wait for
-        each other's parts would reject these forever. `evict`: see `Place`.
+        each other's parts would reject these forever. `evict`: see `CallSlot`.
         """
-        if self.node.pressure.memory_is_critical():
-            raise Busy(f"{self.node.pressure.resident_bytes:,} bytes of memory are in use", "memory")
-        places, what = (self.parts, "parts of batches") if request.local else (self.batches, "batches")
+        if self.node.load.memory_is_critical():
+            raise Busy(f"{self.node.load.resident_bytes:,} bytes of memory are in use", "memory")
+        call_slots, what = (self.parts, "parts of batches") if request.local else (self.batches, "batches")
         size_bytes = request.ByteSize()
         if not self.requests.acquire_now(size_bytes):
-            _make_room(places, self._request_bytes, size_bytes)
+            _make_room(call_slots, self._request_bytes, size_bytes)
             raise Busy(f"requests of {self.requests.held_bytes:,} bytes are being served", "memory")
         try:
-            place = places.take(request.tenant, evict)
-            if place is None:
-                raise Busy(f"{places.held} {what} are being served", "batches")
-            self._request_bytes[place] = size_bytes
+            call_slot = call_slots.take(request.tenant, evict)
+            if call_slot is None:
+                raise Busy(f"{call_slots.held} {what} are being served", "batches")
+            self._request_bytes[call_slot] = size_bytes
             try:
-                yield place
+                yield call_slot
             finally:
-                self._request_bytes.pop(place, None)
-                place.give_back()
+                self._request_bytes.pop(call_slot, None)
+                call_slot.give_back()
         finally:
             self.requests.release(size_bytes)
 
-    def collect(self, size_bytes: int, place: Place) -> None:
+    def collect(self, size_bytes: int, call_slot: CallSlot) -> None:
         """Account for more bytes of a response that is collected before it is sent. Raises Busy.
 
         If there is no room, responses that clients have not read for too long are evicted, so that a retry succeeds.
@@ -105,17 +105,17 @@ class BatchResources:
             _make_room(self.batches, self._answer_bytes, size_bytes)
             _make_room(self.parts, self._answer_bytes, size_bytes)
             raise Busy(f"{self.buffered.held_bytes:,} bytes of answers are waiting for their clients", "answers")
-        self._answer_bytes[place] = self._answer_bytes.get(place, 0) + size_bytes
+        self._answer_bytes[call_slot] = self._answer_bytes.get(call_slot, 0) + size_bytes
 
-    def uncollect(self, size_bytes: int, place: Place) -> None:
+    def uncollect(self, size_bytes: int, call_slot: CallSlot) -> None:
         """Release bytes that have been sent or will not be sent."""
         self.buffered.release(size_bytes)
-        left_bytes = self._answer_bytes.pop(place, 0) - size_bytes
+        left_bytes = self._answer_bytes.pop(call_slot, 0) - size_bytes
         if left_bytes > 0:
-            self._answer_bytes[place] = left_bytes
+            self._answer_bytes[call_slot] = left_bytes
 
-    async def turn(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> Slot:
-        """Wait for this tenant's turn to have a frame read and sent; see `FairSlots.acquire`."""
+    async def turn(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> FrameSlot:
+        """Wait for this tenant's turn to have a frame read and sent; see `FrameSlots.acquire`."""
         began_s, cause = clock_s(), "memory" if self.budget.is_full(memory_bytes) else "turn"
         try:
             return await self.slots.acquire(tenant, size_bytes, memory_bytes)
@@ -130,7 +130,7 @@ class BatchResources:
 
     async def throttle(self) -> None:
         """Pause before a batch's next frame while the node is overloaded. The caller must hold nothing meanwhile."""
-        pause_s, cause = self.node.pressure.pause()
+        pause_s, cause = self.node.load.pause()
         if pause_s:
             await asyncio.sleep(pause_s)
             self.node.metrics.throttle_s[cause] += pause_s
@@ -144,8 +144,8 @@ async def look_up(resources: BatchResources, tenant: str, request: pb.BatchReque
     return await node.read(StoreBatch, node.store, request)
 
 
-def _make_room(places: Places, held_bytes: dict[Place, int], size_bytes: int) -> None:
+def _make_room(call_slots: CallSlots, held_bytes: dict[CallSlot, int], size_bytes: int) -> None:
     """Evict slots until `size_bytes` will be free, once their batches have ended."""
     freed_bytes = 0
-    while freed_bytes < size_bytes and (place := places.reclaim(held_bytes.__contains__)) is not None:
-        freed_bytes += held_bytes.pop(place)
+    while freed_bytes < size_bytes and (call_slot := call_slots.reclaim(held_bytes.__contains__)) is not None:
+        freed_bytes += held_bytes.pop(call_slot)

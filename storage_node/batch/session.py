@@ -23,10 +23,10 @@ from storage_node.batch.resources import BatchResources
 from storage_node.batch.transformed_batch import TransformedBatch
 from storage_node.context.node import Node
 from storage_node.limits.admission import Credit
-from storage_node.limits.call_slots import Place, Places
+from storage_node.limits.call_slots import CallSlot, CallSlots
 from storage_node.limits.counters import BatchTally, clock_s
 from storage_node.limits.tasks import retrieve, settled
-from storage_node.limits.turns import ASKING
+from storage_node.limits.turns import current_tenant
 from storage_node.store.read.file_frame import FileFrame
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class BatchService:
         self.resources = BatchResources(node)
         self.stopping = False
         self._sessions: set[_Session] = set()
-        self.places = Places(node.config.max_sessions, node.config.still_s, node.config.tenant_weights)
+        self.session_slots = CallSlots(node.config.max_sessions, node.config.still_s, node.config.tenant_weights)
         """Slots of sessions. A session is idle while its client requests nothing."""
 
     @property
@@ -82,12 +82,12 @@ class BatchService:
         idle call is evicted: gRPC may hold a large part of its next message, which cannot be measured here.
         """
         node, resources, still_s = self.node, self.resources, self.node.config.still_s
-        held = (node.unread, node.streams.places, self.places, resources.batches, resources.parts)
+        held = (node.unread, node.streams.slots, self.session_slots, resources.batches, resources.parts)
         while True:
             await asyncio.sleep(_LOOK_S)
-            if node.pressure.memory_is_critical():
-                for places in held:
-                    places.reclaim_still()
+            if node.load.memory_is_critical():
+                for call_slots in held:
+                    call_slots.reclaim_still()
             if resources.slots.waits_for_memory:
                 for session in [one for one in self._sessions if one.stuck_s() >= still_s]:
                     session.end_stuck(still_s)
@@ -107,22 +107,24 @@ class BatchService:
         whether the lane sends from files.
         """
         session = _Session(self, stream, lane, sends_files=sends_files)
-        place = self.places.take(tenant, session.end_idle)
-        if place is None:
-            raise Overloaded(f"{self.places.held} sessions are open (max_sessions), all of them in use: try again")
-        session.place = place
+        call_slot = self.session_slots.take(tenant, session.end_idle)
+        if call_slot is None:
+            raise Overloaded(
+                f"{self.session_slots.held} sessions are open (max_sessions), all of them in use: try again"
+            )
+        session.call_slot = call_slot
         self._sessions.add(session)
         try:
-            with place.waiting():
+            with call_slot.waiting():
                 await session.run(requests)
         finally:
-            place.give_back()
+            call_slot.give_back()
             self._sessions.discard(session)
             await session.cancel_all()
 
 
 class _Session:
-    place: Place
+    call_slot: CallSlot
 
     def __init__(
         self, service: BatchService, stream: Outgoing, lane: OutgoingLane | None, *, sends_files: bool
@@ -194,7 +196,7 @@ class _Session:
     async def take(self, request: pb.SessionRequest) -> None:
         batch_id, event = request.batch_id, request.WhichOneof("event")
         if event == "request":
-            self.place.moved()
+            self.call_slot.moved()
             began_s = clock_s()
             answer = self._answer_small(batch_id, request.request)
             if answer is not None:
@@ -217,7 +219,7 @@ class _Session:
             task.add_done_callback(lambda _: self._forget(batch_id))
         elif (batch := self._batches.get(batch_id)) is not None:  # else this message crossed its END
             if event == "credit":
-                self.place.moved(request.credit.payload_bytes)
+                self.call_slot.moved(request.credit.payload_bytes)
                 batch[1].add(request.credit.payload_bytes)
             elif event == "cancel":
                 batch[0].cancel()
@@ -227,7 +229,7 @@ class _Session:
         overtake other tenants' turns, while batches are rejected, and for more than one entry while tenants share the
         node or its memory is exhausted."""
         service, tenant = self._service, request.tenant
-        if not service.resources.slots.may_pass(tenant) or service.node.pressure.memory_is_critical():
+        if not service.resources.slots.may_pass(tenant) or service.node.load.memory_is_critical():
             return None
         if len(request.name) > 1 and (
             service.resources.slots.crowded or service.resources.budget.is_full(MAX_BYTES_TOGETHER)
@@ -237,7 +239,7 @@ class _Session:
         answer: tuple[Message, int] | None
         if not request.transform:
             answer = answer_inline(node.store, request, batch_id, node.membership)
-            if answer is None and self._sends_files and not node.pressure.pause()[0]:
+            if answer is None and self._sends_files and not node.load.pause()[0]:
                 answer = answer_from_file(node.store, request, batch_id, node.membership)
         elif etl is not None:
             answer = answer_kept(node.store, etl, request, batch_id, node.membership)
@@ -249,7 +251,7 @@ class _Session:
 
     def _forget(self, batch_id: int) -> None:
         self._batches.pop(batch_id, None)
-        self.place.moved()
+        self.call_slot.moved()
         if self._service.stopping:
             self.stop_if_idle()
 
@@ -292,7 +294,7 @@ class _Session:
 
     async def _run(self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally) -> None:
         service = self._service
-        ASKING.set(request.tenant)
+        current_tenant.set(request.tenant)
         response = pb.SessionResponse(batch_id=batch_id)
         evicted = False
 
@@ -309,9 +311,9 @@ class _Session:
                 raise Busy("the node is stopping", "stopping")
             if len(request.tenant) > MAX_TENANT:
                 raise InvalidRequest(f"tenant: {len(request.tenant)} characters, at most {MAX_TENANT}")
-            with service.resources.admit(request, evict) as place:
+            with service.resources.admit(request, evict) as call_slot:
                 async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
-                    run = await self._run_for(batch_id, request, credit, tally, place)
+                    run = await self._run_for(batch_id, request, credit, tally, call_slot)
                     end = await run.run()
             if end is None:
                 return
@@ -341,11 +343,11 @@ class _Session:
 
     def _reject(self, response: pb.SessionResponse, reason: str) -> None:
         response.reject.reason = reason
-        response.reject.retry_after_ms = self._service.node.pressure.retry_after_ms()
-        response.reject.wait_us = self._service.node.pressure.wait_us()
+        response.reject.retry_after_ms = self._service.node.load.retry_after_ms()
+        response.reject.wait_us = self._service.node.load.wait_us()
 
     async def _run_for(
-        self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally, place: Place
+        self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally, call_slot: CallSlot
     ) -> LocalBatch | AssembledBatch | TransformedBatch:
         """Return the run of a batch: from this node's own drives, or gathered if other nodes may have some of its
         entries."""
@@ -372,14 +374,14 @@ class _Session:
                     credit,
                     self._send,
                     tally,
-                    place,
+                    call_slot,
                     routing,
                     in_parts=self._lane is not None,
                 )
         if request.transform:
-            return TransformedBatch(service.resources, batch_id, request, credit, self._send, tally, place)
+            return TransformedBatch(service.resources, batch_id, request, credit, self._send, tally, call_slot)
         return LocalBatch(
-            service.resources, batch_id, request, credit, self._send, tally, place, sends_files=self._sends_files
+            service.resources, batch_id, request, credit, self._send, tally, call_slot, sends_files=self._sends_files
         )
 
 

@@ -14,7 +14,7 @@ from ais_loader.wire.frame import Frame, encode_frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.resources import BatchResources
 from storage_node.limits.admission import Credit
-from storage_node.limits.call_slots import Place
+from storage_node.limits.call_slots import CallSlot
 from storage_node.limits.counters import BatchTally, clock_s
 from storage_node.limits.tasks import settled
 
@@ -30,10 +30,10 @@ class TransformedBatch:
         credit: Credit,
         send: Callable[[bytes], Awaitable[None]],
         tally: BatchTally,
-        place: Place,
+        call_slot: CallSlot,
     ) -> None:
         self._resources, self._batch_id, self._request = resources, batch_id, request
-        self._credit, self._send, self._tally, self._place = credit, send, tally, place
+        self._credit, self._send, self._tally, self._call_slot = credit, send, tally, call_slot
 
     async def run(self) -> pb.End:
         """Return the END that is still to be sent. Raises LoaderError, Busy, Gone."""
@@ -54,20 +54,20 @@ class TransformedBatch:
                     break
             while held:
                 await self._deliver(held[0])
-                self._resources.uncollect(len(held.pop(0).payload), self._place)
+                self._resources.uncollect(len(held.pop(0).payload), self._call_slot)
             end = run.end()
             self._tally.ended(run, end)
             return end
         finally:
-            self._resources.uncollect(sum(len(frame.payload) for frame in held), self._place)
+            self._resources.uncollect(sum(len(frame.payload) for frame in held), self._call_slot)
             await run.close()
 
     async def _next(self, waiting: Awaitable[Frame | None]) -> Frame | None:
-        with self._place.waiting():  # a transform takes time: meanwhile the slot must not count as idle
+        with self._call_slot.waiting():  # a transform takes time: meanwhile the slot must not count as idle
             return await waiting
 
     def _collect(self, held: list[Frame], frame: Frame) -> None:
-        self._resources.collect(len(frame.payload), self._place)
+        self._resources.collect(len(frame.payload), self._call_slot)
         held.append(frame)
         if sum(len(one.payload) for one in held) > self._resources.buffered.limit_bytes:
             raise InvalidRequest(
@@ -78,15 +78,15 @@ class TransformedBatch:
     async def _deliver(self, frame: Frame) -> None:
         size_bytes = len(frame.payload)
         began_s = clock_s()
-        with self._place.waiting():
+        with self._call_slot.waiting():
             await self._credit.spend(size_bytes)
         self._resources.node.metrics.client_wait_s += clock_s() - began_s
         slot = await self._resources.turn(self._request.tenant, size_bytes, size_bytes)
         try:
             message = encode_frame(self._batch_id, frame)
-            with self._place.waiting():
+            with self._call_slot.waiting():
                 await settled(asyncio.ensure_future(self._send(message)))
-            self._place.moved()
+            self._call_slot.moved()
             self._tally.frame_sent()
         finally:
             slot.release()

@@ -15,12 +15,12 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.context.caller import Caller, read_secret
 from storage_node.context.membership import Membership
 from storage_node.context.peer_clocks import PeerClocks
-from storage_node.limits.call_slots import Places
+from storage_node.limits.call_slots import CallSlots
 from storage_node.limits.counters import NodeMetrics, clock_s
-from storage_node.limits.load_monitor import Pressure, give_memory_back
+from storage_node.limits.load_monitor import LoadMonitor, give_memory_back
 from storage_node.limits.streams import Streams
 from storage_node.limits.tasks import settled
-from storage_node.limits.turns import ASKING, Turns
+from storage_node.limits.turns import Turns, current_tenant
 from storage_node.settings.config import ServerConfig
 from storage_node.store.store import Store
 
@@ -63,7 +63,7 @@ class Node:
         self.peer_clocks = PeerClocks(lambda: store.clock.wall_ms())
         store.clock.max_offset_ms = round(config.max_clock_offset_s * 1000)
         self.metrics = NodeMetrics()
-        self.pressure = Pressure(config, lambda: readers.submit(give_memory_back))
+        self.load = LoadMonitor(config, lambda: readers.submit(give_memory_back))
         self.streams = Streams(
             config.max_streams,
             config.still_s,
@@ -80,7 +80,7 @@ class Node:
         )
         """Streams of nodes that coordinate writes, separate from those of clients: a node without a free slot for a
         replica must not make another node's write wait for one of its own clients."""
-        self.unread = Places(_UNREAD_CALLS, _UNREAD_STILL_S, config.tenant_weights)
+        self.unread = CallSlots(_UNREAD_CALLS, _UNREAD_STILL_S, config.tenant_weights)
         """Slots of gRPC calls with a single request, until it has arrived."""
         self._readers = readers
         self._archive_openers = archive_openers
@@ -97,7 +97,7 @@ class Node:
 
     def limits(self) -> dict[str, str]:
         """Return the configuration's limits, with those that were determined at the start."""
-        return self.config.limits() | {"critical_memory_bytes": str(self.pressure.critical_bytes)}
+        return self.config.limits() | {"critical_memory_bytes": str(self.load.critical_bytes)}
 
     def _map_version(self) -> int:
         view = self.membership.view if self.membership is not None else None
@@ -124,7 +124,7 @@ class Node:
         If cancelled, it still returns only when the function has ended, or will never run: what it works on may be
         closed.
         """
-        tenant = ASKING.get()
+        tenant = current_tenant.get()
         submitted_s = clock_s()
         self.metrics.pending_reads += 1
         try:
@@ -150,7 +150,7 @@ class Node:
         def work() -> None:
             """Run on a reader thread. Delivers the result itself: `wrap_future` costs half as much as the rest."""
             if submitted_s is not None:
-                self.pressure.reader_waited(clock_s() - submitted_s)
+                self.load.reader_waited(clock_s() - submitted_s)
             try:
                 result = function(*arguments)
             except BaseException as error:  # noqa: BLE001 - raised in the waiting task

@@ -20,11 +20,11 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.lane import CALL, DATA, FAILED, HEADER, LAST, MAX_PUT_MESSAGE_BYTES, MESSAGE, REFUSED
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
 from storage_node.lane.connection import LaneConnection
-from storage_node.lane.socket_payload import PIECE_BYTES, WAIT_S, ComingBytes
-from storage_node.limits.call_slots import Place
+from storage_node.lane.socket_payload import PIECE_BYTES, WAIT_S, SocketPayload
+from storage_node.limits.call_slots import CallSlot
 from storage_node.limits.streams import Received, Streams
 from storage_node.limits.tasks import retrieve
-from storage_node.limits.turns import ASKING
+from storage_node.limits.turns import current_tenant
 
 _READ_BYTES = 64 << 10
 """Part of a message that a lane may hold outside the budget."""
@@ -61,7 +61,7 @@ class LaneCalls:
 
     Args:
         methods: gRPC's handlers, by "Service/Method".
-        place: Slot of the lane. It counts as idle until the first message of a call is complete.
+        slot: Slot of the lane. It counts as idle until the first message of a call is complete.
         streams: Owner of the budget for messages.
         waits: Limits the number of reader threads that wait for clients at the same time.
     """
@@ -73,7 +73,7 @@ class LaneCalls:
         tenant: str,
         max_message_bytes: int,
         message_timeout_s: float,
-        place: Place,
+        slot: CallSlot,
         streams: Streams,
         waits: threading.Semaphore,
     ) -> None:
@@ -82,7 +82,7 @@ class LaneCalls:
         self._tenant = tenant
         self._max_message_bytes = max_message_bytes
         self._message_timeout_s = message_timeout_s
-        self._place = place
+        self._slot = slot
         self._streams = streams
         self._waits = waits
         self._received = bytearray()
@@ -110,7 +110,7 @@ class LaneCalls:
 
     async def one(self) -> bool:
         """Serve one call; return whether another one may follow. Raises EOFError, OSError, SilenceTimeout."""
-        ASKING.set(self._tenant)
+        current_tenant.set(self._tenant)
         self._whole = self._as_they_come = False
         self._data_bytes = 0
         try:
@@ -139,14 +139,14 @@ class LaneCalls:
             return await self._beginning()
         try:
             async with asyncio.timeout(self._message_timeout_s):
-                with self._place.waiting():
+                with self._slot.waiting():
                     return await self._beginning()
         except LoaderError:
             raise
         except TimeoutError:
             raise self._connection.too_slow() from None
         finally:
-            self._place.moved()
+            self._slot.moved()
 
     def _is_first_here(self) -> bool:
         """Return whether the name of the method and the first message have arrived."""
@@ -195,7 +195,7 @@ class LaneCalls:
                     ahead = asyncio.create_task(self._request(handler), name="lane ahead")
                 self._undelivered = None
                 yield request
-                if isinstance(coming := request.message, ComingBytes):
+                if isinstance(coming := request.message, SocketPayload):
                     self._data_bytes = coming.left_bytes
                     self._is_late = self._is_late or coming.was_late
                 if ahead is None and self._whole:
@@ -370,7 +370,7 @@ class _Context:
         self, connection: LaneConnection, tenant: str, handler: Any, take_as_they_come: Callable[[], None]
     ) -> None:
         self.take_as_they_come = take_as_they_come
-        """From now on, the bytes of objects are passed on as ComingBytes."""
+        """From now on, the bytes of objects are passed on as SocketPayload."""
         self._connection = connection
         self._tenant = tenant
         self._serialize = handler.response_serializer

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from ais_loader.errors import InvalidRequest, Overloaded, SilenceTimeout
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.lane import HEADER, MESSAGE
-from storage_node.lane.socket_payload import ComingBytes
+from storage_node.lane.socket_payload import SocketPayload
 from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.store.read.file_frame import FileFrame
 
@@ -89,9 +89,9 @@ class LaneConnection:
 
     def coming(
         self, received: bytearray, size_bytes: int, last: Callable[[bytes], Any], waits: threading.Semaphore
-    ) -> ComingBytes:
+    ) -> SocketPayload:
         """Return `size_bytes` that another thread receives. Until then, nothing else may read."""
-        return ComingBytes(self._socket, received, size_bytes, last, waits)
+        return SocketPayload(self._socket, received, size_bytes, last, waits)
 
     def end_writing(self) -> None:
         """Close the sending side. The client sees the end after what has been written."""

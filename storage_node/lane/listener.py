@@ -26,7 +26,7 @@ from storage_node.batch.session import BatchService
 from storage_node.lane.calls import LaneCalls, error_message
 from storage_node.lane.connection import LaneConnection
 from storage_node.lane.tokens import LIFETIME_S, LaneTokens
-from storage_node.limits.call_slots import Place, Places
+from storage_node.limits.call_slots import CallSlot, CallSlots
 from storage_node.limits.descriptors import is_reserved
 from storage_node.limits.tasks import retrieve
 
@@ -68,7 +68,7 @@ class LaneListener:
         self._message_timeout_s = config.message_timeout_s
         self._idle: set[asyncio.Task[None]] = set()
         """Tasks of lanes without a call in progress."""
-        self._places = Places(config.max_lanes, _IDLE_S, tenant_limit=config.max_lanes_per_peer)
+        self._slots = CallSlots(config.max_lanes, _IDLE_S, tenant_limit=config.max_lanes_per_peer)
         """Slots of lanes that have presented a token, by peer."""
         self._waits = threading.Semaphore(config.read_threads // _WAITING_SHARE)
         """Limits the reader threads that wait for bytes of objects."""
@@ -184,7 +184,7 @@ class LaneListener:
 
     def _end_still(self) -> bool:
         """End the lane without a call, or else the session, that has been idle the longest."""
-        still = self._places.reclaim(_any) or self._batches.places.reclaim(_any)
+        still = self._slots.reclaim(_any) or self._batches.session_slots.reclaim(_any)
         return still is not None
 
     async def _serve(self, sock: socket.socket, peer: str) -> None:
@@ -201,9 +201,9 @@ class LaneListener:
                 )
                 return
             try:
-                with self._place(peer) as place:
+                with self._slot(peer) as slot:
                     await connection.write(b"", WELCOME)
-                    await self._serve_welcomed(sock, connection, tenant, place)
+                    await self._serve_welcomed(sock, connection, tenant, slot)
             except LoaderError as error:
                 if isinstance(error, SilenceTimeout):
                     self.closed["message"] += 1
@@ -214,7 +214,7 @@ class LaneListener:
             await connection.close()
 
     @contextlib.contextmanager
-    def _place(self, peer: str) -> Iterator[Place]:
+    def _slot(self, peer: str) -> Iterator[CallSlot]:
         """Context of a slot. Raises Overloaded."""
         task = asyncio.current_task()
         assert task is not None
@@ -224,23 +224,25 @@ class LaneListener:
             self.closed["idle"] += 1
             task.cancel()
 
-        place = self._places.take(peer, evict)
-        if place is None:
+        slot = self._slots.take(peer, evict)
+        if slot is None:
             self.closed["lanes"] += 1
-            if self._places.held >= self._places.limit:
-                self._batches.places.reclaim(_any)  # makes a slot available for the next attempt
+            if self._slots.held >= self._slots.limit:
+                self._batches.session_slots.reclaim(_any)  # makes a slot available for the next attempt
             raise Overloaded(
-                f"{self._places.held:,} lanes are open (max_lanes={self._places.limit:,}), or all that one peer may "
+                f"{self._slots.held:,} lanes are open (max_lanes={self._slots.limit:,}), or all that one peer may "
                 "have (max_lanes_per_peer), and none of them is idle: go on by gRPC"
             )
         try:
-            yield place
+            yield slot
         finally:
-            place.give_back()
+            slot.give_back()
 
-    async def _serve_welcomed(self, sock: socket.socket, connection: LaneConnection, tenant: str, place: Place) -> None:
+    async def _serve_welcomed(
+        self, sock: socket.socket, connection: LaneConnection, tenant: str, slot: CallSlot
+    ) -> None:
         """Serve the session or the calls of a lane. Raises LoaderError, EOFError, OSError."""
-        with self._waiting(place):
+        with self._waiting(slot):
             begun = await connection.receive(_READ_BYTES)
             if len(begun) < HEADER.size:
                 try:
@@ -261,23 +263,23 @@ class LaneListener:
             tenant,
             self._max_request_bytes,
             self._message_timeout_s,
-            place,
+            slot,
             self._batches.node.streams,
             self._waits,
         )
         calls.took(begun)
         while await calls.one() and not self._stopping:
-            with self._waiting(place):
+            with self._waiting(slot):
                 await calls.begun()
 
     @contextlib.contextmanager
-    def _waiting(self, place: Place) -> Iterator[None]:
+    def _waiting(self, slot: CallSlot) -> Iterator[None]:
         """Context in which nothing is in progress for the client: its lane may be ended."""
         task = asyncio.current_task()
         assert task is not None
         self._idle.add(task)
         try:
-            with place.waiting():
+            with slot.waiting():
                 yield
         finally:
             self._idle.discard(task)
@@ -296,7 +298,7 @@ class LaneListener:
         return self._tokens.take(token) if (magic, version) == (MAGIC, VERSION) else None
 
 
-def _any(_: Place) -> bool:
+def _any(_: CallSlot) -> bool:
     return True
 
 

@@ -25,7 +25,7 @@ _MAX_ENDING_BYTES = 64 << 10
 _of_thread = threading.local()
 
 
-class ComingBytes:
+class SocketPayload:
     """A substitute for a PutRequest with data, whose bytes are received with `each`. Belongs to one thread at a time.
 
     Args:

@@ -20,12 +20,12 @@ RESERVED_SHARE = 8
 """One in this many slots is not available to a tenant that has all others."""
 
 
-class Place:
+class CallSlot:
     """The slot of one call. `evict` is called once, if the slot is preempted; it must not block."""
 
     __slots__ = (
         "_moved_bytes",
-        "_places",
+        "_slots",
         "_waited_s",
         "_waiting_since_s",
         "_waits",
@@ -35,8 +35,8 @@ class Place:
         "tenant",
     )
 
-    def __init__(self, places: Places, tenant: str, evict: Callable[[], None]) -> None:
-        self._places = places
+    def __init__(self, slots: CallSlots, tenant: str, evict: Callable[[], None]) -> None:
+        self._slots = slots
         self.tenant = tenant
         self.evict = evict
         self.evicted = False
@@ -59,13 +59,13 @@ class Place:
     def begin_waiting(self) -> None:
         """Note the start of a wait; `end_waiting` follows."""
         if not self._waits:
-            self._waiting_since_s = self._places.now_s()
+            self._waiting_since_s = self._slots.now_s()
         self._waits += 1
 
     def end_waiting(self) -> None:
         self._waits -= 1
         if not self._waits:
-            self._waited_s += self._places.now_s() - self._waiting_since_s
+            self._waited_s += self._slots.now_s() - self._waiting_since_s
 
     def moved(self, size_bytes: int = PROGRESS_BYTES) -> None:
         """Note that the client has received or sent this many bytes."""
@@ -73,19 +73,19 @@ class Place:
         if self._moved_bytes >= PROGRESS_BYTES:
             self._moved_bytes = 0
             self._waited_s = 0.0
-            self._waiting_since_s = self._places.now_s()
+            self._waiting_since_s = self._slots.now_s()
 
     def still_s(self) -> float:
         """Return how long the call has waited for its client since the client last moved anything; 0 if it is not
         waiting."""
-        return self._waited_s + self._places.now_s() - self._waiting_since_s if self._waits else 0.0
+        return self._waited_s + self._slots.now_s() - self._waiting_since_s if self._waits else 0.0
 
     def give_back(self) -> None:
         """Release the slot at the end of the call; harmless if it was preempted."""
-        self._places.give_back(self)
+        self._slots.give_back(self)
 
 
-class Places:
+class CallSlots:
     """All slots of one kind.
 
     Args:
@@ -111,62 +111,60 @@ class Places:
         self.now_s = now_s
         self._still_s = still_s
         self._weights = weights or {}
-        self._of: dict[str, set[Place]] = {}
+        self._of: dict[str, set[CallSlot]] = {}
         self.held = 0
 
-    def take(self, tenant: str, evict: Callable[[], None]) -> Place | None:
+    def take(self, tenant: str, evict: Callable[[], None]) -> CallSlot | None:
         """Take a slot. Returns None if there is none: the call has to be retried later."""
         mine = len(self._of.get(tenant, ()))
         free = self.held < self.limit and mine < self._tenant_limit
         if not free and self.reclaim(self._over_their_share(tenant)) is None:
             return None
-        place = Place(self, tenant, evict)
-        self._of.setdefault(tenant, set()).add(place)
+        slot = CallSlot(self, tenant, evict)
+        self._of.setdefault(tenant, set()).add(slot)
         self.held += 1
-        return place
+        return slot
 
     @property
     def still(self) -> int:
         """Number of calls that have been stalled long enough to lose their slot to another one."""
-        return sum(one.still_s() >= self._still_s for places in list(self._of.values()) for one in list(places))
+        return sum(one.still_s() >= self._still_s for slots in list(self._of.values()) for one in list(slots))
 
-    def _over_their_share(self, tenant: str) -> Callable[[Place], bool]:
+    def _over_their_share(self, tenant: str) -> Callable[[CallSlot], bool]:
         """Preemption rule: a tenant may preempt its own calls; another tenant's only if it is below its share and they
         are above theirs."""
         if self.held < self.limit or len(self._of.get(tenant, ())) >= self._tenant_limit:
-            return lambda place: place.tenant == tenant
+            return lambda slot: slot.tenant == tenant
         total = sum(self._weights.get(name, 1.0) for name in {tenant, *self._of})
 
         def more_than_share(name: str, held: int) -> bool:
             return held * total > self.limit * self._weights.get(name, 1.0)
 
         poor = not more_than_share(tenant, len(self._of.get(tenant, ())) + 1)
-        return lambda place: (
-            place.tenant == tenant or (poor and more_than_share(place.tenant, len(self._of[place.tenant])))
-        )
+        return lambda slot: slot.tenant == tenant or (poor and more_than_share(slot.tenant, len(self._of[slot.tenant])))
 
-    def reclaim(self, wanted: Callable[[Place], bool]) -> Place | None:
+    def reclaim(self, wanted: Callable[[CallSlot], bool]) -> CallSlot | None:
         """Preempt the slot, among those that are `wanted`, that has been stalled for the longest. Returns None if none
         has been stalled long enough."""
-        still = [(one.still_s(), one) for places in self._of.values() for one in places if wanted(one)]
-        longest_s, place = max(still, key=lambda pair: pair[0], default=(0.0, None))
-        if place is None or longest_s < self._still_s:
+        still = [(one.still_s(), one) for slots in self._of.values() for one in slots if wanted(one)]
+        longest_s, slot = max(still, key=lambda pair: pair[0], default=(0.0, None))
+        if slot is None or longest_s < self._still_s:
             return None
-        self.give_back(place)
-        place.evicted = True
+        self.give_back(slot)
+        slot.evicted = True
         self.evicted += 1
-        place.evict()
-        return place
+        slot.evict()
+        return slot
 
     def reclaim_still(self) -> None:
         """Preempt all slots stalled for `still_s`, because what they hold is needed."""
-        while self.reclaim(lambda place: True) is not None:
+        while self.reclaim(lambda slot: True) is not None:
             pass
 
-    def give_back(self, place: Place) -> None:
-        places = self._of.get(place.tenant)
-        if places is not None and place in places:
-            places.discard(place)
+    def give_back(self, slot: CallSlot) -> None:
+        slots = self._of.get(slot.tenant)
+        if slots is not None and slot in slots:
+            slots.discard(slot)
             self.held -= 1
-            if not places:
-                del self._of[place.tenant]
+            if not slots:
+                del self._of[slot.tenant]

@@ -89,7 +89,7 @@ def pause_s(lag_s: float, wait_s: float, config: ServerConfig) -> tuple[float, s
     return min(longest_s, config.max_throttle_s), "cpu" if cpu_s >= drives_s else "drives"
 
 
-class Pressure:
+class LoadMonitor:
     """Load monitor of one node. Belongs to its event loop, except `reader_waited`.
 
     Args:

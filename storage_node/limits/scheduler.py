@@ -4,7 +4,7 @@ The algorithm is start-time fair queueing (Goyal, Vin, Cheng, 1996). Every serve
 bytes / weight, and the waiting tenant with the lowest clock is served next. An idle tenant saves nothing up: when it
 returns, its clock is set to that of the item served last, so the share of idle tenants goes to the others.
 
-`FairQueue` implements only that order, without time or waiting. `FairSlots` makes frames wait in it for one of a few
+`FairQueue` implements only that order, without time or waiting. `FrameSlots` makes frames wait in it for one of a few
 slots and for the memory that they need. Both belong to the node's event loop.
 """
 
@@ -143,13 +143,13 @@ class FairQueue(Generic[T]):
             heapq.heappop(self._order)
 
 
-class Slot:
+class FrameSlot:
     """Permission to read and write one frame. `release` it at the end; releasing it twice is harmless."""
 
     __slots__ = ("_slots", "_timer")
 
-    def __init__(self, slots: FairSlots) -> None:
-        self._slots: FairSlots | None = slots
+    def __init__(self, slots: FrameSlots) -> None:
+        self._slots: FrameSlots | None = slots
         self._timer: asyncio.TimerHandle | None = None
 
     def writing(self) -> None:
@@ -170,13 +170,13 @@ class _Waiting:
 
     __slots__ = ("granted", "memory_bytes", "tenant")
 
-    def __init__(self, tenant: str, memory_bytes: int, granted: asyncio.Future[Slot]) -> None:
+    def __init__(self, tenant: str, memory_bytes: int, granted: asyncio.Future[FrameSlot]) -> None:
         self.tenant = tenant
         self.memory_bytes = memory_bytes
         self.granted = granted
 
 
-class FairSlots:
+class FrameSlots:
     """Slots of a node, and the memory of the frames in them, granted in fair order.
 
     While one tenant is active there are ALONE_SLOTS. While several are, there are `crowded_slots`, so that requests
@@ -232,7 +232,7 @@ class FairSlots:
         if self.taken or len(self._queue):
             self._queue.charge(tenant, max(size_bytes, MIN_COST_BYTES))
 
-    async def acquire(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> Slot:
+    async def acquire(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> FrameSlot:
         """Return a slot, in this tenant's turn, with the memory. The tenant is charged `size_bytes`.
 
         If cancelled while waiting, it holds nothing and is charged nothing.
@@ -243,7 +243,7 @@ class FairSlots:
             self._queue.charge(tenant, cost)
             self._count(tenant, size_bytes)
             self.taken += 1
-            return Slot(self)
+            return FrameSlot(self)
         waiting = _Waiting(tenant, memory_bytes, asyncio.get_running_loop().create_future())
         self._queue.push(tenant, cost, waiting)
         try:
@@ -264,7 +264,7 @@ class FairSlots:
         return not size_bytes or self._memory.acquire_now(size_bytes)
 
     def give_back(self) -> None:
-        """Return a slot. Called by `Slot.release`."""
+        """Return a slot. Called by `FrameSlot.release`."""
         self.taken -= 1
         self._grant()
 
@@ -285,6 +285,6 @@ class FairSlots:
             elif self._acquire_memory(waiting.memory_bytes):
                 self._queue.pop()
                 self.taken += 1
-                waiting.granted.set_result(Slot(self))
+                waiting.granted.set_result(FrameSlot(self))
             else:
                 return

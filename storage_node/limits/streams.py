@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ais_loader.errors import LoaderError, Overloaded, SilenceTimeout
 from ais_loader.wire.reserved import TENANT_KEY
-from storage_node.limits.call_slots import Place, Places
+from storage_node.limits.call_slots import CallSlot, CallSlots
 from storage_node.limits.memory_budget import MemoryBudget
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Streams:
         *,
         message_bytes: int,
     ) -> None:
-        self.places = Places(limit, still_s, weights)
+        self.slots = CallSlots(limit, still_s, weights)
         self.still_s = still_s
         self.stall_timeout_s = stall_timeout_s
         self.messages = MemoryBudget(message_bytes)
@@ -77,15 +77,15 @@ class Streams:
     def open(self, tenant: str) -> Iterator[Stream]:
         """Hold a slot for the duration of a call. Raises Overloaded if there is none."""
         stream = Stream(self)
-        place = self.places.take(tenant, stream.evict)
-        if place is None:
-            raise Overloaded(f"{self.places.held} objects are being put, got and listed (max_streams): try again later")
-        stream.place = place
+        slot = self.slots.take(tenant, stream.evict)
+        if slot is None:
+            raise Overloaded(f"{self.slots.held} objects are being put, got and listed (max_streams): try again later")
+        stream.slot = slot
         try:
             yield stream
         finally:
             stream.close()
-            place.give_back()
+            slot.give_back()
 
     async def acquire(self, size_bytes: int, own_bytes: int = 0) -> None:
         """Acquire room for a message. Raises Overloaded if there is none for a while.
@@ -100,7 +100,7 @@ class Streams:
         try:
             async with asyncio.timeout(MESSAGE_WAIT_S):
                 while not acquiring.done():
-                    self.places.reclaim(lambda place: place.keeps)
+                    self.slots.reclaim(lambda slot: slot.keeps)
                     await asyncio.wait([acquiring], timeout=_LOOK_S)
             acquired = True
         except TimeoutError:
@@ -117,7 +117,7 @@ class Streams:
 class Stream:
     """The stream of one call."""
 
-    place: Place
+    slot: CallSlot
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -132,8 +132,8 @@ class Stream:
         """Count this many bytes until the call ends. Raises Overloaded."""
         await self._streams.acquire(size_bytes)
         self._held_bytes += size_bytes
-        self.place.keeps = True
-        self.place.moved(size_bytes)
+        self.slot.keeps = True
+        self.slot.moved(size_bytes)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -159,11 +159,11 @@ class Stream:
             self._watch(loop)
         try:
             async with asyncio.timeout(None) as self._waiting:
-                self.place.begin_waiting()
+                self.slot.begin_waiting()
                 try:
                     return await step
                 finally:
-                    self.place.end_waiting()
+                    self.slot.end_waiting()
         except LoaderError:  # SilenceTimeout is also a TimeoutError
             raise
         except TimeoutError:
@@ -210,7 +210,7 @@ class Stream:
                 await self.keep(size_bytes)
                 yield message
                 continue
-            self.place.moved(size_bytes)
+            self.slot.moved(size_bytes)
             if not reserved_bytes:
                 await streams.acquire(size_bytes)
             try:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 
 _REMEMBERED = 4096
-ASKING: ContextVar[str] = ContextVar("ASKING", default="the node itself")
+current_tenant: ContextVar[str] = ContextVar("current_tenant", default="the node itself")
 """Tenant of the running task. The node's own work, and that for other nodes, has turns of its own."""
 
 

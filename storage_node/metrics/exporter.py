@@ -146,11 +146,11 @@ class NodeCollector:
         for kind, budget in budgets.items():
             yield "ais_loader_memory_held_bytes", (kind,), budget.held_bytes
             yield "ais_loader_memory_limit_bytes", (kind,), budget.limit_bytes
-        streams = self._node.streams.places
+        streams = self._node.streams.slots
         shared = {"batches": resources.batches, "parts": resources.parts, "streams": streams}
-        shared |= {"sessions": self._batches.places, "requests": self._node.unread}
-        for kind, places in {**shared, "replicas": self._node.replica_streams.places}.items():
-            yield "ais_loader_evictions_total", (kind,), places.evicted
+        shared |= {"sessions": self._batches.session_slots, "requests": self._node.unread}
+        for kind, slots in {**shared, "replicas": self._node.replica_streams.slots}.items():
+            yield "ais_loader_evictions_total", (kind,), slots.evicted
         yield "ais_loader_open_streams", (), streams.held
         yield "ais_loader_open_sessions", (), self._batches.open_sessions
         for kind, listener in self._lanes.items():

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded, SilenceTimeout
-from storage_node.limits.call_slots import Places
+from storage_node.limits.call_slots import CallSlots
 from storage_node.limits.streams import Received, tenant_of
 from storage_node.services.errors import abort
 
@@ -26,34 +26,34 @@ class RequestReader:
     """Reads the request of calls that have a single request. Belongs to the node's event loop.
 
     Args:
-        places: Slots of calls whose request has not arrived completely.
+        slots: Slots of calls whose request has not arrived completely.
     """
 
-    def __init__(self, places: Places, timeout_s: float) -> None:
-        self._places = places
+    def __init__(self, slots: CallSlots, timeout_s: float) -> None:
+        self._slots = slots
         self._timeout_s = timeout_s
 
     async def read(self, requests: AsyncIterator[Any], context: Any) -> Any:
         """Read the request of a call. Raises InvalidRequest, SilenceTimeout, Overloaded."""
         loop = asyncio.get_running_loop()
         deadline = asyncio.timeout(self._timeout_s)
-        place = self._places.take(tenant_of(context), lambda: deadline.reschedule(loop.time()))
-        if place is None:
-            raise Overloaded(f"the requests of {self._places.held:,} calls are being received: try again later")
+        slot = self._slots.take(tenant_of(context), lambda: deadline.reschedule(loop.time()))
+        if slot is None:
+            raise Overloaded(f"the requests of {self._slots.held:,} calls are being received: try again later")
         try:
-            with place.waiting():
+            with slot.waiting():
                 async with deadline:
                     request = await anext(requests, None)
         except LoaderError:
             raise
         except TimeoutError:
-            if place.evicted:
+            if slot.evicted:
                 raise Overloaded("the request was not complete while memory was short: try again later") from None
             raise SilenceTimeout(
                 f"the request was not complete after {self._timeout_s:g} s (message_timeout_s): send it without pauses"
             ) from None
         finally:
-            place.give_back()
+            slot.give_back()
         if request is None:
             raise InvalidRequest("a call without a request: the method takes one message")
         return request

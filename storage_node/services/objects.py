@@ -23,7 +23,7 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Listed
 from storage_node.context.node import Node
 from storage_node.etl.worker.stage import sandbox_state
-from storage_node.lane.socket_payload import ComingBytes
+from storage_node.lane.socket_payload import SocketPayload
 from storage_node.limits.streams import tenant_of
 from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
@@ -141,7 +141,7 @@ class ObjectsService:
     ) -> pb.ObjectInfo:
         """Store the object of one PUT, whatever the source of its messages. Raises LoaderError.
 
-        `take_as_they_come`: Requests that bytes arrive as ComingBytes from now on, if possible.
+        `take_as_they_come`: Requests that bytes arrive as SocketPayload from now on, if possible.
         """
         put = _Put(self._store)
         try:
@@ -380,7 +380,7 @@ class _Put:
         if self.upload is None:
             raise errors.InvalidRequest("a PUT begins with its header")
         if part == "data":
-            if isinstance(request, ComingBytes):
+            if isinstance(request, SocketPayload):
                 ending = request.each(self.upload.write)
                 return self._take(ending) if ending is not None else None
             self.upload.write(request.data)

@@ -27,7 +27,7 @@ from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.limits.streams import tenant_of
-from storage_node.limits.turns import ASKING, Turns
+from storage_node.limits.turns import Turns, current_tenant
 from storage_node.promote.cluster import ClusterPromotion, have
 from storage_node.promote.confined_path import FOLDER, root_of
 from storage_node.promote.into_store import promote_group
@@ -66,7 +66,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
 
         Tenants take turns, because files may be on a file system that responds slowly or not at all.
         """
-        async with self.turns.turn(ASKING.get()):
+        async with self.turns.turn(current_tenant.get()):
             return await self._on_thread(function, *arguments)
 
     async def _on_thread(self, function: Callable[..., T], /, *arguments: Any) -> T:
@@ -120,7 +120,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
                     async for response in run.responses():
                         go_on()
                         await stream.waiting(context.write(_response(request.bucket, response)))
-                        stream.place.moved()
+                        stream.slot.moved()
                 finally:
                     given_up.set()
                     await asyncio.shield(asyncio.ensure_future(run.close()))

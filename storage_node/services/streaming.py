@@ -86,7 +86,7 @@ def bounded_responses(
                     async with aclosing(responses):
                         async for response in responses:
                             await stream.waiting(context.write(response))
-                            stream.place.moved(_size_of(response))
+                            stream.slot.moved(_size_of(response))
             except LoaderError as error:
                 await abort(context, error)
 

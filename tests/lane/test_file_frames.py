@@ -246,11 +246,11 @@ def test_one_waits_like_a_batch_while_the_node_has_too_much_to_do(
 ) -> None:
     monkeypatch.setattr(file_frame, "_is_cached", lambda *_: True)
     assert node.batches is not None
-    metrics, pressure = node.batches.node.metrics, node.batches.node.pressure
+    metrics, load = node.batches.node.metrics, node.batches.node.load
     before_s = metrics.throttle_s["cpu"]
     assert client.bucket("b").get("00") == DATA["00"]
     assert metrics.throttle_s["cpu"] == before_s
-    monkeypatch.setattr(pressure, "pause", lambda: (0.001, "cpu"))
+    monkeypatch.setattr(load, "pause", lambda: (0.001, "cpu"))
     assert client.bucket("b").get("00") == DATA["00"]
     assert metrics.throttle_s["cpu"] > before_s
 

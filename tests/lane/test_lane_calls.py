@@ -262,10 +262,10 @@ def test_what_is_put_by_a_lane_is_counted_and_has_a_place_as_by_grpc(tmp_path: P
         assert metrics.requests["put"] == 1
         with open_lane(node) as lane:
             lane.socket.sendall(PUT + header_of("held"))
-            eventually(lambda: streams.places.held == 1, 10.0)
+            eventually(lambda: streams.slots.held == 1, 10.0)
             with pytest.raises(errors.Overloaded):
                 bucket.put("a", b"2")
-        eventually(lambda: streams.places.held == 0, 10.0)
+        eventually(lambda: streams.slots.held == 0, 10.0)
         assert bucket.put("a", b"3").size_bytes == 1
 
 

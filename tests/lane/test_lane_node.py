@@ -244,7 +244,7 @@ def test_a_lane_that_is_refused_goes_by_grpc(tmp_path: Path) -> None:
         for lane in lanes:
             lane.socket.sendall(PUT + header_of("under way"))
         assert node.batches is not None
-        eventually(lambda: node.batches.node.streams.places.held == 2, 20.0)  # type: ignore[union-attr]
+        eventually(lambda: node.batches.node.streams.slots.held == 2, 20.0)  # type: ignore[union-attr]
         offer = offer_of(node)
         with RawLane(offer) as third:
             error = error_of(*third.greet(offer.token))

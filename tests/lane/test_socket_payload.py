@@ -14,7 +14,7 @@ import pytest
 from ais_loader import Client, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.wire.lane import DATA, HEADER, LAST, MESSAGE
-from storage_node.lane.socket_payload import ComingBytes
+from storage_node.lane.socket_payload import SocketPayload
 from storage_node.server import NodeServer
 from tests.lane.lane_kit import open_lane
 from tests.lane.test_lane_calls import PUT, end_of, frame, header_of, stored
@@ -40,7 +40,7 @@ def test_what_has_come_and_what_comes_is_handed_on_in_order_and_the_end_with_it(
     sender = threading.Thread(target=theirs.sendall, args=(sent[begun:],))
     sender.start()
     taken = bytearray()
-    coming = ComingBytes(ours, received, len(DATA_OF_FIVE_PIECES), bytes.upper, threading.Semaphore())
+    coming = SocketPayload(ours, received, len(DATA_OF_FIVE_PIECES), bytes.upper, threading.Semaphore())
     ended = None
     while len(taken) < len(DATA_OF_FIVE_PIECES):  # the thread that sends may be late
         ended = coming.each(taken.extend)
@@ -56,7 +56,7 @@ def test_what_is_no_end_of_the_call_is_left_where_it_is(ends: tuple[socket.socke
     ours, theirs = ends
     theirs.sendall(b"12345" + then)
     received, taken = bytearray(), bytearray()
-    coming = ComingBytes(ours, received, 5, bytes.upper, threading.Semaphore())
+    coming = SocketPayload(ours, received, 5, bytes.upper, threading.Semaphore())
     assert coming.each(taken.extend) is None
     assert (taken, coming.left_bytes) == (b"12345", 0)
     left = bytes(received)
@@ -72,7 +72,7 @@ def test_who_is_late_or_gone_is_not_waited_for(ends: tuple[socket.socket, socket
     if gone:
         theirs.close()
     taken = bytearray()
-    coming = ComingBytes(ours, bytearray(), 10, bytes.upper, threading.Semaphore())
+    coming = SocketPayload(ours, bytearray(), 10, bytes.upper, threading.Semaphore())
     assert coming.each(taken.extend) is None
     assert (taken, coming.left_bytes) == (b"123", 7)
 
@@ -92,7 +92,7 @@ def test_a_client_that_sends_a_byte_now_and_then_does_not_keep_the_thread(
     sender = threading.Thread(target=dribble)
     sender.start()
     taken = bytearray()
-    coming = ComingBytes(ours, bytearray(), 5_000, bytes.upper, threading.Semaphore())
+    coming = SocketPayload(ours, bytearray(), 5_000, bytes.upper, threading.Semaphore())
     assert coming.each(taken.extend) is None
     stop.set()
     sender.join()
@@ -162,7 +162,7 @@ def test_a_client_that_goes_in_the_middle_of_its_bytes_stores_nothing(
         begun = PUT + header_of("gone") + HEADER.pack(len(DATA_OF_FIVE_PIECES), DATA)
         lane.socket.sendall(begun + DATA_OF_FIVE_PIECES[:cut])
     assert node.batches is not None
-    places = node.batches.node.streams.places
-    eventually(lambda: places.held == 0, 20.0)
+    slots = node.batches.node.streams.slots
+    eventually(lambda: slots.held == 0, 20.0)
     assert all(not list((Path(drive) / "staging").iterdir()) for drive in node._drives)
     assert not client.bucket("b").exists("gone")

@@ -149,10 +149,10 @@ def test_sessions_that_nobody_uses_give_way_and_are_opened_again(tmp_path: Path)
             sessions.append(idle.enter_context(RawSession(node.url)))
             sessions[-1].ask(1, batch_of(["00"]))
         assert node.batches is not None
-        places = node.batches.places
-        eventually(lambda: places.still == 4)
+        slots = node.batches.session_slots
+        eventually(lambda: slots.still == 4)
         read_as(node, "", [*OBJECTS])
-        assert places.evicted == 1
+        assert slots.evicted == 1
         with pytest.raises(StopIteration):
             sessions[0].receive()
         assert bucket.get_batch(["01"]).tobytes() == [OBJECTS["01"]]

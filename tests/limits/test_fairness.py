@@ -20,7 +20,7 @@ from ais_loader import ClusterOptions, connect, errors
 from ais_loader.testing import eventually
 from ais_loader.wire.frame import decode_response
 from storage_node.limits.memory_budget import MemoryBudget
-from storage_node.limits.scheduler import MIN_COST_BYTES, FairQueue, FairSlots, Slot
+from storage_node.limits.scheduler import MIN_COST_BYTES, FairQueue, FrameSlot, FrameSlots
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.node.loop_kit import run, settle
@@ -148,7 +148,7 @@ def test_names_that_never_come_back_are_forgotten() -> None:
 
 def test_a_tenant_alone_is_not_held_up_and_several_share_few_slots() -> None:
     async def check() -> None:
-        slots = FairSlots(MemoryBudget(1 << 30), {}, 3)
+        slots = FrameSlots(MemoryBudget(1 << 30), {}, 3)
         alone = [await slots.acquire("a", 10) for _ in range(20)]
         later = asyncio.create_task(slots.acquire("b", 10))
         await settle()
@@ -167,7 +167,7 @@ def test_a_tenant_alone_is_not_held_up_and_several_share_few_slots() -> None:
 
 def test_a_frame_that_nobody_takes_gives_its_slot_back() -> None:
     async def check() -> None:
-        slots = FairSlots(MemoryBudget(1 << 30), {}, 1)
+        slots = FrameSlots(MemoryBudget(1 << 30), {}, 1)
         (await slots.acquire("b", 1)).release()
         stuck = await slots.acquire("a", 1)
         next_one = asyncio.create_task(slots.acquire("b", 1))
@@ -183,7 +183,7 @@ def test_a_frame_that_nobody_takes_gives_its_slot_back() -> None:
 
 def test_small_things_do_not_pass_others_unless_it_is_their_turn() -> None:
     async def check() -> None:
-        slots = FairSlots(MemoryBudget(1 << 30), {}, 1)
+        slots = FrameSlots(MemoryBudget(1 << 30), {}, 1)
         slots.charge("b", 1)
         held = await slots.acquire("a", 1)
         assert slots.may_pass("a") and slots.may_pass("b")
@@ -207,9 +207,9 @@ def test_small_things_do_not_pass_others_unless_it_is_their_turn() -> None:
 def test_whatever_is_taken_given_back_and_cancelled_adds_up(taken: list[tuple[str, int, bool]], random: Any) -> None:
     async def check() -> None:
         memory = MemoryBudget(10)
-        slots = FairSlots(memory, {"a": 3.0}, 2)
-        tasks: dict[asyncio.Task[Slot], int] = {}
-        held: list[tuple[Slot, int]] = []
+        slots = FrameSlots(memory, {"a": 3.0}, 2)
+        tasks: dict[asyncio.Task[FrameSlot], int] = {}
+        held: list[tuple[FrameSlot, int]] = []
 
         def collect() -> None:
             for task in [task for task in tasks if task.done()]:

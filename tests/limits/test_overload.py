@@ -38,7 +38,7 @@ class Memory:
     def __init__(self, node: NodeServer, *, over_for: int) -> None:
         self.asked = 0
         self._over_for = over_for
-        batches_of(node).node.pressure.measure = self._measure
+        batches_of(node).node.load.measure = self._measure
 
     def _measure(self) -> int:
         self.asked += 1
@@ -67,7 +67,7 @@ def test_a_single_object_is_no_way_past_the_mark(tmp_path: Path) -> None:
             bucket.put("small", b"bytes")
             assert bucket.get("small") == b"bytes"
         Memory(node, over_for=2)
-        eventually(lambda: batches_of(node).node.pressure.memory_is_critical())
+        eventually(lambda: batches_of(node).node.load.memory_is_critical())
         with connect(node.url, options=ClusterOptions(retry_s=30)) as client:
             assert client.bucket("b").get("small") == b"bytes"
         assert batches_of(node).node.metrics.rejections["memory"] >= 1
@@ -102,7 +102,7 @@ def test_what_runs_goes_on_while_new_batches_are_turned_away(tmp_path: Path) -> 
         first = session.receive()
         assert first.HasField("frame")
         Memory(node, over_for=10**9)
-        eventually(service.node.pressure.memory_is_critical)
+        eventually(service.node.load.memory_is_critical)
         session.send(2, batch_of(NAMES))
         rejected = session.receive()
         assert (rejected.batch_id, rejected.reject.retry_after_ms) == (2, 707)
@@ -142,7 +142,7 @@ def test_throttled_batches_are_whole_and_their_pauses_counted(tmp_path: Path, ca
     with serving(tmp_path, max_throttle_s=longest_s, **thresholds) as node, RawSession(node.url) as session:
         fill(node)
         service = batches_of(node)
-        eventually(lambda: service.node.pressure.lag_s > 0 and service.node.pressure.reader_wait_s > 0)
+        eventually(lambda: service.node.load.lag_s > 0 and service.node.load.reader_wait_s > 0)
         frames, _ = session.ask(1, batch_of(NAMES))
         assert b"".join(bytes(frame.payload) for frame in frames) == b"".join(DATA.values())
         others = {name: spent for name, spent in service.node.metrics.throttle_s.items() if name in ("cpu", "drives")}
@@ -153,8 +153,8 @@ def test_throttled_batches_are_whole_and_their_pauses_counted(tmp_path: Path, ca
 def test_a_node_measures_itself(tmp_path: Path) -> None:
     assert 1 << 20 < resident_bytes() < machine_memory_bytes()
     with serving(tmp_path) as node:
-        assert batches_of(node).node.pressure.critical_bytes == int(machine_memory_bytes() * 0.8)
-        assert not batches_of(node).node.pressure.memory_is_critical()
+        assert batches_of(node).node.load.critical_bytes == int(machine_memory_bytes() * 0.8)
+        assert not batches_of(node).node.load.memory_is_critical()
 
 
 @pytest.mark.slow

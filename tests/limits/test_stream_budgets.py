@@ -110,7 +110,7 @@ def open_files(node: NodeServer) -> int:
 
 def held(node: NodeServer) -> int:
     assert node.batches is not None
-    return node.batches.node.streams.places.held
+    return node.batches.node.streams.slots.held
 
 
 def serves(node: NodeServer, tenant: str) -> None:
@@ -168,7 +168,7 @@ def test_a_download_that_gave_way_goes_on_where_its_reader_comes_back(node: Node
         closing.callback(transport.close)
         download = transport._download(pb.GetRequest(bucket="b", name="large"), 30.0)
         stub_chunks.append(next(download))
-        eventually(lambda: node.batches is not None and node.batches.node.streams.places.still == 1)
+        eventually(lambda: node.batches is not None and node.batches.node.streams.slots.still == 1)
         calls = [hostile.get() for _ in range(LIMIT - LIMIT // 8)]
         for call in calls:
             next(call)
@@ -247,7 +247,7 @@ def test_groups_that_are_never_committed_have_a_budget_and_give_it_back(tmp_path
         with peer_of(node) as channel:
             stub = ais_replica_pb2_grpc.ReplicaStub(channel)
             calls = [stub.Write(messages(number), timeout=60) for number in range(8)]
-            eventually(lambda: streams.places.still >= 3)
+            eventually(lambda: streams.slots.still >= 3)
             assert streams.messages.held_bytes <= 8 * MiB
             with Writer(cluster.nodes[0].url) as writer:
                 stored = writer.put_many({f"mine/{at}": bytes(64 << 10) for at in range(32)})
@@ -255,7 +255,7 @@ def test_groups_that_are_never_committed_have_a_budget_and_give_it_back(tmp_path
             silent.set()
             for call in calls:
                 call.cancel()
-            eventually(lambda: (streams.messages.held_bytes, streams.places.held) == (0, 0))
+            eventually(lambda: (streams.messages.held_bytes, streams.slots.held) == (0, 0))
         assert held_by(cluster.batches(1).node.store).keys() == {f"mine/{at}" for at in range(32)}
 
 
@@ -264,7 +264,7 @@ def test_versions_to_retain_have_places_a_deadline_and_an_end(tmp_path: Path) ->
     with LocalCluster(tmp_path, 1, still_s=60.0, stall_timeout_s=2.0) as cluster:
         node = cluster.nodes[0]
         streams = cluster.batches(0).node.replica_streams
-        streams.places.limit = 2
+        streams.slots.limit = 2
         bucket = wire.BucketRef(name=BUCKET, uuid=cluster.map.bucket[0].uuid)
         version = wire.ObjectVersion(epoch=1, counter=7, node=1)
         header = keep_pb.KeepHeader(bucket=bucket, name="a", version=version, size_bytes=2, ended=8)
@@ -277,7 +277,7 @@ def test_versions_to_retain_have_places_a_deadline_and_an_end(tmp_path: Path) ->
         with peer_of(node) as channel:
             stub = keep_rpc.SnapshotCopiesStub(channel)
             waiting = [stub.Keep.future(silent(), timeout=60) for _ in range(2)]
-            eventually(lambda: streams.places.held == 2)
+            eventually(lambda: streams.slots.held == 2)
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Keep(silent(), timeout=60)
             assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -285,7 +285,7 @@ def test_versions_to_retain_have_places_a_deadline_and_an_end(tmp_path: Path) ->
             over.set()
             with pytest.raises(grpc.RpcError, match="goes on after them"):
                 stub.Keep(iter([keep_pb.KeepRequest(header=header), keep_pb.KeepRequest(data=b"123")]), timeout=60)
-        eventually(lambda: (streams.places.held, streams.messages.held_bytes) == (0, 0))
+        eventually(lambda: (streams.slots.held, streams.messages.held_bytes) == (0, 0))
         assert not list((tmp_path / "node-0").rglob("*.part"))
 
 

@@ -19,7 +19,7 @@ from ais_loader.wire.generated import ais_replica_pb2_grpc as replica_rpc
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node
 from storage_node.context.caller import Caller
-from storage_node.limits.call_slots import Places
+from storage_node.limits.call_slots import CallSlots
 from storage_node.server import NodeServer
 from storage_node.services.access import ANYONE, TABLE, Methods, Role
 from storage_node.services.decoding import RequestReader
@@ -61,7 +61,7 @@ def test_every_method_stands_in_the_table_and_no_other() -> None:
 
 def test_a_method_that_is_not_in_the_table_is_served_to_nobody() -> None:
     handler = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
-    methods = Methods(RequestReader(Places(8, 1.0), 1.0))
+    methods = Methods(RequestReader(CallSlots(8, 1.0), 1.0))
     methods.add_registered_method_handlers("ais_loader.v1.Objects", {"Get": handler, "Forge": handler})
     methods.add_registered_method_handlers("elsewhere.Objects", {"Get": handler})
 

@@ -22,9 +22,9 @@ from storage_node.batch.local_batch import Message
 from storage_node.batch.outcomes import Busy
 from storage_node.batch.resources import BatchResources
 from storage_node.limits.admission import Credit
-from storage_node.limits.call_slots import Place
+from storage_node.limits.call_slots import CallSlot
 from storage_node.limits.counters import BatchTally, clock_s
-from storage_node.limits.scheduler import Slot
+from storage_node.limits.scheduler import FrameSlot
 from storage_node.limits.tasks import retrieve, settled
 
 
@@ -39,7 +39,7 @@ class AssembledBatch:
         credit: Credit,
         send: Callable[[Message], Awaitable[None]],
         tally: BatchTally,
-        place: Place,
+        call_slot: CallSlot,
         routing: ReplicaRouting,
         *,
         in_parts: bool = False,
@@ -52,7 +52,7 @@ class AssembledBatch:
         self._credit = credit
         self._send = send
         self._tally = tally
-        self._place = place
+        self._call_slot = call_slot
         self._n = len(request.name)
         self._gather = Gather(resources, request, routing)
         self._passed: npt.NDArray[np.bool_] = np.zeros(self._n, bool)
@@ -125,7 +125,7 @@ class AssembledBatch:
                         f"more than {budget.limit_bytes:,} bytes, the most that is collected before sending: use "
                         "streaming=True"
                     )
-                self._resources.collect(size, self._place)
+                self._resources.collect(size, self._call_slot)
                 collected_bytes += size
                 messages.append((size, encode_frame(self._batch_id, frame, end)))
                 self._gather.memory.release(held_bytes)
@@ -133,16 +133,16 @@ class AssembledBatch:
                 await self._spend_credit(size)
                 slot = await self._turn(size)
                 try:
-                    with self._place.waiting():
+                    with self._call_slot.waiting():
                         await settled(asyncio.ensure_future(self._send(message)))
                 finally:
                     slot.release()
-                self._place.moved()
+                self._call_slot.moved()
                 self._tally.frame_sent()
                 collected_bytes -= size
-                self._resources.uncollect(size, self._place)
+                self._resources.uncollect(size, self._call_slot)
         finally:
-            self._resources.uncollect(collected_bytes, self._place)
+            self._resources.uncollect(collected_bytes, self._call_slot)
         return None if end is not None else self._end()
 
     async def _take(self) -> tuple[Frame, int, pb.End | None]:
@@ -173,21 +173,21 @@ class AssembledBatch:
 
     async def _spend_credit(self, payload_bytes: int) -> None:
         began_s = clock_s()
-        with self._place.waiting():
+        with self._call_slot.waiting():
             await self._credit.spend(payload_bytes)
         self._resources.node.metrics.client_wait_s += clock_s() - began_s
 
-    async def _turn(self, payload_bytes: int) -> Slot:
+    async def _turn(self, payload_bytes: int) -> FrameSlot:
         """Wait for the turn to send a received frame. Its slot is not held for long."""
         slot = await self._resources.turn(self._request.tenant, payload_bytes)
         slot.writing()
         return slot
 
-    async def _send_and_release(self, message: Message, slot: Slot, release: Callable[[], None]) -> None:
+    async def _send_and_release(self, message: Message, slot: FrameSlot, release: Callable[[], None]) -> None:
         try:
-            with self._place.waiting():
+            with self._call_slot.waiting():
                 await self._send(message)
-            self._place.moved()
+            self._call_slot.moved()
             self._tally.frame_sent()
         finally:
             slot.release()

@@ -21,7 +21,7 @@ from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.etl.worker.stage import CommandStage, PythonStage, WorkerStage, workers_of
 from storage_node.etl.worker.stage_context import StageContext, StageCounts, StageLog, told
 from storage_node.limits.tasks import retrieve
-from storage_node.limits.turns import ASKING, TimedTurns
+from storage_node.limits.turns import TimedTurns, current_tenant
 
 
 def open_stage(transform: pb.Transform, context: StageContext) -> Stage:
@@ -234,7 +234,7 @@ class NodeTransforms:
     async def _with_others(
         self, opened: WorkerStage, stage: batch_pb.TransformStage, origin: Origin, content: Content
     ) -> Content:
-        key = opened, stage.args, (tenant := ASKING.get())
+        key = opened, stage.args, (tenant := current_tenant.get())
         bursts = self._bursts.get(key)
         if bursts is None:
             bursts = self._bursts[key] = Bursts(
@@ -256,7 +256,7 @@ class NodeTransforms:
         """Context of one object's run, in its turn. Raises what the run raises; an internal error becomes
         TransformFailed."""
         counts = self.counts(stage.name)
-        async with turn or self._turns.turn(ASKING.get()):
+        async with turn or self._turns.turn(current_tenant.get()):
             began_s = time.monotonic()
             counts.running += 1
             try:
@@ -283,7 +283,7 @@ class NodeTransforms:
     ) -> Sequence[Content | LoaderError]:
         if not isinstance(opened, WorkerStage) or len(inputs) == 1:
             return await asyncio.gather(*(self._outcome(opened, stage, *one) for one in inputs))
-        async with self._turns.turn(ASKING.get()):
+        async with self._turns.turn(current_tenant.get()):
             return await self._counted_burst(opened, stage, inputs)
 
     async def _counted_burst(
