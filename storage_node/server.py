@@ -32,13 +32,12 @@ from storage_node.etl.values import Transforms
 from storage_node.etl.worker.environments import Environments
 from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.lane.listener import LaneListener
-from storage_node.limits.descriptors import descriptor_limit, raise_descriptor_limit
-from storage_node.limits.streams import tenant_of
+from storage_node.limits.call_slots import note_tenant, tenant_of
+from storage_node.limits.load_monitor import descriptor_limit, raise_descriptor_limit
 from storage_node.metrics.exporter import NodeCollector, metrics_served, require_library
 from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.services.access import ANYONE, INSIDE, Role
 from storage_node.services.errors import abort
-from storage_node.services.tenant_of_call import note_tenant
 from storage_node.settings.config import ServerConfig, require_secrets
 from storage_node.store.drive.identity import SECRET_FILE_NAME
 from storage_node.store.files.object_files import drive_error

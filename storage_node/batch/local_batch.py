@@ -10,9 +10,9 @@ from ais_loader.errors import InvalidRequest, StaleMap
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.readahead import BatchAhead
 from storage_node.batch.resources import BatchResources, look_up
-from storage_node.limits.admission import Credit
 from storage_node.limits.call_slots import CallSlot
 from storage_node.limits.counters import BatchTally, clock_s
+from storage_node.limits.memory_budget import Credit
 from storage_node.limits.scheduler import FrameSlot
 from storage_node.limits.tasks import retrieve, settled
 from storage_node.store.read.batch import StoreBatch

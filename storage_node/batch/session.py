@@ -22,19 +22,16 @@ from storage_node.batch.outcomes import Busy, Gone
 from storage_node.batch.resources import BatchResources
 from storage_node.batch.transformed_batch import TransformedBatch
 from storage_node.context.node import Node
-from storage_node.limits.admission import Credit
-from storage_node.limits.call_slots import CallSlot, CallSlots
+from storage_node.limits.call_slots import MAX_TENANT, CallSlot, CallSlots, current_tenant
 from storage_node.limits.counters import BatchTally, clock_s
+from storage_node.limits.memory_budget import Credit
 from storage_node.limits.tasks import retrieve, settled
-from storage_node.limits.turns import current_tenant
 from storage_node.store.read.file_frame import FileFrame
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-MAX_TENANT = 128
-"""Maximum length of a tenant's name, in characters."""
 _LOOK_S = 0.5
 """Interval at which sessions that block others' memory are ended."""
 

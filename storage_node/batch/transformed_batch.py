@@ -13,9 +13,9 @@ from ais_loader.errors import InvalidRequest, StaleMap
 from ais_loader.wire.frame import Frame, encode_frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.resources import BatchResources
-from storage_node.limits.admission import Credit
 from storage_node.limits.call_slots import CallSlot
 from storage_node.limits.counters import BatchTally, clock_s
+from storage_node.limits.memory_budget import Credit
 from storage_node.limits.tasks import settled
 
 

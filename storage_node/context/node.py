@@ -15,12 +15,11 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.context.caller import Caller, read_secret
 from storage_node.context.membership import Membership
 from storage_node.context.peer_clocks import PeerClocks
-from storage_node.limits.call_slots import CallSlots
+from storage_node.limits.call_slots import CallSlots, Streams, current_tenant
 from storage_node.limits.counters import NodeMetrics, clock_s
 from storage_node.limits.load_monitor import LoadMonitor, give_memory_back
-from storage_node.limits.streams import Streams
+from storage_node.limits.scheduler import JobTurns
 from storage_node.limits.tasks import settled
-from storage_node.limits.turns import Turns, current_tenant
 from storage_node.settings.config import ServerConfig
 from storage_node.store.store import Store
 
@@ -84,9 +83,9 @@ class Node:
         """Slots of gRPC calls with a single request, until it has arrived."""
         self._readers = readers
         self._archive_openers = archive_openers
-        self.opening = Turns(config.archive_threads, spare=1)
+        self.opening = JobTurns(config.archive_threads, spare=1)
         """Turns at the threads that open archives."""
-        self.reading = Turns(_READS_PER_THREAD * config.read_threads)
+        self.reading = JobTurns(_READS_PER_THREAD * config.read_threads)
         self._learning = asyncio.Lock()
 
     @property

@@ -21,10 +21,8 @@ from ais_loader.wire.lane import CALL, DATA, FAILED, HEADER, LAST, MAX_PUT_MESSA
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
 from storage_node.lane.connection import LaneConnection
 from storage_node.lane.socket_payload import PIECE_BYTES, WAIT_S, SocketPayload
-from storage_node.limits.call_slots import CallSlot
-from storage_node.limits.streams import Received, Streams
+from storage_node.limits.call_slots import CallSlot, Received, Streams, current_tenant
 from storage_node.limits.tasks import retrieve
-from storage_node.limits.turns import current_tenant
 
 _READ_BYTES = 64 << 10
 """Part of a message that a lane may hold outside the budget."""

@@ -27,7 +27,7 @@ from storage_node.lane.calls import LaneCalls, error_message
 from storage_node.lane.connection import LaneConnection
 from storage_node.lane.tokens import LIFETIME_S, LaneTokens
 from storage_node.limits.call_slots import CallSlot, CallSlots
-from storage_node.limits.descriptors import is_reserved
+from storage_node.limits.load_monitor import is_reserved
 from storage_node.limits.tasks import retrieve
 
 log = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""Limits of a node: memory, call slots, reader turns, open streams, descriptors, and fairness between tenants."""
+"""Limits of a node: memory budgets, call slots, the weighted scheduler of tenants, the load monitor, and counters."""

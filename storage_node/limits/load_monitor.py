@@ -8,9 +8,11 @@ progress.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import os
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +30,8 @@ _SMOOTHING = 0.2
 _NOTHING_S = 0.05
 _MAX_SAMPLE_S = 1.0
 """A process that was stopped for a minute must not compensate for it for as long."""
+_LANES_LEAVE = 4
+"""Lanes leave one in this many descriptors to everything else."""
 _CGROUPS = Path("/sys/fs/cgroup")
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,27 @@ def resident_bytes() -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit to the hard limit, which needs no privileges."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # a system with a further limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def descriptor_limit() -> int:
+    """Number of descriptors that this process may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def is_reserved(descriptor: int) -> bool:
+    """Whether a lane's new descriptor is in the range that lanes leave to everything else.
+
+    The kernel assigns the lowest free number, so a high one means that all lower ones are in use.
+    """
+    return descriptor >= descriptor_limit() * (_LANES_LEAVE - 1) // _LANES_LEAVE
 
 
 def give_memory_back() -> None:

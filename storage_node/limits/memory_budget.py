@@ -1,4 +1,4 @@
-"""Memory budget: bytes held by all calls together, and the queue of calls that would exceed it."""
+"""Memory budgets: bytes that calls hold together on the node, and bytes that a batch's client is ready to hold."""
 
 from __future__ import annotations
 
@@ -72,3 +72,23 @@ class MemoryBudget:
             if not granted.done():
                 self.held_bytes += size_bytes
                 granted.set_result(None)
+
+
+class Credit:
+    """Bytes that one batch's client is ready to hold. A frame may be sent while any credit is left, so the credit can
+    be overdrawn by one frame: otherwise an entry larger than the window could never be sent."""
+
+    def __init__(self, initial_bytes: int) -> None:
+        self._available = initial_bytes
+        self._topped_up = asyncio.Event()
+
+    def add(self, size_bytes: int) -> None:
+        self._available += size_bytes
+        if self._available > 0:
+            self._topped_up.set()
+
+    async def spend(self, size_bytes: int) -> None:
+        while self._available <= 0:
+            self._topped_up.clear()
+            await self._topped_up.wait()
+        self._available -= size_bytes

@@ -19,7 +19,7 @@ from ais_loader.wire.object_info import info_of
 from storage_node.cluster.repair.source_reader import Source, SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
-from storage_node.limits.streams import tenant_of
+from storage_node.limits.call_slots import tenant_of
 from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
 from storage_node.services.objects import ObjectsService

@@ -17,8 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded, SilenceTimeout
-from storage_node.limits.call_slots import CallSlots
-from storage_node.limits.streams import Received, tenant_of
+from storage_node.limits.call_slots import CallSlots, Received, tenant_of
 from storage_node.services.errors import abort
 
 

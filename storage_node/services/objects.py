@@ -24,7 +24,7 @@ from storage_node.cluster.replication.listing_filter import Listed
 from storage_node.context.node import Node
 from storage_node.etl.worker.stage import sandbox_state
 from storage_node.lane.socket_payload import SocketPayload
-from storage_node.limits.streams import tenant_of
+from storage_node.limits.call_slots import tenant_of
 from storage_node.services.call_metrics import counted, counted_stream
 from storage_node.services.errors import Context, abort
 from storage_node.services.reframing import Reframing

@@ -26,8 +26,8 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
-from storage_node.limits.streams import tenant_of
-from storage_node.limits.turns import Turns, current_tenant
+from storage_node.limits.call_slots import current_tenant, tenant_of
+from storage_node.limits.scheduler import JobTurns
 from storage_node.promote.cluster import ClusterPromotion, have
 from storage_node.promote.confined_path import FOLDER, root_of
 from storage_node.promote.into_store import promote_group
@@ -48,7 +48,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
     def __init__(self, node: Node, membership: Membership, writes: WriteCoordinator) -> None:
         self._node, self._membership, self._writes = node, membership, writes
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ais-loader-promote")
-        self.turns = Turns(THREADS, spare=1)
+        self.turns = JobTurns(THREADS, spare=1)
         self._stopping = False
         self.metrics = PromoteMetrics()
 

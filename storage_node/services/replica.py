@@ -14,7 +14,7 @@ from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.context.node import Node
-from storage_node.limits.streams import Received, Stream
+from storage_node.limits.call_slots import Received, Stream
 from storage_node.services.errors import Context, abort
 from storage_node.store.store import Store
 

@@ -19,7 +19,7 @@ from storage_node.cluster.replication.snapshot_barrier import SnapshotBarrier
 from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.context.node import Node
-from storage_node.limits.streams import Received, Stream
+from storage_node.limits.call_slots import Received, Stream
 from storage_node.services.errors import Context, abort
 from storage_node.store.drive.cut_check import CutCheck
 from storage_node.store.drive.version_clock import check_counter

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 from ais_loader.errors import LoaderError
-from storage_node.limits.streams import Streams, tenant_of
+from storage_node.limits.call_slots import Streams, tenant_of
 from storage_node.services.errors import abort
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_node.limits.admission import Credit
-from storage_node.limits.memory_budget import MemoryBudget
+from storage_node.limits.memory_budget import Credit, MemoryBudget
 from storage_node.settings.config import ServerConfig
 from tests.node.loop_kit import run, settle
 

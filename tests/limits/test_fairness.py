@@ -20,7 +20,7 @@ from ais_loader import ClusterOptions, connect, errors
 from ais_loader.testing import eventually
 from ais_loader.wire.frame import decode_response
 from storage_node.limits.memory_budget import MemoryBudget
-from storage_node.limits.scheduler import MIN_COST_BYTES, FairQueue, FrameSlot, FrameSlots
+from storage_node.limits.scheduler import MIN_COST_BYTES, FrameSlot, FrameSlots, WeightedScheduler
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.node.loop_kit import run, settle
@@ -43,7 +43,7 @@ class Waiting:
     """What a queue must hold, kept the plain way."""
 
     def __init__(self) -> None:
-        self.queue: FairQueue[Item] = FairQueue(WEIGHTS)
+        self.queue: WeightedScheduler[Item] = WeightedScheduler(WEIGHTS)
         self.items: dict[str, list[Item]] = {name: [] for name in WEIGHTS}
         self.pushed = 0
 
@@ -118,7 +118,7 @@ def test_what_waits_is_served_once_and_nothing_idles_while_something_waits(taken
 
 @given(st.lists(costs, min_size=1, max_size=50), st.lists(costs, max_size=50), costs)
 def test_who_was_away_saved_nothing_up_and_does_not_starve(before: list[int], after: list[int], own: int) -> None:
-    queue: FairQueue[str] = FairQueue(WEIGHTS)
+    queue: WeightedScheduler[str] = WeightedScheduler(WEIGHTS)
     queue.charge("c", 1)
     for cost in before + after:
         queue.push("a", cost, "a")
@@ -134,8 +134,59 @@ def test_who_was_away_saved_nothing_up_and_does_not_starve(before: list[int], af
     assert between >= own / WEIGHTS["c"] - max(before + after) or second == len(order) - 1
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 50)), min_size=4, max_size=80),
+    st.integers(1, 4),
+    st.integers(0, 3),
+)
+def test_tenants_whose_jobs_are_charged_while_they_run_differ_by_no_more_than_one_job_of_each_on_each_thread(
+    backlog: list[tuple[str, int]], threads: int, spare: int
+) -> None:
+    """Time passes in units: each running job is charged one in each."""
+    tenant_limit = max(1, threads - spare)
+    queue: WeightedScheduler[tuple[str, int]] = WeightedScheduler(WEIGHTS, tenant_limit)
+    left, largest, used = Counter[str](), Counter[str](), Counter[str]()
+    for name, units in backlog:
+        queue.push(name, 0, (name, units))
+        left[name] += 1
+        largest[name] = max(largest[name], units)
+    running: list[list[Any]] = []
+    while running or len(queue):
+        while len(running) < threads and queue.head() is not None:
+            name, units = queue.pop()
+            left[name] -= 1
+            running.append([name, units])
+            assert sum(one == name for one, _ in running) <= tenant_limit
+        queue.charge_running(1)
+        for job in running:
+            used[job[0]] += 1
+            job[1] -= 1
+        for job in [job for job in running if not job[1]]:
+            running.remove(job)
+            queue.end(job[0])
+        wait = [name for name in largest if left[name]]
+        for a, b in ((a, b) for a in wait for b in wait if a < b and tenant_limit == threads):
+            ahead = abs(used[a] / WEIGHTS[a] - used[b] / WEIGHTS[b])
+            assert ahead <= threads * (largest[a] / WEIGHTS[a] + largest[b] / WEIGHTS[b]) + 1e-6
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=3, max_size=80))
+def test_tenants_with_equal_turns_that_wait_are_served_in_turn(backlog: list[str]) -> None:
+    queue: WeightedScheduler[str] = WeightedScheduler({}, 1)
+    for name in backlog:
+        queue.push(name, 1, name)
+    left, served = Counter(backlog), Counter[str]()
+    while len(queue):
+        name = queue.pop()
+        queue.end(name)
+        left[name] -= 1
+        served[name] += 1
+        turns = [served[name] for name in left if left[name]]
+        assert not turns or max(turns) - min(turns) <= 1
+
+
 def test_names_that_never_come_back_are_forgotten() -> None:
-    queue: FairQueue[int] = FairQueue({})
+    queue: WeightedScheduler[int] = WeightedScheduler({})
     queue.push("waits", 1, 0)
     for number in range(20_000):
         queue.charge(f"tenant {number}", 1)
@@ -259,14 +310,15 @@ def served_in_order(
     service, loop = node.batches, node._loop
     assert service is not None and loop is not None
     order: list[str] = []
-    pop = FairQueue.pop
+    pop = WeightedScheduler.pop
 
-    def logged(queue: FairQueue[Any]) -> Any:
+    def logged(queue: WeightedScheduler[Any]) -> Any:
         item = pop(queue)
-        order.append(item.tenant)
+        if queue is service.resources.slots._scheduler:
+            order.append(item.tenant)
         return item
 
-    monkeypatch.setattr(FairQueue, "pop", logged)
+    monkeypatch.setattr(WeightedScheduler, "pop", logged)
     limit = service.resources.budget.limit_bytes
     loop.call_soon_threadsafe(
         service.resources.budget.acquire_anyway, limit

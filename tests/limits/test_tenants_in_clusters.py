@@ -12,7 +12,7 @@ import pytest
 
 from ais_loader import ClusterOptions, connect
 from ais_loader.testing import eventually
-from storage_node.limits.scheduler import FairQueue
+from storage_node.limits.scheduler import WeightedScheduler
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 
@@ -20,24 +20,27 @@ def test_a_client_says_for_whom_it_fetches_and_so_does_a_node_that_gathers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged: set[tuple[int, str]] = set()
-    charge, push = FairQueue.charge, FairQueue.push
+    queues: set[int] = set()
+    charge, push = WeightedScheduler.charge, WeightedScheduler.push
 
-    def logged_charge(queue: FairQueue[Any], name: str, cost: float) -> None:
-        charged.add((id(queue), name))
+    def logged_charge(queue: WeightedScheduler[Any], name: str, cost: float) -> None:
+        if id(queue) in queues:
+            charged.add((id(queue), name))
         charge(queue, name, cost)
 
-    def logged_push(queue: FairQueue[Any], name: str, cost: float, item: Any) -> None:
-        charged.add((id(queue), name))
+    def logged_push(queue: WeightedScheduler[Any], name: str, cost: float, item: Any) -> None:
+        if id(queue) in queues:
+            charged.add((id(queue), name))
         push(queue, name, cost, item)
 
-    monkeypatch.setattr(FairQueue, "charge", logged_charge)
-    monkeypatch.setattr(FairQueue, "push", logged_push)
+    monkeypatch.setattr(WeightedScheduler, "charge", logged_charge)
+    monkeypatch.setattr(WeightedScheduler, "push", logged_push)
     # More than a node answers in passing, charged to nobody.
     objects = {f"{at}": bytes([at]) * 1000 for at in range(100)}
     names = list(objects)
     with LocalCluster(tmp_path, 2, spread=names) as cluster:
         cluster.put(objects)
-        queues = {id(cluster.batches(number).resources.slots._queue) for number in range(2)}
+        queues |= {id(cluster.batches(number).resources.slots._scheduler) for number in range(2)}
         with (
             connect(cluster.nodes[0].url, options=ClusterOptions(tenant="team")) as here,
             pickle.loads(pickle.dumps(here)) as client,

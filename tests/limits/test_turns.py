@@ -19,7 +19,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc, ais_promote_pb2_grpc
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.reserved import TENANT_KEY
-from storage_node.limits.turns import TimedTurns, Turns
+from storage_node.limits.scheduler import JobTurns
 from storage_node.services.promote import PromoteService
 from tests.node.loop_kit import run, settle
 from tests.node.node_kit import bucket_of, serving
@@ -27,7 +27,7 @@ from tests.node.node_kit import bucket_of, serving
 
 def test_one_tenant_leaves_a_thread_and_others_come_in_turn() -> None:
     async def check() -> None:
-        turns, done = Turns(3, spare=1), list[str]()
+        turns, done = JobTurns(3, spare=1), list[str]()
         ends = {name: asyncio.Event() for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1")}
 
         async def job(name: str) -> None:
@@ -39,7 +39,7 @@ def test_one_tenant_leaves_a_thread_and_others_come_in_turn() -> None:
         for name in ("a1", "a2", "a3", "a4"):
             jobs.append(asyncio.create_task(job(name)))
             await settle()
-        assert (done, turns.running, turns.waiting) == (["a1", "a2"], 2, 2)
+        assert (done, turns.taken, turns.waiting) == (["a1", "a2"], 2, 2)
         for name in ("b1", "b2", "c1"):
             jobs.append(asyncio.create_task(job(name)))
             await settle()
@@ -51,7 +51,7 @@ def test_one_tenant_leaves_a_thread_and_others_come_in_turn() -> None:
         for end in ends.values():
             end.set()
         await asyncio.gather(*jobs)
-        assert (turns.running, turns.waiting) == (0, 0)
+        assert (turns.taken, turns.waiting) == (0, 0)
 
     run(check())
 
@@ -63,7 +63,7 @@ def test_one_tenant_leaves_a_thread_and_others_come_in_turn() -> None:
 )
 def test_whatever_is_begun_ended_and_cancelled_adds_up(steps: list[tuple[str, bool]], limit: int, random: Any) -> None:
     async def check() -> None:
-        turns = Turns(limit, spare=1)
+        turns = JobTurns(limit, spare=1)
         inside: list[asyncio.Event] = []
 
         async def job(tenant: str) -> None:
@@ -85,13 +85,13 @@ def test_whatever_is_begun_ended_and_cancelled_adds_up(steps: list[tuple[str, bo
             if cancel:
                 random.choice(tasks).cancel()
             await settle()
-            assert turns.running == len(inside) <= limit
+            assert turns.taken == len(inside) <= limit
             assert not turns.waiting or inside
         while inside:
             inside[0].set()
             await settle()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert (turns.running, turns.waiting) == (0, 0)
+        assert (turns.taken, turns.waiting) == (0, 0)
 
     run(check())
 
@@ -126,7 +126,7 @@ def test_calls_of_one_tenant_are_not_served_before_all_that_another_has_asked_fo
         reading.set()
         assert {call.result().name for call in calls} == {f"hostile/{at}" for at in range(40)} | {"modest"}
         assert order.index("modest") <= 4
-        eventually(lambda: (there.reading.running, there.reading.waiting) == (0, 0))
+        eventually(lambda: (there.reading.taken, there.reading.waiting) == (0, 0))
 
 
 def test_folders_that_do_not_answer_hold_up_no_other_tenants_promotion(
@@ -163,7 +163,7 @@ class Jobs:
 
     def __init__(self, limit: int, weights: dict[str, float] | None = None) -> None:
         self.now_s = 0.0
-        self.turns = TimedTurns(limit, weights or {}, clock_s=lambda: self.now_s)
+        self.turns = JobTurns(limit, weights, clock_s=lambda: self.now_s)
         self.had: dict[str, float] = {}
         self._ends: list[tuple[float, str, asyncio.Event]] = []
         self._tasks: set[asyncio.Task[None]] = set()

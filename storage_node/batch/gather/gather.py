@@ -90,8 +90,8 @@ from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.gather.senders import Sender, SenderMemory, own_frames
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerRefused, PeerStream, PeerUnavailable
 from storage_node.batch.resources import BatchResources
-from storage_node.limits.admission import Credit
 from storage_node.limits.counters import clock_s
+from storage_node.limits.memory_budget import Credit
 from storage_node.limits.tasks import settled
 
 NOBODY = -1

@@ -15,9 +15,8 @@ from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.resources import BatchResources, look_up
-from storage_node.limits.admission import Credit
 from storage_node.limits.counters import clock_s
-from storage_node.limits.memory_budget import MemoryBudget
+from storage_node.limits.memory_budget import Credit, MemoryBudget
 
 _LET_GO_BYTES = 64 << 10
 """Credit for one frame, which may be larger."""

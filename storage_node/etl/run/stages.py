@@ -20,8 +20,9 @@ from storage_node.etl.values import Content, Destination, Origin, PutResult, Sta
 from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.etl.worker.stage import CommandStage, PythonStage, WorkerStage, workers_of
 from storage_node.etl.worker.stage_context import StageContext, StageCounts, StageLog, told
+from storage_node.limits.call_slots import current_tenant
+from storage_node.limits.scheduler import JobTurns
 from storage_node.limits.tasks import retrieve
-from storage_node.limits.turns import TimedTurns, current_tenant
 
 
 def open_stage(transform: pb.Transform, context: StageContext) -> Stage:
@@ -79,7 +80,7 @@ class NodeTransforms:
         self._known, self._context = known, context
         self._opened: dict[str, _Opened] = {}
         self._of_name: dict[str, tuple[StageLog, StageCounts]] = {}
-        self._turns = TimedTurns(workers_of(context.config), context.config.tenant_weights)
+        self._turns = JobTurns(workers_of(context.config), context.config.tenant_weights, clock_s=time.monotonic)
         self._bursts: dict[tuple[Stage, str, str], Bursts] = {}
         """Keyed by stage, arguments and tenant."""
         self._closing: set[asyncio.Task[None]] = set()
