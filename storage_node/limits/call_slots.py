@@ -264,7 +264,7 @@ class Streams:
         """
         if self.messages.acquire_now(size_bytes, own_bytes):
             return
-        acquiring = asyncio.ensure_future(self.messages.acquire(size_bytes))
+        acquiring = asyncio.ensure_future(self.messages.acquire(size_bytes, own_bytes))
         acquired = False
         try:
             async with asyncio.timeout(MESSAGE_WAIT_S):

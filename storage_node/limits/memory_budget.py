@@ -10,13 +10,15 @@ from collections import deque
 class MemoryBudget:
     """Counts held bytes, on the node's event loop. A call that would exceed the limit waits, in order of arrival.
 
-    A single request larger than the whole budget is granted when nothing else is held; otherwise it never could be.
+    A single request larger than the whole budget is granted when nothing else is held; otherwise it never could be. A
+    request that holds a part of its bytes precedes those that hold nothing: they may be waiting for that part.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()
+        """Requested bytes, bytes that the same request holds already, and the grant."""
 
     def _fits(self, size_bytes: int, own_bytes: int = 0) -> bool:
         return self.held_bytes <= own_bytes or self.held_bytes + size_bytes <= self.limit_bytes
@@ -50,7 +52,8 @@ class MemoryBudget:
         if self.acquire_now(size_bytes, own_bytes):
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size_bytes, granted))
+        request = size_bytes, own_bytes, granted
+        (self._waiting.appendleft if own_bytes else self._waiting.append)(request)
         try:
             await granted
         except asyncio.CancelledError:
@@ -58,7 +61,7 @@ class MemoryBudget:
                 self.release(size_bytes)  # granted at the moment of the cancellation
             else:
                 with contextlib.suppress(ValueError):  # a release may have skipped it already
-                    self._waiting.remove((size_bytes, granted))
+                    self._waiting.remove(request)
                 self._grant()
             raise
 
@@ -67,8 +70,8 @@ class MemoryBudget:
         self._grant()
 
     def _grant(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
-            size_bytes, granted = self._waiting.popleft()
+        while self._waiting and self._fits(*self._waiting[0][:2]):
+            size_bytes, _, granted = self._waiting.popleft()
             if not granted.done():
                 self.held_bytes += size_bytes
                 granted.set_result(None)

@@ -55,6 +55,25 @@ def test_a_request_that_acquires_its_bytes_as_they_arrive_can_be_larger_than_the
     run(check())
 
 
+def test_a_request_that_waits_for_the_rest_of_its_bytes_is_granted_once_nobody_else_holds_any() -> None:
+    async def check() -> None:
+        budget = MemoryBudget(10)
+        assert budget.acquire_now(8) and budget.acquire_now(1)
+        without = asyncio.create_task(budget.acquire(5))
+        await settle()
+        rest = asyncio.create_task(budget.acquire(8, own_bytes=8))
+        await settle()
+        assert not rest.done()
+        budget.release(1)
+        await settle()
+        assert (rest.done(), without.done(), budget.held_bytes) == (True, False, 16)
+        budget.release(16)
+        await without
+        assert budget.held_bytes == 5
+
+    run(check())
+
+
 def test_more_than_the_whole_budget_is_granted_when_nothing_else_is_held() -> None:
     async def check() -> None:
         budget = MemoryBudget(10)
