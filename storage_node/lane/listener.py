@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import socket
 import struct
@@ -38,13 +39,14 @@ MAX_STRANGERS = 128
 _IDLE_S = 1e-6
 """Idle time after which a lane without a call gives way to a new one: practically none."""
 _WAITING_SHARE = 4
-"""One in this many reader threads may wait for clients."""
+"""One in this many reader threads may wait for clients; none of fewer threads, so the event loop waits instead."""
 CLOSED_BECAUSE = ("token", "strangers", "lanes", "descriptors", "idle", "message")
 """Reasons for which the node itself closes or refuses connections of lanes."""
 _BACKLOG = 1024
 _READ_BYTES = 64 << 10
 _SEND_BUFFER_BYTES = 4 << 20
 _UNTAKEN_MS = 20_000
+_SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
 """Process, user and group, as returned by SO_PEERCRED."""
 
@@ -305,9 +307,24 @@ def _any(_: CallSlot) -> bool:
 def _peer_of(sock: socket.socket) -> str:
     """Return the peer: the process at the other end of a Unix socket, or the IP address. Raises OSError."""
     if sock.family == socket.AF_UNIX:
-        process, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        return f"process {process}"
+        process, user, _ = _CREDENTIALS.unpack(
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        return f"process {process}" if process else _peer_without_number(sock, user)
     return str(sock.getpeername()[0])
+
+
+def _peer_without_number(sock: socket.socket, user: int) -> str:
+    """Return the peer if this node's pid namespace has no number for it, as in another container on the same network:
+    the process by its inode, or all processes of the user if the kernel has no such inode (before Linux 6.9)."""
+    try:
+        descriptor = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        return f"user {user}"
+    try:
+        return f"user {user}, process {os.fstat(descriptor).st_ino}"
+    finally:
+        os.close(descriptor)
 
 
 def _set_tcp_options(sock: socket.socket) -> None:

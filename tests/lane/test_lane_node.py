@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -255,6 +258,46 @@ def test_a_lane_that_is_refused_goes_by_grpc(tmp_path: Path) -> None:
             lane.socket.sendall(frame(BYTES, b"12") + end_of(b"12"))
             assert stored(lane).size_bytes == 2
             lane.socket.close()
+
+
+def test_two_processes_of_another_pid_namespace_are_two_peers() -> None:
+    """The node is in a namespace of its own, where those who connect have the number 0."""
+    there = f"peers-{os.getpid()}"
+    listening = f"""if True:
+        import socket
+        from storage_node.lane.listener import _peer_of
+        with socket.socket(socket.AF_UNIX) as unix:
+            unix.bind("\\0{there}")
+            unix.listen()
+            print("listening", flush=True)
+            for _ in range(3):
+                connection, _ = unix.accept()
+                print(_peer_of(connection), flush=True)
+                connection.sendall(b"1")
+    """
+    connecting = (
+        f"import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect('\\0{there}'); s.recv(1); sys.stdin.read()"
+    )
+    node = subprocess.Popen(
+        ["unshare", "--user", "--map-root-user", "--pid", "--fork", sys.executable, "-c", listening],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with node, ExitStack() as ending:
+        assert node.stdout is not None
+        if node.stdout.readline() != "listening\n":
+            pytest.skip("this kernel makes no pid namespace for a user")
+        peers = []
+        for _ in range(2):
+            ending.enter_context(subprocess.Popen([sys.executable, "-c", connecting], stdin=subprocess.PIPE))
+            peers.append(node.stdout.readline())
+        with socket.socket(socket.AF_UNIX) as own:
+            own.connect(f"\0{there}")
+            peers.append(node.stdout.readline())
+    assert all(peer.startswith("user ") for peer in peers)
+    if "process" in peers[0]:  # Linux 6.9
+        assert len(set(peers)) == 3
 
 
 @pytest.mark.parametrize(

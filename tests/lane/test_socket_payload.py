@@ -18,6 +18,7 @@ from storage_node.lane.socket_payload import SocketPayload
 from storage_node.server import NodeServer
 from tests.lane.lane_kit import open_lane
 from tests.lane.test_lane_calls import PUT, end_of, frame, header_of, stored
+from tests.node.node_kit import serving
 
 DATA_OF_FIVE_PIECES = seeded_bytes(5 * (256 << 10) + 1234, seed=5)
 
@@ -166,3 +167,19 @@ def test_a_client_that_goes_in_the_middle_of_its_bytes_stores_nothing(
     eventually(lambda: slots.held == 0, 20.0)
     assert all(not list((Path(drive) / "staging").iterdir()) for drive in node._drives)
     assert not client.bucket("b").exists("gone")
+
+
+@pytest.mark.parametrize("read_threads", [1, 3])
+def test_a_node_with_few_threads_waits_on_none_of_them_and_takes_what_comes(tmp_path: Path, read_threads: int) -> None:
+    with serving(tmp_path, read_threads=read_threads) as node, connect(node.url) as client:
+        bucket, data = client.create_bucket("b"), DATA_OF_FIVE_PIECES
+        lanes = [open_lane(node) for _ in range(4)]
+        for at, lane in enumerate(lanes):  # more clients than threads, all of which pause
+            lane.socket.sendall(PUT + header_of(f"{at}") + HEADER.pack(len(data), DATA) + data[:300_000])
+        assert not select.select([lane.socket for lane in lanes], [], [], 0.05)[0]
+        bucket.put("meanwhile", data)
+        for lane in lanes:
+            lane.socket.sendall(data[300_000:] + end_of(data))
+            assert stored(lane).size_bytes == len(data)
+            lane.socket.close()
+        assert all(bucket.get(name) == data for name in ("0", "3", "meanwhile"))
