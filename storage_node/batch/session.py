@@ -84,7 +84,7 @@ class BatchService:
             await asyncio.sleep(_LOOK_S)
             if node.load.memory_is_critical():
                 for call_slots in held:
-                    call_slots.reclaim_still()
+                    call_slots.reclaim_stalled()
             if resources.slots.waits_for_memory:
                 for session in [one for one in self._sessions if one.stuck_s() >= still_s]:
                     session.end_stuck(still_s)

@@ -42,11 +42,11 @@ class Caller:
         """Return the metadata of one call, by the current map. `method`: its path on the wire."""
         if self.node_uuid:
             claim = CallClaim(method, NODE_ROLE, self.node_uuid.hex(), str(self.map_version()))
-            told: Metadata = ((ROLE_KEY, NODE_ROLE), (NODE_KEY, claim.node), (MAP_VERSION_KEY, claim.map_version))
+            metadata: Metadata = ((ROLE_KEY, NODE_ROLE), (NODE_KEY, claim.node), (MAP_VERSION_KEY, claim.map_version))
         else:
             claim = CallClaim(method, OPERATOR_ROLE)
-            told = ((ROLE_KEY, OPERATOR_ROLE),)
-        return told if prover is None else (*told, (PROOF_KEY, prover.prove(claim)))
+            metadata = ((ROLE_KEY, OPERATOR_ROLE),)
+        return metadata if prover is None else (*metadata, (PROOF_KEY, prover.prove(claim)))
 
     def through(self, channel: Any, endpoint: str) -> Any:
         """Wrap a channel of grpc or grpc.aio, so that generated stubs call as this caller.
@@ -138,8 +138,8 @@ def read_secret(path: str | Path) -> str:
     return text
 
 
-def resolved(asked: str, told: str) -> str:
+def resolved(asked: str, answer: str) -> str:
     """Return a node's endpoint for peers, from its answer at another endpoint; see GetMapResponse."""
-    if not told:
+    if not answer:
         return asked
-    return asked.rpartition(":")[0] + told if told.startswith(":") else told
+    return asked.rpartition(":")[0] + answer if answer.startswith(":") else answer

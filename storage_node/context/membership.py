@@ -3,8 +3,8 @@
 A node reports the oldest map version under which it still has operations running (`MapLease`).
 
 Operations that began under an older map may still run when a node knows a newer one: the removal of replicas that
-others own, and writes about to be committed to the former owners. Until they end, other nodes are told the old version.
-Two properties depend on it.
+others own, and writes about to be committed to the former owners. Until they end, the old version is reported to other
+nodes. Two properties depend on it.
 
 **No replica is removed on the word of a node that may lose its own.** A node removes a replica that it does not own
 once all owners have reported that they have the object. Under two maps, two nodes could each rely on the other's
@@ -69,9 +69,9 @@ class Membership:
         self._listeners.append(listener)
 
 
-def version_told(known: int, under_way: Iterable[int]) -> int:
-    """Return the version to report for a node that knows map `known` and has operations running under `under_way`."""
-    return min([known, *under_way])
+def reported_version(known: int, running: Iterable[int]) -> int:
+    """Return the version to report for a node that knows map `known` and has operations under maps `running`."""
+    return min([known, *running])
 
 
 class MapLease:
@@ -81,31 +81,31 @@ class MapLease:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._lock = threading.Lock()
-        self._under_way: Counter[int] = Counter()
+        self._pinned: Counter[int] = Counter()
 
     @property
     def version(self) -> int:
         """The version to note before looking at this node's replicas; 0 while it knows no map."""
         with self._lock:
             view = self._membership.view
-            return version_told(view.version if view is not None else 0, self._under_way)
+            return reported_version(view.version if view is not None else 0, self._pinned)
 
     def begin(self, view: ClusterView) -> bool:
         """Pin this map if it is the newest one; return whether it is pinned. Call `end` if it is."""
         with self._lock:
             if self._membership.view is not view:
                 return False
-            self._under_way[view.version] += 1
+            self._pinned[view.version] += 1
             return True
 
     def hold(self, version: int) -> None:
         """Pin a map version, older or not, before checking whether an operation of that map may go on. Call `end`
         afterwards."""
         with self._lock:
-            self._under_way[version] += 1
+            self._pinned[version] += 1
 
     def end(self, version: int) -> None:
         with self._lock:
-            self._under_way[version] -= 1
-            if not self._under_way[version]:
-                del self._under_way[version]
+            self._pinned[version] -= 1
+            if not self._pinned[version]:
+                del self._pinned[version]

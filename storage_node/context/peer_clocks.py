@@ -53,26 +53,26 @@ class PeerClocks:
         """`since_s` is a monotonic clock that continues while the machine is suspended."""
         self._wall_ms = wall_ms
         self._since_s = since_s or (lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
-        self._said: dict[bytes, tuple[int, float]] = {}
+        self._reports: dict[bytes, tuple[int, float]] = {}
 
     def note(self, uuid: bytes, wall_ms: int) -> None:
         """Record a report. `wall_ms` is 0 if the node reports no clock."""
         if wall_ms:
-            self._said[uuid] = min(wall_ms, LAST_MS), self._since_s()
+            self._reports[uuid] = min(wall_ms, LAST_MS), self._since_s()
 
     def offsets_ms(self, members: Container[bytes]) -> dict[bytes, int]:
         """Return the offsets of these nodes, if they reported lately."""
         now_s, here_ms = self._since_s(), self._wall_ms()
         return {
-            uuid: said_ms + round((now_s - at_s) * 1000) - here_ms
-            for uuid, (said_ms, at_s) in list(self._said.items())
+            uuid: reported_ms + round((now_s - at_s) * 1000) - here_ms
+            for uuid, (reported_ms, at_s) in list(self._reports.items())
             if uuid in members and now_s - at_s <= FORGOTTEN_S
         }
 
     @property
     def widest_ms(self) -> int:
         """The largest offset by magnitude of any recent report; 0 if there is none."""
-        return max(self.offsets_ms(self._said).values(), key=abs, default=0)
+        return max(self.offsets_ms(self._reports).values(), key=abs, default=0)
 
     def describe(self, endpoint: str, offset_ms: int, most_ms: int) -> str:
         """Describe a clock that is too far ahead, and what to do about it."""

@@ -87,7 +87,7 @@ class LaneCalls:
         self._whole = False
         """Whether all messages of this call have been read, and nothing of the next call."""
         self._gone = False
-        self._as_they_come = False
+        self._from_socket = False
         self._data_bytes = 0
         """Announced bytes of an object that have not been received."""
         self._data_waited_s = 0.0
@@ -97,19 +97,19 @@ class LaneCalls:
         and none have come in time since."""
         self._undelivered: Received[Any] | None = None
 
-    def took(self, begun: bytes) -> None:
+    def unread(self, data: bytes) -> None:
         """Add bytes that have been received already."""
-        self._received += begun
+        self._received += data
 
-    async def begun(self) -> None:
+    async def wait(self) -> None:
         """Wait for the first bytes of the next call. Raises EOFError, OSError."""
         if not self._received:
             self._received += await self._connection.receive(_READ_BYTES)
 
-    async def one(self) -> bool:
+    async def serve(self) -> bool:
         """Serve one call; return whether another one may follow. Raises EOFError, OSError, SilenceTimeout."""
         current_tenant.set(self._tenant)
-        self._whole = self._as_they_come = False
+        self._whole = self._from_socket = False
         self._data_bytes = 0
         try:
             handler, first = await self._first()
@@ -134,11 +134,11 @@ class LaneCalls:
     async def _first(self) -> tuple[Any, Received[Any] | None]:
         """Return the handler and first message of a call. Raises EOFError, OSError, InvalidRequest, SilenceTimeout."""
         if self._is_first_here():
-            return await self._beginning()
+            return await self._read_beginning()
         try:
             async with asyncio.timeout(self._message_timeout_s):
                 with self._slot.waiting():
-                    return await self._beginning()
+                    return await self._read_beginning()
         except LoaderError:
             raise
         except TimeoutError:
@@ -155,7 +155,7 @@ class LaneCalls:
             stop += HEADER.size + HEADER.unpack_from(self._received, stop)[0]
         return len(self._received) >= stop
 
-    async def _beginning(self) -> tuple[Any, Received[Any] | None]:
+    async def _read_beginning(self) -> tuple[Any, Received[Any] | None]:
         size_bytes, kind = await self._next()
         if kind != CALL or size_bytes > _MAX_NAME_BYTES:
             raise InvalidRequest(f"a call begins with the name of its method, not with kind {kind}")
@@ -165,16 +165,14 @@ class LaneCalls:
         return handler, await self._request(handler)
 
     async def _serve(self, handler: Any, first: Received[Any] | None) -> None:
-        context = _Context(self._connection, self._tenant, handler, self._take_as_they_come)
+        context = _Context(self._connection, self._tenant, handler, self._take_from_socket)
         async with aclosing(self._requests(handler, first)) as requests:
-            if handler.response_streaming:
-                await handler.stream_stream(requests, context)
-                return
-            answer = handler.response_serializer(await handler.stream_unary(requests, context))
-        await self._connection.write(answer, MESSAGE if self._whole else LAST)
+            answer = await (handler.stream_unary or handler.stream_stream)(requests, context)
+        if answer is not None:  # otherwise the method has written its answers
+            await self._connection.write(handler.response_serializer(answer), MESSAGE if self._whole else LAST)
 
-    def _take_as_they_come(self) -> None:
-        self._as_they_come = True
+    def _take_from_socket(self) -> None:
+        self._from_socket = True
 
     async def _refuse(self, kind: str, message: str) -> None:
         await self._connection.write(error_message(kind, message), REFUSED if self._whole else FAILED)
@@ -189,13 +187,13 @@ class LaneCalls:
         request = first
         try:
             while request is not None:
-                if request.size_bytes >= _READ_BYTES and not self._whole and not self._as_they_come:
+                if request.size_bytes >= _READ_BYTES and not self._whole and not self._from_socket:
                     ahead = asyncio.create_task(self._request(handler), name="lane ahead")
                 self._undelivered = None
                 yield request
-                if isinstance(coming := request.message, SocketPayload):
-                    self._data_bytes = coming.left_bytes
-                    self._is_late = self._is_late or coming.was_late
+                if isinstance(payload := request.message, SocketPayload):
+                    self._data_bytes = payload.left_bytes
+                    self._is_late = self._is_late or payload.was_late
                 if ahead is None and self._whole:
                     return
                 request = await (ahead or self._request(handler))
@@ -226,10 +224,10 @@ class LaneCalls:
         size_bytes, kind = await self._next()
         if kind == DATA:
             self._data_bytes, self._data_waited_s = size_bytes, 0.0
-            if not self._as_they_come or self._is_late:
+            if not self._from_socket or self._is_late:
                 return await self._piece()
-            coming = self._connection.coming(self._received, size_bytes, self._last(handler), self._waits)
-            return Received(coming, min(size_bytes, PIECE_BYTES))
+            payload = self._connection.payload(self._received, size_bytes, self._last(handler), self._waits)
+            return Received(payload, min(size_bytes, PIECE_BYTES))
         if kind not in (MESSAGE, LAST):
             raise InvalidRequest(f"kind {kind} in the middle of a call: need messages, and bytes of objects")
         if not handler.response_streaming and size_bytes > MAX_PUT_MESSAGE_BYTES:
@@ -265,21 +263,21 @@ class LaneCalls:
         del self._received[: HEADER.size]
         return size_bytes, kind
 
-    def _begin(self, size_bytes: int) -> bytes:
-        """Take as much of the next `size_bytes` as has been received already."""
-        begun = bytes(memoryview(self._received)[:size_bytes])
-        del self._received[: len(begun)]
-        return begun
+    def _pop_received(self, size_bytes: int) -> bytes:
+        """Remove and return as much of the next `size_bytes` as has been received already."""
+        data = bytes(memoryview(self._received)[:size_bytes])
+        del self._received[: len(data)]
+        return data
 
     async def _message(self, size_bytes: int) -> tuple[bytes, int]:
         """Receive a complete message; return it with the memory acquired for it, which is 0 for a small message.
 
         Raises EOFError, OSError, Overloaded, SilenceTimeout.
         """
-        begun = self._begin(size_bytes)
-        if len(begun) == size_bytes:
-            return begun, 0
-        parts, filled, reserved_bytes = [begun], len(begun), 0
+        data = self._pop_received(size_bytes)
+        if len(data) == size_bytes:
+            return data, 0
+        parts, filled, reserved_bytes = [data], len(data), 0
         try:
             async with asyncio.timeout(self._message_timeout_s):
                 while filled < size_bytes:
@@ -307,13 +305,13 @@ class LaneCalls:
         """
         began_s = time.monotonic()
         wanted = min(self._data_bytes, _PIECE_BYTES)
-        begun = self._begin(wanted)
-        if len(begun) == wanted:
+        data = self._pop_received(wanted)
+        if len(data) == wanted:
             self._data_bytes -= wanted
-            return Received(ObjectBytes(memoryview(begun)), wanted)
+            return Received(ObjectBytes(memoryview(data)), wanted)
         room = np.empty(wanted, np.uint8).data
-        filled, reserved_bytes = len(begun), 0
-        room[:filled] = begun
+        filled, reserved_bytes = len(data), 0
+        room[:filled] = data
         try:
             while filled < wanted:
                 allowed = min(wanted, reserved_bytes + _READ_BYTES)
@@ -365,9 +363,9 @@ class _Context:
     """Substitute for gRPC's context, with the methods that services use."""
 
     def __init__(
-        self, connection: LaneConnection, tenant: str, handler: Any, take_as_they_come: Callable[[], None]
+        self, connection: LaneConnection, tenant: str, handler: Any, take_from_socket: Callable[[], None]
     ) -> None:
-        self.take_as_they_come = take_as_they_come
+        self.take_from_socket = take_from_socket
         """From now on, the bytes of objects are passed on as SocketPayload."""
         self._connection = connection
         self._tenant = tenant

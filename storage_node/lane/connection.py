@@ -87,7 +87,7 @@ class LaneConnection:
                 raise EOFError("the connection has ended")
             return count
 
-    def coming(
+    def payload(
         self, received: bytearray, size_bytes: int, last: Callable[[bytes], Any], waits: threading.Semaphore
     ) -> SocketPayload:
         """Return `size_bytes` that another thread receives. Until then, nothing else may read."""
@@ -98,14 +98,14 @@ class LaneConnection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
-    async def requests(self, begun: bytes = b"") -> AsyncGenerator[pb.SessionRequest, None]:
-        """Yield the requests of a session. `begun`: bytes that have been received already.
+    async def requests(self, unread: bytes = b"") -> AsyncGenerator[pb.SessionRequest, None]:
+        """Yield the requests of a session. `unread`: bytes that have been received already.
 
         Raises EOFError when the client has ended the connection, even if results are still due. Raises InvalidRequest
         for an invalid request, SilenceTimeout and Overloaded for one that arrives too slowly or finds no memory,
         OSError when the connection breaks.
         """
-        data = bytearray(begun)
+        data = bytearray(unread)
         held_bytes = 0
         ends_s: float | None = None
         """Deadline for completing a partially received request."""

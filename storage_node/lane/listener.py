@@ -45,7 +45,7 @@ CLOSED_BECAUSE = ("token", "strangers", "lanes", "descriptors", "idle", "message
 _BACKLOG = 1024
 _READ_BYTES = 64 << 10
 _SEND_BUFFER_BYTES = 4 << 20
-_UNTAKEN_MS = 20_000
+_UNREAD_TIMEOUT_MS = 20_000
 _SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
 """Process, user and group, as returned by SO_PEERCRED."""
@@ -166,7 +166,7 @@ class LaneListener:
             peer = _peer_of(sock)
         except OSError:  # it has disconnected
             return None
-        if is_reserved(sock.fileno()) and not (self._end_stranger() or self._end_still()):
+        if is_reserved(sock.fileno()) and not (self._end_stranger() or self._end_idle()):
             self.closed["descriptors"] += 1
             return None
         if len(self._strangers) >= MAX_STRANGERS:
@@ -184,10 +184,10 @@ class LaneListener:
         oldest.cancel()
         return True
 
-    def _end_still(self) -> bool:
+    def _end_idle(self) -> bool:
         """End the lane without a call, or else the session, that has been idle the longest."""
-        still = self._slots.reclaim(_any) or self._batches.session_slots.reclaim(_any)
-        return still is not None
+        ended = self._slots.reclaim(_any) or self._batches.session_slots.reclaim(_any)
+        return ended is not None
 
     async def _serve(self, sock: socket.socket, peer: str) -> None:
         node = self._batches.node
@@ -245,18 +245,18 @@ class LaneListener:
     ) -> None:
         """Serve the session or the calls of a lane. Raises LoaderError, EOFError, OSError."""
         with self._waiting(slot):
-            begun = await connection.receive(_READ_BYTES)
-            if len(begun) < HEADER.size:
+            received = await connection.receive(_READ_BYTES)
+            if len(received) < HEADER.size:
                 try:
                     async with asyncio.timeout(self._message_timeout_s):
-                        begun += await connection.exactly(HEADER.size - len(begun))
+                        received += await connection.exactly(HEADER.size - len(received))
                 except TimeoutError:
                     raise connection.too_slow() from None
-        if HEADER.unpack_from(begun)[1] != CALL:
+        if HEADER.unpack_from(received)[1] != CALL:
             # Over TCP, sending small blocks from files is slower than reading and sending (see benchmarks/report).
             from_files = sock.family == socket.AF_UNIX
             await self._batches.serve(
-                connection.requests(begun), connection, tenant, connection, sends_files=from_files
+                connection.requests(received), connection, tenant, connection, sends_files=from_files
             )
             return
         calls = LaneCalls(
@@ -269,10 +269,10 @@ class LaneListener:
             self._batches.node.streams,
             self._waits,
         )
-        calls.took(begun)
-        while await calls.one() and not self._stopping:
+        calls.unread(received)
+        while await calls.serve() and not self._stopping:
             with self._waiting(slot):
-                await calls.begun()
+                await calls.wait()
 
     @contextlib.contextmanager
     def _waiting(self, slot: CallSlot) -> Iterator[None]:
@@ -335,4 +335,4 @@ def _set_tcp_options(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     # Also during a message that the client no longer receives: its frames stay in memory until then.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_TIMEOUT_MS)

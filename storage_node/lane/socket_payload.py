@@ -74,7 +74,7 @@ class SocketPayload:
         self._wait_s = WAIT_S
         while self.left_bytes:
             wanted = min(self.left_bytes, len(room))
-            filled = self._begin(room, wanted)
+            filled = self._copy_received(room, wanted)
             while filled < wanted and (count := self._receive_into(room[filled:wanted])):
                 filled += count
             self.left_bytes -= filled
@@ -84,7 +84,7 @@ class SocketPayload:
                 return None
         return self._ending()
 
-    def _begin(self, room: memoryview, wanted: int) -> int:
+    def _copy_received(self, room: memoryview, wanted: int) -> int:
         """Copy from the bytes that have been received already."""
         count = min(wanted, len(self._received))
         if count:
@@ -101,14 +101,14 @@ class SocketPayload:
             pass
         except OSError:
             return 0
-        if not self._has_come():
+        if not self._wait_readable():
             return 0
         try:
             return self._socket.recv_into(room)
         except OSError:
             return 0
 
-    def _has_come(self) -> bool:
+    def _wait_readable(self) -> bool:
         """Return whether bytes have arrived, waiting for the rest of the permitted time."""
         if self._wait_s <= 0:
             self.was_late = True
@@ -119,12 +119,12 @@ class SocketPayload:
             poll = select.poll()
             poll.register(self._socket, select.POLLIN)
             began_s = time.monotonic()
-            come = bool(poll.poll(math.ceil(self._wait_s * 1000)))
+            is_readable = bool(poll.poll(math.ceil(self._wait_s * 1000)))
         finally:
             self._waits.release()
         self._wait_s -= time.monotonic() - began_s
-        self.was_late = self.was_late or not come
-        return come
+        self.was_late = self.was_late or not is_readable
+        return is_readable
 
     def _ending(self) -> Any | None:
         if not self._has(HEADER.size):

@@ -116,7 +116,7 @@ class CallSlot:
             self._waited_s = 0.0
             self._waiting_since_s = self._slots.now_s()
 
-    def still_s(self) -> float:
+    def stalled_s(self) -> float:
         """Return how long the call has waited for its client since the client last moved anything; 0 if it is not
         waiting."""
         return self._waited_s + self._slots.now_s() - self._waiting_since_s if self._waits else 0.0
@@ -152,43 +152,45 @@ class CallSlots:
         self.now_s = now_s
         self._still_s = still_s
         self._weights = weights or {}
-        self._of: dict[str, set[CallSlot]] = {}
+        self._by_tenant: dict[str, set[CallSlot]] = {}
         self.held = 0
 
     def take(self, tenant: str, evict: Callable[[], None]) -> CallSlot | None:
         """Take a slot. Returns None if there is none: the call has to be retried later."""
-        mine = len(self._of.get(tenant, ()))
+        mine = len(self._by_tenant.get(tenant, ()))
         free = self.held < self.limit and mine < self._tenant_limit
         if not free and self.reclaim(self._over_their_share(tenant)) is None:
             return None
         slot = CallSlot(self, tenant, evict)
-        self._of.setdefault(tenant, set()).add(slot)
+        self._by_tenant.setdefault(tenant, set()).add(slot)
         self.held += 1
         return slot
 
     @property
-    def still(self) -> int:
+    def stalled(self) -> int:
         """Number of calls that have been stalled long enough to lose their slot to another one."""
-        return sum(one.still_s() >= self._still_s for slots in list(self._of.values()) for one in list(slots))
+        return sum(one.stalled_s() >= self._still_s for slots in list(self._by_tenant.values()) for one in list(slots))
 
     def _over_their_share(self, tenant: str) -> Callable[[CallSlot], bool]:
         """Preemption rule: a tenant may preempt its own calls; another tenant's only if it is below its share and they
         are above theirs."""
-        if self.held < self.limit or len(self._of.get(tenant, ())) >= self._tenant_limit:
+        if self.held < self.limit or len(self._by_tenant.get(tenant, ())) >= self._tenant_limit:
             return lambda slot: slot.tenant == tenant
-        total = sum(self._weights.get(name, 1.0) for name in {tenant, *self._of})
+        total = sum(self._weights.get(name, 1.0) for name in {tenant, *self._by_tenant})
 
         def more_than_share(name: str, held: int) -> bool:
             return held * total > self.limit * self._weights.get(name, 1.0)
 
-        poor = not more_than_share(tenant, len(self._of.get(tenant, ())) + 1)
-        return lambda slot: slot.tenant == tenant or (poor and more_than_share(slot.tenant, len(self._of[slot.tenant])))
+        poor = not more_than_share(tenant, len(self._by_tenant.get(tenant, ())) + 1)
+        return lambda slot: (
+            slot.tenant == tenant or (poor and more_than_share(slot.tenant, len(self._by_tenant[slot.tenant])))
+        )
 
     def reclaim(self, wanted: Callable[[CallSlot], bool]) -> CallSlot | None:
         """Preempt the slot, among those that are `wanted`, that has been stalled for the longest. Returns None if none
         has been stalled long enough."""
-        still = [(one.still_s(), one) for slots in self._of.values() for one in slots if wanted(one)]
-        longest_s, slot = max(still, key=lambda pair: pair[0], default=(0.0, None))
+        stalled = [(one.stalled_s(), one) for slots in self._by_tenant.values() for one in slots if wanted(one)]
+        longest_s, slot = max(stalled, key=lambda pair: pair[0], default=(0.0, None))
         if slot is None or longest_s < self._still_s:
             return None
         self.give_back(slot)
@@ -197,18 +199,18 @@ class CallSlots:
         slot.evict()
         return slot
 
-    def reclaim_still(self) -> None:
+    def reclaim_stalled(self) -> None:
         """Preempt all slots stalled for `still_s`, because what they hold is needed."""
         while self.reclaim(lambda slot: True) is not None:
             pass
 
     def give_back(self, slot: CallSlot) -> None:
-        slots = self._of.get(slot.tenant)
+        slots = self._by_tenant.get(slot.tenant)
         if slots is not None and slot in slots:
             slots.discard(slot)
             self.held -= 1
             if not slots:
-                del self._of[slot.tenant]
+                del self._by_tenant[slot.tenant]
 
 
 class Received(NamedTuple, Generic[T]):
@@ -371,8 +373,8 @@ class Stream:
 
         Raises like `waiting`.
         """
-        streams, coming = self._streams, aiter(requests)
-        while (received := await self.waiting(anext(coming, None), deadline=deadline)) is not None:
+        streams, incoming = self._streams, aiter(requests)
+        while (received := await self.waiting(anext(incoming, None), deadline=deadline)) is not None:
             message, size_bytes, reserved_bytes = received
             if keeps(message):
                 streams.messages.release(reserved_bytes)

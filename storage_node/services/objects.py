@@ -124,7 +124,7 @@ class ObjectsService:
             if first is not None and first.WhichOneof("part") == "header":
                 require_unreserved(first.header.metadata)
             async with aclosing(self._reframing.messages(first, messages_of_client)) as messages:
-                return await self.store_messages(messages, getattr(context, "take_as_they_come", None))
+                return await self.store_messages(messages, getattr(context, "take_from_socket", None))
         except errors.LoaderError as error:
             await abort(context, error)
 
@@ -137,11 +137,11 @@ class ObjectsService:
         return info_of(header.bucket, header.name, entry) if entry is not None else None
 
     async def store_messages(
-        self, messages: AsyncIterator[pb.PutRequest], take_as_they_come: Callable[[], None] | None = None
+        self, messages: AsyncIterator[pb.PutRequest], take_from_socket: Callable[[], None] | None = None
     ) -> pb.ObjectInfo:
         """Store the object of one PUT, whatever the source of its messages. Raises LoaderError.
 
-        `take_as_they_come`: Requests that bytes arrive as SocketPayload from now on, if possible.
+        `take_from_socket`: Requests that bytes arrive as SocketPayload from now on, if possible.
         """
         put = _Put(self._store)
         try:
@@ -153,8 +153,8 @@ class ObjectsService:
                 ):
                     return await self._writes.put(replica_set, first.header, messages)
                 taken_together: tuple[pb.PutRequest, ...] = ()
-                if first.HasField("header") and take_as_they_come is not None:
-                    take_as_they_come()
+                if first.HasField("header") and take_from_socket is not None:
+                    take_from_socket()
                     taken_together = (first,)  # saves a switch to a thread, as costly as a small PUT
                 elif (entry := await self._node.read(put.take, first)) is not None:
                     return info_of(put.header.bucket, put.header.name, entry)

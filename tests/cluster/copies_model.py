@@ -1,7 +1,7 @@
 """Every order in which a few nodes can push, ask, look, take away and learn maps, for the copies of one object.
 
-What is decided is decided by the product's own `plan` and `version_told`; this adds what is done one after another in
-`Repair`, each step of which may come before or after any step of another node. A step is what one node does without
+What is decided is decided by the product's own `plan` and `reported_version`; this adds what is done one after another
+in `Repair`, each step of which may come before or after any step of another node. A step is what one node does without
 waiting. States are explored until none is new, so what holds in all of them holds whatever the timing.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from storage_node.cluster.repair.plan import Page, State, plan, questions
-from storage_node.context.membership import version_told
+from storage_node.context.membership import reported_version
 from storage_node.store.format import Version
 
 Slip: TypeAlias = Literal[
@@ -166,7 +166,7 @@ class Model:
     def _told(self, node: Node) -> int:
         now = node.under_way
         held = now is not None and now.step in ("takes", "has taken") and self.slip != "is not held"
-        return version_told(node.knows, [now.map] if now is not None and held else [])
+        return reported_version(node.knows, [now.map] if now is not None and held else [])
 
 
 def _with(nodes: Nodes, at: int, node: Node) -> Nodes:

@@ -11,7 +11,7 @@ from copies_model import DEAD, OLD, SLIPS, Model, Slip
 
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.context.membership import Membership, version_told
+from storage_node.context.membership import Membership, reported_version
 
 TIMEOUT_S = 20.0
 
@@ -82,7 +82,7 @@ def a_view(version: int, cluster_uuid: bytes = b"c" * 16) -> ClusterView:
 
 
 def test_what_is_under_way_by_an_older_map_is_what_others_are_told() -> None:
-    assert version_told(7, []) == 7
+    assert reported_version(7, []) == 7
     membership = Membership(uuid.UUID(int=1).bytes)
     lease = membership.lease
     assert lease.version == 0

@@ -79,7 +79,7 @@ def test_a_batch_that_gave_way_goes_on_where_its_consumer_comes_back(node: NodeS
     with connect(node.url) as client:
         unread = client.bucket("b").get_batch([*OBJECTS])
         items = [next(unread).tobytes()]
-        eventually(lambda: resources.batches.still == 1)
+        eventually(lambda: resources.batches.stalled == 1)
         with RawSession(node.url) as hostile:
             for batch_id in range(LIMIT - LIMIT // 8 - 1):
                 hostile.send(batch_id, batch_of(["00"], credit=0))
@@ -150,7 +150,7 @@ def test_sessions_that_nobody_uses_give_way_and_are_opened_again(tmp_path: Path)
             sessions[-1].ask(1, batch_of(["00"]))
         assert node.batches is not None
         slots = node.batches.session_slots
-        eventually(lambda: slots.still == 4)
+        eventually(lambda: slots.stalled == 4)
         read_as(node, "", [*OBJECTS])
         assert slots.evicted == 1
         with pytest.raises(StopIteration):

@@ -71,11 +71,11 @@ def test_a_byte_now_and_then_is_no_progress() -> None:
             clock.now_s += 1.0
         slot.moved(1)
     with slot.waiting():
-        assert slot.still_s() == 6.0
+        assert slot.stalled_s() == 6.0
     with slot.waiting():
         slot.moved(PROGRESS_BYTES)
         clock.now_s += 1.0
-        assert slot.still_s() == 1.0
+        assert slot.stalled_s() == 1.0
 
 
 def test_a_tenant_below_its_share_takes_from_one_above_it_and_not_the_other_way_round() -> None:

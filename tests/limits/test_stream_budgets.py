@@ -168,7 +168,7 @@ def test_a_download_that_gave_way_goes_on_where_its_reader_comes_back(node: Node
         closing.callback(transport.close)
         download = transport._download(pb.GetRequest(bucket="b", name="large"), 30.0)
         stub_chunks.append(next(download))
-        eventually(lambda: node.batches is not None and node.batches.node.streams.slots.still == 1)
+        eventually(lambda: node.batches is not None and node.batches.node.streams.slots.stalled == 1)
         calls = [hostile.get() for _ in range(LIMIT - LIMIT // 8)]
         for call in calls:
             next(call)
@@ -247,7 +247,7 @@ def test_groups_that_are_never_committed_have_a_budget_and_give_it_back(tmp_path
         with peer_of(node) as channel:
             stub = ais_replica_pb2_grpc.ReplicaStub(channel)
             calls = [stub.Write(messages(number), timeout=60) for number in range(8)]
-            eventually(lambda: streams.slots.still >= 3)
+            eventually(lambda: streams.slots.stalled >= 3)
             assert streams.messages.held_bytes <= 8 * MiB
             with Writer(cluster.nodes[0].url) as writer:
                 stored = writer.put_many({f"mine/{at}": bytes(64 << 10) for at in range(32)})

@@ -28,7 +28,7 @@ def test_a_part_that_gave_way_is_asked_for_again_from_where_it_stopped(tmp_path:
         with RawSession(cluster.nodes[0].url) as session:
             session.send(1, batch_of(names, ordered=True, credit=1))
             answer = Answer.of([session.receive_frame()])
-            eventually(lambda: parts.still == 1)
+            eventually(lambda: parts.stalled == 1)
             with RawSession(cluster.nodes[1].url) as hostile:
                 for batch_id in range(15):  # of the 16 places for parts two are not for one tenant
                     hostile.send(batch_id, batch_of(names[:1], credit=0, local=True))
