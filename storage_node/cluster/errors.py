@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ais_loader.errors import LoaderError, NodeUnavailable, OutcomeUnknown, StaleMap
+from ais_loader import errors
+from ais_loader.errors import LoaderError, NodeUnavailable, OutcomeUnknown, Overloaded, SilenceTimeout, StaleMap
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 
 class TooFewCopies(NodeUnavailable):
@@ -20,3 +22,20 @@ def of_one_of_many(error: LoaderError) -> LoaderError:
 
 class NotAMember(StaleMap):
     """A node that is not in the cluster, or not yet, called others as a member; it first fetches their map."""
+
+
+class ReplicaLost(Exception):
+    """A node takes no part in a write, or no longer. `refusal` is its reason; None if it did not answer."""
+
+    def __init__(self, message: str, refusal: LoaderError | None = None) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether another attempt may succeed: the node did not answer, or is stopping."""
+        return self.refusal is None or type(self.refusal) in (LoaderError, NodeUnavailable, Overloaded, SilenceTimeout)
+
+
+def refused(who: str, error: pb.Error) -> ReplicaLost:
+    return ReplicaLost(f"{who}: {error.message}", errors.from_node(error.kind, error.message))

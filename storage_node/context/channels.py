@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -12,7 +13,10 @@ import grpc.aio
 
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.reserved import ERROR_KIND_KEY
 from ais_loader.wire.suspects import Suspects
+from storage_node.cluster.errors import ReplicaLost, refused
 from storage_node.context.caller import MAP_VERSION_KEY, Caller
 
 log = logging.getLogger(__name__)
@@ -21,6 +25,12 @@ AVOID = Backoff(0.5, 0.5, jitter=0)
 """Time for which a node that could not be reached is not the first choice."""
 AVOID_SILENT = Backoff(5.0, 5.0, jitter=0)
 """The same for a node that did not answer: every attempt costs the full timeout."""
+
+
+REACH_TIMEOUT_S = 2.0
+"""Time for a node to accept a stream; after that, the next host in order takes its place."""
+STEP_TIMEOUT_S = 10.0
+"""Time for each later step of a write: receiving a piece, staging a group, committing."""
 
 
 class Channels:
@@ -58,6 +68,34 @@ class Channels:
         for key, value in error.trailing_metadata() or ():
             if key == MAP_VERSION_KEY and str(value).isdecimal():
                 self.heard_of_map(endpoint, int(value))
+
+    @contextlib.contextmanager
+    def reporting(self, endpoint: str) -> Iterator[None]:
+        """Translate gRPC errors of an unresponsive node into ReplicaLost, and mark the node as failed."""
+        try:
+            yield
+        except TimeoutError as error:
+            self.failed(endpoint, silent=True)
+            raise ReplicaLost(f"{endpoint}: no answer in time") from error
+        except grpc.aio.AioRpcError as error:
+            late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            if late or error.code() == grpc.StatusCode.UNAVAILABLE:
+                self.failed(endpoint, silent=late)
+            self.refused(endpoint, error)
+            for key, kind in error.trailing_metadata() or ():
+                if key == ERROR_KIND_KEY:
+                    raise refused(endpoint, pb.Error(kind=str(kind), message=error.details())) from error
+            raise ReplicaLost(f"{endpoint}: {'no answer in time' if late else error.details()}") from error
+        except asyncio.CancelledError as error:
+            # gRPC also raises this if the other node cancelled the call, which does not end this task.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self.failed(endpoint)
+            raise ReplicaLost(f"{endpoint}: it is stopping") from error
+        except asyncio.InvalidStateError as error:  # raised by a write to a call that has ended
+            self.failed(endpoint)
+            raise ReplicaLost(f"{endpoint}: the connection broke") from error
 
     def avoided(self, endpoint: str) -> bool:
         """Whether a node failed recently."""

@@ -7,7 +7,7 @@ import asyncio
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc
-from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
+from storage_node.cluster.errors import ReplicaLost
 from storage_node.context.channels import Channels
 from storage_node.context.node import Node
 from storage_node.etl.jobs.manager import JobManager
@@ -84,7 +84,7 @@ class PeerStates:
     async def _ask(self, endpoint: str, request: pb.TransformStateRequest) -> pb.TransformStateResponse | None:
         stub = ais_etl_pb2_grpc.EtlPeerStub(self._channels.to(endpoint))
         try:
-            with reporting(self._channels, endpoint):
+            with self._channels.reporting(endpoint):
                 answer: pb.TransformStateResponse = await stub.State(request, timeout=STATE_TIMEOUT_S)
         except ReplicaLost:
             return None

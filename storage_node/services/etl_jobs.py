@@ -10,8 +10,8 @@ from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc
+from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
 from storage_node.context.channels import Channels
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
@@ -164,7 +164,7 @@ class PeerParts:
         stub = ais_etl_pb2_grpc.EtlPeerStub(self._channels.to(endpoint))
         timeout_s = FAILURES_TIMEOUT_S if request.with_failures else PART_TIMEOUT_S
         try:
-            with reporting(self._channels, endpoint):
+            with self._channels.reporting(endpoint):
                 answer: pb.JobPartResponse = await stub.Part(request, timeout=timeout_s)
         except ReplicaLost:
             return None

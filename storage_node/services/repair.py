@@ -7,8 +7,8 @@ import grpc
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
+from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.repair import Repair
-from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.services.errors import Context, abort
 
 

@@ -12,10 +12,10 @@ from ais_loader import connect
 from ais_loader.errors import NodeUnavailable
 from ais_loader.testing import eventually
 from ais_loader.transport.grpc.transport import GrpcTransport
+from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.replica_client import ReplicaClient
 from storage_node.cluster.replication.replica_set import ReplicaSet
-from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.store.format import Version
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import cluster_of

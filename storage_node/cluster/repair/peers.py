@@ -10,11 +10,11 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
+from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, State
 from storage_node.cluster.repair.transfers import bucket_ref
 from storage_node.cluster.replication.replica import from_wire
-from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, STEP_TIMEOUT_S, ReplicaLost, reporting
-from storage_node.context.channels import Channels
+from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
 from storage_node.context.peer_clocks import PeerClocks
 from storage_node.store.format import Version
 
@@ -56,7 +56,7 @@ class RepairPeers:
             )
             stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
             try:
-                with reporting(self.channels, endpoint):
+                with self.channels.reporting(endpoint):
                     timeout_s = SYNC_TIMEOUT_S if make_lasting else STEP_TIMEOUT_S
                     found: wire.NewestResponse = await stub.Newest(request, timeout=timeout_s)
             except ReplicaLost:
@@ -77,7 +77,7 @@ class RepairPeers:
         """Return a page of the node's names, and whether more follow. Raises ReplicaLost."""
         request = wire.VersionsRequest(bucket=bucket_ref(bucket), start_after=start_after, limit=PAGE_NAMES)
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
-        with reporting(self.channels, endpoint):
+        with self.channels.reporting(endpoint):
             page: wire.VersionsResponse = await stub.Versions(request, timeout=STEP_TIMEOUT_S)
         found = [(state.name, state_of(state)) for state in page.object]
         await self._hear(_versions(state for _, state in found))
@@ -87,28 +87,28 @@ class RepairPeers:
         """Make the node send these names to this one. Raises ReplicaLost."""
         request = wire.PushRequest(bucket=bucket_ref(bucket), name=names, node_uuid=here)
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
-        with reporting(self.channels, endpoint):
+        with self.channels.reporting(endpoint):
             await stub.Push(request, timeout=PUSH_TIMEOUT_S)
 
     async def too_few(self, endpoint: str, bucket: pb.MapBucket | None = None, names: Sequence[str] = ()) -> None:
         """Make the node create the missing replicas of these objects, or of all that it has. Raises ReplicaLost."""
         request = wire.TooFewRequest(bucket=bucket_ref(bucket) if bucket is not None else None, name=names)
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
-        with reporting(self.channels, endpoint):
+        with self.channels.reporting(endpoint):
             await stub.TooFew(request, timeout=REACH_TIMEOUT_S)
 
     async def returned(self, endpoint: str, here: bytes, own_endpoint: str) -> int:
         """Tell the node that this one is back; return the version of its map. Raises ReplicaLost."""
         request = wire.ReturnedRequest(node_uuid=here, endpoint=own_endpoint)
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
-        with reporting(self.channels, endpoint):
+        with self.channels.reporting(endpoint):
             answer: wire.ReturnedResponse = await stub.Returned(request, timeout=2 * REACH_TIMEOUT_S + STEP_TIMEOUT_S)
         return answer.map_version
 
     async def progress(self, endpoint: str) -> wire.ProgressResponse:
         """Return the repair progress of a node. Raises ReplicaLost."""
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
-        with reporting(self.channels, endpoint):
+        with self.channels.reporting(endpoint):
             answer: wire.ProgressResponse = await stub.Progress(wire.ProgressRequest(), timeout=REACH_TIMEOUT_S)
         return answer
 
@@ -119,7 +119,7 @@ class RepairPeers:
 async def reach(channels: Channels, endpoint: str) -> None:
     """Make sure that a channel works now, even if it was waiting to reconnect. Raises ReplicaLost."""
     stub = ais_cluster_pb2_grpc.ClusterStub(channels.to(endpoint))
-    with reporting(channels, endpoint):
+    with channels.reporting(endpoint):
         await stub.GetMap(pb.GetMapRequest(known_version=2**63), timeout=REACH_TIMEOUT_S, wait_for_ready=True)
     channels.answered(endpoint)
 

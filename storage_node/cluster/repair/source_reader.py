@@ -28,12 +28,11 @@ from ais_loader.wire.generated import ais_compose_pb2 as wire
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc
 from ais_loader.wire.object_info import info_of
-from storage_node.cluster.errors import TooFewCopies
+from storage_node.cluster.errors import ReplicaLost, TooFewCopies
 from storage_node.cluster.map.sync import newer_map
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica_set import ReplicaSet
-from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, reporting
-from storage_node.context.channels import Channels
+from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.node import Node
 from storage_node.store.checksum import crc32c
 from storage_node.store.read.object_reader import ObjectReader, open_object
@@ -100,7 +99,7 @@ class RemoteStream:
         return b"" if message is None else message.data
 
     async def _read(self) -> pb.GetResponse | None:
-        with reporting(self._channels, self._endpoint):
+        with self._channels.reporting(self._endpoint):
             async with asyncio.timeout(STEP_TIMEOUT_S):
                 message = await self._call.read()
         self._channels.answered(self._endpoint)

@@ -24,11 +24,11 @@ from ais_loader.wire.cluster_map import sure_copies
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
+from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.peers import while_it_answers
 from storage_node.cluster.replication.replica import require_bucket
 from storage_node.cluster.replication.replica_client import outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet
-from storage_node.cluster.replication.replica_stream import ReplicaLost, reporting
 from storage_node.context.channels import Channels
 from storage_node.context.node import Node
 from storage_node.limits.counters import clock_s
@@ -203,7 +203,7 @@ class UsageScan:
                 raise ReplicaLost(str(error), error) from error
         endpoint = self._replica_set.endpoint(feed.node)
         stub = ais_contents_pb2_grpc.ContentsReplicaStub(self._channels.to(endpoint))
-        with reporting(self._channels, endpoint):
+        with self._channels.reporting(endpoint):
             call = stub.ListNames(request, timeout=PAGE_TIMEOUT_S, wait_for_ready=again)
             page: pb.ListNamesResponse = await while_it_answers(call, self._channels, endpoint)
         self._channels.answered(endpoint)

@@ -31,11 +31,10 @@ from ais_loader.errors import LoaderError, StaleMap
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.errors import TooFewCopies
+from storage_node.cluster.errors import ReplicaLost, TooFewCopies
 from storage_node.cluster.replication.replica import from_state, from_wire
 from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet
-from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.store.drive.preconditions import Condition, done_before
 from storage_node.store.format import CatalogEntry, Version
 

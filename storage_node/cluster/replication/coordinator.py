@@ -21,7 +21,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.object_info import Stored, info_of
-from storage_node.cluster.errors import TooFewCopies, of_one_of_many
+from storage_node.cluster.errors import ReplicaLost, TooFewCopies, of_one_of_many, refused
 from storage_node.cluster.replication.commit import CommitProtocol, OnShort, PendingWrite, Result
 from storage_node.cluster.replication.conditional import decide, misplaced
 from storage_node.cluster.replication.delete_many import Deletions
@@ -37,8 +37,8 @@ from storage_node.cluster.replication.repeats import Repeat, done_by, resolve
 from storage_node.cluster.replication.replica import HeldWrite, from_state, from_wire, to_wire
 from storage_node.cluster.replication.replica_client import ReplicaClient, close_all, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
-from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, ReplicaStream, refused
-from storage_node.context.channels import Channels
+from storage_node.cluster.replication.replica_stream import ReplicaStream
+from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.store.drive.preconditions import Condition, condition_of

@@ -15,7 +15,7 @@ from ais_loader.errors import BucketNotFound, DriveFailed, InvalidRequest, Loade
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.errors import TooFewCopies
+from storage_node.cluster.errors import ReplicaLost, TooFewCopies, refused
 from storage_node.cluster.replication.commit import CommitProtocol
 from storage_node.cluster.replication.nonparticipants import (
     invalidate_after_commits,
@@ -35,7 +35,7 @@ from storage_node.cluster.replication.replica import (
 )
 from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
-from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, refused, reporting
+from storage_node.context.channels import STEP_TIMEOUT_S
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.names import object_name_fault
@@ -330,7 +330,7 @@ class Deletions:
                 raise ReplicaLost(f"this node: {error}", error) from error
         else:
             stub = ais_contents_pb2_grpc.ContentsReplicaStub(self._nodes.channels.to(endpoint))
-            with reporting(self._nodes.channels, endpoint):
+            with self._nodes.channels.reporting(endpoint):
                 answer = await stub.BuryMany(request, timeout=STEP_TIMEOUT_S)
             self._nodes.heard_of_map(endpoint, answer.map_version)
         results: list[ReplicaLost | None] = [None] * len(tombstones)

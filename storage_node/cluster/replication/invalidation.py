@@ -29,8 +29,7 @@ from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.replication.lease_keeper import ReadLeases
 from storage_node.cluster.replication.read_lease import clock_s
 from storage_node.cluster.replication.replica import to_wire
-from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, STEP_TIMEOUT_S
-from storage_node.context.channels import Channels
+from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
 from storage_node.store.format import Version
 
 CONNECT_S = 0.3

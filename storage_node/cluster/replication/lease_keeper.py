@@ -34,8 +34,7 @@ from storage_node.cluster.replication.read_lease import (
     over_s,
 )
 from storage_node.cluster.replication.replica import to_wire
-from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S
-from storage_node.context.channels import Channels
+from storage_node.context.channels import REACH_TIMEOUT_S, Channels
 from storage_node.context.node import Node
 from storage_node.store.checked_json import decode_checked, encode_checked
 from storage_node.store.format import Version

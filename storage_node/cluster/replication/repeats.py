@@ -16,11 +16,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ais_loader.errors import BucketNotFound, InvalidRequest, LoaderError
-from storage_node.cluster.errors import TooFewCopies
+from storage_node.cluster.errors import ReplicaLost, TooFewCopies
 from storage_node.cluster.replication.replica import from_state
 from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet
-from storage_node.cluster.replication.replica_stream import ReplicaLost
 from storage_node.store.drive.preconditions import Condition, done_before, undecided
 from storage_node.store.format import CatalogEntry
 from storage_node.store.write_memory import UNCERTAINTY_NS, took_part

@@ -12,6 +12,7 @@ from ais_loader.errors import ClockOffset, LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
+from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.map.sync import newer_map
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.clock_check import check_clocks
@@ -19,15 +20,8 @@ from storage_node.cluster.replication.invalidation import Bucket, InvalidationOu
 from storage_node.cluster.replication.lease_keeper import ReadLeases
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
-from storage_node.cluster.replication.replica_stream import (
-    STEP_TIMEOUT_S,
-    LocalReplicaStream,
-    RemoteReplicaStream,
-    ReplicaLost,
-    ReplicaStream,
-    reporting,
-)
-from storage_node.context.channels import Channels
+from storage_node.cluster.replication.replica_stream import LocalReplicaStream, RemoteReplicaStream, ReplicaStream
+from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.node import Node
 
 R = TypeVar("R")
@@ -141,7 +135,7 @@ class ReplicaClient:
         endpoint = replica_set.endpoint(node)
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
         timeout_s = self.node.config.reach_timeout_s if len(names) <= _FEW_NAMES else STEP_TIMEOUT_S
-        with reporting(self.channels, endpoint):
+        with self.channels.reporting(endpoint):
             found: wire.NewestResponse = await stub.Newest(request, timeout=timeout_s)
         self.note_clock(replica_set, node, found.wall_ms)
         self.heard_of_map(endpoint, found.map_version)
@@ -173,7 +167,7 @@ class ReplicaClient:
             return await self._here(replica.write_tombstone, request)
         endpoint = replica_set.endpoint(node)
         stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
-        with reporting(self.channels, endpoint):
+        with self.channels.reporting(endpoint):
             done: wire.BuryResponse = await stub.Bury(request, timeout=STEP_TIMEOUT_S)
         self.heard_of_map(endpoint, done.map_version)
         return done

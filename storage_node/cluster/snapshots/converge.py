@@ -15,13 +15,13 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as rpc
+from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.peers import state_of
 from storage_node.cluster.repair.plan import Answer, State, owners_of
 from storage_node.cluster.repair.transfers import Transfers, bucket_ref
 from storage_node.cluster.replication.replica import to_wire
-from storage_node.cluster.replication.replica_stream import STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.cluster.snapshots.plan import Unsettled, compare_seen, count_first, end_of
-from storage_node.context.channels import Channels
+from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.store.format import CatalogEntry
@@ -116,7 +116,7 @@ class Convergence:
         """Return what the cut sees on a node, and the version of that node's map; empty if it does not answer."""
         request = pb.SeenRequest(bucket=bucket_ref(bucket), cut=cut, name=names)
         try:
-            with reporting(self._channels, endpoint):
+            with self._channels.reporting(endpoint):
                 found: pb.SeenResponse = await rpc.SnapshotCopiesStub(self._channels.to(endpoint)).Seen(
                     request, timeout=STEP_TIMEOUT_S
                 )
@@ -156,7 +156,7 @@ class Convergence:
             try:
                 messages = self._messages(bucket, cut, name, version)
                 async with contextlib.aclosing(messages):
-                    with reporting(self._channels, endpoint):
+                    with self._channels.reporting(endpoint):
                         stub = rpc.SnapshotCopiesStub(self._channels.to(endpoint))
                         await stub.Keep(messages, timeout=KEEP_TIMEOUT_S)
             except ObjectNotFound:

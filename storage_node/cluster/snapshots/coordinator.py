@@ -28,15 +28,14 @@ from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as rpc
 from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import ChangeFailed, Contended
-from storage_node.cluster.errors import TooFewCopies
+from storage_node.cluster.errors import ReplicaLost, TooFewCopies
 from storage_node.cluster.map import snapshot_mutations
 from storage_node.cluster.map.mutations import unchanged
 from storage_node.cluster.repair.peers import reach
 from storage_node.cluster.repair.transfers import bucket_ref
-from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, STEP_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.cluster.replication.snapshot_barrier import DRAIN_S, HOLD_S
 from storage_node.cluster.snapshots.converge import KEEP_TIMEOUT_S
-from storage_node.context.channels import Channels
+from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
 from storage_node.context.membership import Membership
 from storage_node.store.drive.version_clock import VersionClock, ms_of
 from storage_node.store.failpoints import failpoint
@@ -272,7 +271,7 @@ class SnapshotCoordinator:
         return await _all_needed(self._call(endpoint, method, request, timeout_s))
 
     async def _call(self, endpoint: str, method: str, request: Any, timeout_s: float) -> Any:
-        with reporting(self._channels, endpoint):
+        with self._channels.reporting(endpoint):
             call = getattr(rpc.SnapshotCopiesStub(self._channels.to(endpoint)), method)
             return await call(request, timeout=timeout_s)
 

@@ -16,10 +16,10 @@ from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as rpc
 from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.errors import ChangeFailed
+from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.map.snapshot_mutations import abandon_snapshot
-from storage_node.cluster.replication.replica_stream import REACH_TIMEOUT_S, ReplicaLost, reporting
 from storage_node.cluster.snapshots.coordinator import CHANGE_TIMEOUT_S, SnapshotCoordinator
-from storage_node.context.channels import Channels
+from storage_node.context.channels import REACH_TIMEOUT_S, Channels
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 
@@ -61,7 +61,7 @@ class SnapshotSweep:
             return True
         endpoint = view.nodes[at].peer_endpoint
         try:
-            with reporting(self._channels, endpoint):
+            with self._channels.reporting(endpoint):
                 answer: pb.MakingResponse = await rpc.SnapshotCopiesStub(self._channels.to(endpoint)).Making(
                     pb.MakingRequest(bucket_uuid=bucket_uuid, name=one.name, created_ns=one.created_ns),
                     timeout=REACH_TIMEOUT_S,
