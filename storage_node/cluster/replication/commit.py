@@ -47,7 +47,7 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.object_info import Stored, info_of
 from storage_node.cluster.errors import ReplicaLost, refused
 from storage_node.cluster.replication.conditional import decide
-from storage_node.cluster.replication.name_locks import NameLocks
+from storage_node.cluster.replication.locks import NameLocks, SnapshotBarrier
 from storage_node.cluster.replication.nonparticipants import (
     invalidate_after_commits,
     invalidate_nonparticipants,
@@ -60,7 +60,6 @@ from storage_node.cluster.replication.replica import from_state, from_wire, to_w
 from storage_node.cluster.replication.replica_client import ReplicaClient, close_all, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.replica_stream import ReplicaStream
-from storage_node.cluster.replication.snapshot_barrier import SnapshotBarrier
 from storage_node.context.channels import STEP_TIMEOUT_S
 from storage_node.store.drive.preconditions import Condition, done_before
 from storage_node.store.format import CatalogEntry, Version

@@ -1,8 +1,12 @@
-"""Commit barrier: holds back the writes that this node coordinates while a snapshot of their bucket is cut.
+"""Locks of writes that this node coordinates: one for each name, and a barrier for each bucket.
 
-A write is inside the barrier from before its version is chosen until its commits have ended. `hold` waits for the
-writes inside. No write enters until the hold is released or has expired, as the node that requested it may have died.
-Belongs to the node's event loop.
+`NameLocks`: changes of one name run one at a time.
+
+`SnapshotBarrier` holds back the writes of a bucket while a snapshot of it is cut. A write is inside the barrier from
+before its version is chosen until its commits have ended. `hold` waits for the writes inside. No write enters until the
+hold is released or has expired, as the node that requested it may have died.
+
+Both belong to the node's event loop.
 """
 
 from __future__ import annotations
@@ -11,12 +15,53 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
+from typing import TypeAlias
 
 from storage_node.cluster.errors import TooFewCopies
 
 HOLD_S = 10.0
 DRAIN_S = 5.0
 """Part of `HOLD_S` for which `hold` waits for the writes inside the barrier."""
+Name: TypeAlias = tuple[bytes, str]
+"""A bucket's uuid and an object's name."""
+
+
+class _Lock:
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users = 0
+        """Number of tasks that hold it or wait for it."""
+
+
+class NameLocks:
+    """One lock per name that is in use; a lock is dropped with its last user."""
+
+    def __init__(self) -> None:
+        self._locks: dict[Name, _Lock] = {}
+
+    @contextlib.asynccontextmanager
+    async def hold(self, names: Iterable[Name]) -> AsyncIterator[None]:
+        """Hold all these names, first come, first served. Everyone locks in sorted order, which prevents deadlocks."""
+        held: list[_Lock] = []
+        wanted = sorted(set(names))
+        using = [self._locks.setdefault(name, _Lock()) for name in wanted]
+        for one in using:
+            one.users += 1
+        try:
+            for one in using:
+                await one.lock.acquire()
+                held.append(one)
+            yield
+        finally:
+            for one in held:
+                one.lock.release()
+            for name, one in zip(wanted, using, strict=True):
+                one.users -= 1
+                if not one.users:
+                    del self._locks[name]
+
+    def __len__(self) -> int:
+        return len(self._locks)
 
 
 class _Hold:
