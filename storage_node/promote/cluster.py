@@ -18,9 +18,9 @@ from ais_loader.wire.generated import ais_promote_pb2_grpc
 from ais_loader.wire.object_info import Stored, info_of, stored_of
 from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.own_copy import OwnCopy, is_owner
 from storage_node.cluster.replication.replica import require_bucket
 from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.replicas import OwnCopy
 from storage_node.promote.into_store import find_many, give_up, stage
 from storage_node.promote.job import Job, Outcome, failed, is_small, open_unless_there, stamp_metadata
 from storage_node.promote.source import SourceFile, Stamp
@@ -163,7 +163,7 @@ class ClusterPromotion:
         taken: Taken = "copied"
         held: OwnCopy | None = None
         try:
-            if is_owner(replica_set, name):
+            if replica_set.is_owner(name):
                 held = OwnCopy(self._store, await self._work(self._stage, replica_set, source))
             header = pb.PutHeader(bucket=self._job.bucket, name=name, metadata=stamp_metadata(source))
             if held is not None and isinstance(held.upload, Upload):

@@ -14,8 +14,8 @@ from ais_loader.testing import eventually
 from ais_loader.transport.grpc.transport import GrpcTransport
 from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.repair import Repair
-from storage_node.cluster.replication.replica_client import ReplicaClient
 from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.replicas import Replicas
 from storage_node.store.format import Version
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import cluster_of
@@ -76,14 +76,14 @@ def test_a_node_that_reaches_no_owner_does_not_list_what_it_stood_in_for(
     """It may have been deleted. As long as the node cannot tell it counts as one that does not answer."""
     put_everywhere(cluster)
     name = next(name for name in NAMES if cluster.owners(name) == [0, 1])
-    newest = ReplicaClient.newest
+    newest = Replicas.newest
 
-    async def cut_off(self: ReplicaClient, replica_set: ReplicaSet, node: int, *rest: Any, **how: Any) -> Any:
+    async def cut_off(self: Replicas, replica_set: ReplicaSet, node: int, *rest: Any, **how: Any) -> Any:
         if replica_set.position == 2 and node != 2:
             raise ReplicaLost(f"{node} is cut off")
         return await newest(self, replica_set, node, *rest, **how)
 
-    monkeypatch.setattr(ReplicaClient, "newest", cut_off)
+    monkeypatch.setattr(Replicas, "newest", cut_off)
     alone = GrpcTransport(cluster.nodes[2].url, retry_s=0.0)
     with pytest.raises(NodeUnavailable, match="no owner says whether"):
         alone.list_page(BUCKET, name, "", 10)

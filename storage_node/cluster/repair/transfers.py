@@ -23,7 +23,7 @@ from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.errors import refused
 from storage_node.cluster.repair.plan import batches
 from storage_node.cluster.replication.replica import to_wire
-from storage_node.cluster.replication.replica_stream import RemoteReplicaStream
+from storage_node.cluster.replication.replicas import RemoteReplicaStream
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.node import Node
 from storage_node.store.format import CatalogEntry

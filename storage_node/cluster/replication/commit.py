@@ -57,9 +57,8 @@ from storage_node.cluster.replication.nonparticipants import (
 from storage_node.cluster.replication.read_lease import clock_s, ms_since
 from storage_node.cluster.replication.repeats import Repeat, resolve
 from storage_node.cluster.replication.replica import from_state, from_wire, to_wire
-from storage_node.cluster.replication.replica_client import ReplicaClient, close_all, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
-from storage_node.cluster.replication.replica_stream import ReplicaStream
+from storage_node.cluster.replication.replicas import Replicas, ReplicaStream, close_all, outcome
 from storage_node.context.channels import STEP_TIMEOUT_S
 from storage_node.store.drive.preconditions import Condition, done_before
 from storage_node.store.format import CatalogEntry, Version
@@ -149,7 +148,7 @@ class PendingWrite(ReplicaSelection):
 class CommitProtocol:
     """Commits staged objects on their replicas. Belongs to the node's event loop."""
 
-    def __init__(self, nodes: ReplicaClient) -> None:
+    def __init__(self, nodes: Replicas) -> None:
         self._nodes = nodes
         self.names = NameLocks()
         """Held by every change of a name on this node, deletions included."""

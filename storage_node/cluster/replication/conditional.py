@@ -33,8 +33,8 @@ from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.errors import ReplicaLost, TooFewCopies
 from storage_node.cluster.replication.replica import from_state, from_wire
-from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.replicas import Replicas, outcome
 from storage_node.store.drive.preconditions import Condition, done_before
 from storage_node.store.format import CatalogEntry, Version
 
@@ -65,7 +65,7 @@ class ConditionOutcome:
 
 
 async def decide(
-    nodes: ReplicaClient, replica_set: ReplicaSet, wanted: Sequence[tuple[str, Condition]]
+    nodes: Replicas, replica_set: ReplicaSet, wanted: Sequence[tuple[str, Condition]]
 ) -> list[ConditionOutcome | LoaderError]:
     """Evaluate conditions; one result per name, in order. The caller holds the names' locks and a lease on the map."""
     faults = [misplaced(nodes, replica_set, name) for name, _ in wanted]
@@ -88,7 +88,7 @@ async def decide(
     return decided
 
 
-def misplaced(nodes: ReplicaClient, replica_set: ReplicaSet, name: str) -> LoaderError | None:
+def misplaced(nodes: Replicas, replica_set: ReplicaSet, name: str) -> LoaderError | None:
     """Return the error if this node may not decide about a name; None if it is the first owner by the newest map."""
     membership = nodes.node.membership
     if membership is not None and membership.view is not replica_set.view:
@@ -108,7 +108,7 @@ def _stale(label: str) -> StaleMap:
 
 
 async def _current_versions(
-    nodes: ReplicaClient, replica_set: ReplicaSet, names: Sequence[str]
+    nodes: Replicas, replica_set: ReplicaSet, names: Sequence[str]
 ) -> list[CurrentVersion | LoaderError]:
     """Return the current versions of names whose first owner is this node."""
     store = nodes.node.store
@@ -186,7 +186,7 @@ def _is_behind(answer: wire.NewestResponse, replica_set: ReplicaSet) -> bool:
     return answer.map_version < replica_set.view.version
 
 
-async def _teach(nodes: ReplicaClient, replica_set: ReplicaSet, node: int) -> None:
+async def _teach(nodes: Replicas, replica_set: ReplicaSet, node: int) -> None:
     """Send the map to a node. It may continue to act by an older one while operations of that map are running there."""
     stub = cluster_rpc.ClusterStub(nodes.channels.to(replica_set.endpoint(node)))
     try:

@@ -35,9 +35,8 @@ from storage_node.cluster.replication.nonparticipants import (
 from storage_node.cluster.replication.read_lease import clock_s, ms_since
 from storage_node.cluster.replication.repeats import Repeat, done_by, resolve
 from storage_node.cluster.replication.replica import HeldWrite, from_state, from_wire, to_wire
-from storage_node.cluster.replication.replica_client import ReplicaClient, close_all, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
-from storage_node.cluster.replication.replica_stream import ReplicaStream
+from storage_node.cluster.replication.replicas import Replicas, ReplicaStream, close_all, outcome
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
@@ -59,7 +58,7 @@ class WriteCoordinator:
         self._node = node
         self._membership = membership
         self.channels = self._channels = Channels(node.caller)
-        self._nodes = ReplicaClient(node, self._channels)
+        self._nodes = Replicas(node, self._channels)
         self.leases = self._nodes.leases
         """The read leases that this node holds and grants."""
         self.invalidations = self._nodes.invalidations

@@ -33,8 +33,8 @@ from storage_node.cluster.replication.replica import (
     require_bucket,
     to_wire,
 )
-from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
+from storage_node.cluster.replication.replicas import Replicas, outcome
 from storage_node.context.channels import STEP_TIMEOUT_S
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.format import CatalogEntry, Version
@@ -106,9 +106,7 @@ class _LeftBehind(Exception):
 
 
 class Deletions:
-    def __init__(
-        self, nodes: ReplicaClient, commits: CommitProtocol, newest: Callable[[str], ReplicaSet | None]
-    ) -> None:
+    def __init__(self, nodes: Replicas, commits: CommitProtocol, newest: Callable[[str], ReplicaSet | None]) -> None:
         """`newest` returns the replica set of a bucket by the newest map of this node; it raises TooFewCopies."""
         self._nodes = nodes
         self._commits = commits

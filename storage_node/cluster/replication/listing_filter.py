@@ -12,15 +12,15 @@ from collections.abc import Sequence
 
 from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.replication.replica import from_wire
-from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.replicas import Replicas, outcome
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.stale_replicas import ReplicaStale
 
 Listed = list[tuple[str, CatalogEntry]]
 
 
-async def not_deleted(nodes: ReplicaClient, replica_set: ReplicaSet, found: Listed) -> Listed:
+async def not_deleted(nodes: Replicas, replica_set: ReplicaSet, found: Listed) -> Listed:
     """Remove the objects that an owner has deleted since.
 
     Raises ReplicaStale if no owner of an object answers: it may have been deleted, and it may exist on this node only.

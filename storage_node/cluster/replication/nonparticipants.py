@@ -32,11 +32,11 @@ _MOST_MAPS = 5
 
 if TYPE_CHECKING:
     from storage_node.cluster.replication.invalidation import Bucket
-    from storage_node.cluster.replication.replica_client import ReplicaClient
+    from storage_node.cluster.replication.replicas import Replicas
 
 
 def concerned(
-    nodes: ReplicaClient, replica_set: ReplicaSet, names: Sequence[str]
+    nodes: Replicas, replica_set: ReplicaSet, names: Sequence[str]
 ) -> tuple[ClusterView, pb.MapBucket, list[list[int]]]:
     """Return the nodes concerned by the newest map, if the bucket is still in it: the write may have begun under an
     older one."""
@@ -48,13 +48,13 @@ def concerned(
     return view, bucket, view.concerned(bucket, names)
 
 
-def map_version(nodes: ReplicaClient) -> int:
+def map_version(nodes: Replicas) -> int:
     membership = nodes.node.membership
     return 0 if membership is None or membership.view is None else membership.view.version
 
 
 async def invalidate_nonparticipants(
-    nodes: ReplicaClient,
+    nodes: Replicas,
     entries: Sequence[ReplicaSelection],
     versions: Sequence[Version],
     taking: Sequence[Collection[int]],
@@ -86,7 +86,7 @@ async def invalidate_nonparticipants(
 
 
 async def invalidate_after_commits(
-    nodes: ReplicaClient,
+    nodes: Replicas,
     entries: Sequence[ReplicaSelection],
     versions: Sequence[Version],
     committed: Sequence[Collection[int]],
@@ -119,9 +119,7 @@ async def invalidate_after_commits(
     return False
 
 
-async def invalidate_one(
-    nodes: ReplicaClient, replica_set: ReplicaSet, node: int, versions: Mapping[str, Version]
-) -> bool:
+async def invalidate_one(nodes: Replicas, replica_set: ReplicaSet, node: int, versions: Mapping[str, Version]) -> bool:
     """Tell one node that it takes no part in these versions, by name, in case it receives older ones; see
     `invalidate_nonparticipants`."""
     bucket = replica_set.bucket
@@ -131,7 +129,7 @@ async def invalidate_one(
     return await nodes.invalidations.invalidate(replica_set.endpoint(node), (bucket.name, bucket.uuid), versions)
 
 
-def outdated(nodes: ReplicaClient, entry: ReplicaSelection) -> LoaderError | None:
+def outdated(nodes: Replicas, entry: ReplicaSelection) -> LoaderError | None:
     """Return the error of a write whose participants have all stopped being owners since it began; their replicas may
     be about to be removed."""
     replica_set, name, membership = entry.replica_set, entry.name, nodes.node.membership

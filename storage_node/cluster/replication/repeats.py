@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from ais_loader.errors import BucketNotFound, InvalidRequest, LoaderError
 from storage_node.cluster.errors import ReplicaLost, TooFewCopies
 from storage_node.cluster.replication.replica import from_state
-from storage_node.cluster.replication.replica_client import ReplicaClient, outcome
 from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.replicas import Replicas, outcome
 from storage_node.store.drive.preconditions import Condition, done_before, undecided
 from storage_node.store.format import CatalogEntry
 from storage_node.store.write_memory import UNCERTAINTY_NS, took_part
@@ -82,7 +82,7 @@ def done_by(write_id: bytes, entries: Iterable[CatalogEntry]) -> bool:
 
 
 async def resolve(
-    nodes: ReplicaClient, replica_set: ReplicaSet, wanted: Sequence[tuple[str, Condition]]
+    nodes: Replicas, replica_set: ReplicaSet, wanted: Sequence[tuple[str, Condition]]
 ) -> list[CatalogEntry | LoaderError | Repeat]:
     """Ask all nodes, and decide the outcome of each write with `judged`; in order."""
     names = [name for name, _ in wanted]

@@ -58,6 +58,10 @@ class ReplicaSet:
     def endpoint(self, node: int) -> str:
         return self.view.nodes[node].peer_endpoint
 
+    def is_owner(self, name: str) -> bool:
+        """Return whether this node should have a replica, unless another node has to stand in."""
+        return self.position in self.rankings([name])[0][: self.bucket.copies]
+
     def left_behind(self, name: str) -> LoaderError:
         """Return the error for an answer by this map when there is a newer one."""
         return TooFewCopies(

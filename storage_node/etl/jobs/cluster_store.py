@@ -17,9 +17,9 @@ from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.source_reader import SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.own_copy import OwnCopy, is_owner
 from storage_node.cluster.replication.replica import require_bucket
 from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.replicas import OwnCopy
 from storage_node.context.node import Node
 from storage_node.etl.jobs.job_store import (
     PAGE_NAMES,
@@ -216,7 +216,7 @@ class NodeStore:
         )
         held: OwnCopy | None = None
         try:
-            if is_owner(replica_set, name):
+            if replica_set.is_owner(name):
                 held = OwnCopy(self._node.store, await self._node.read(self._stage, replica_set, header, content))
             alone = held is not None and isinstance(held.upload, Upload) and replica_set.bucket.copies == 1
             async with contextlib.aclosing(put_messages(content, self._node.read, with_data=not alone)) as messages:
