@@ -133,7 +133,12 @@ class Assembly:
         node.confirm_map = self.confirmation.require
         self.methods = Methods(RequestReader(node.unread, config.message_timeout_s))
         self.check = PeerCheck(node, membership, at.peer_port, at.port)
-        self.writes = writes = WriteCoordinator(node, membership)
+        self.writes = writes = WriteCoordinator(
+            node,
+            membership,
+            on_short=lambda *short: self.repair.left_short(*short),  # repair is made of this
+            compare=lambda: self.repair.compare_all(),
+        )
         self.promote = PromoteService(node, membership, writes)
         self.repair = repair = Repair(node, membership, writes, at.peer_endpoint)
         self.snapshots = NodeSnapshots(node, membership, writes, repair)

@@ -11,6 +11,10 @@ class TooFewCopies(NodeUnavailable):
     """Fewer nodes than the bucket's `min_copies` could take a write; it may be retried."""
 
 
+class LeftBehind(TooFewCopies):
+    """This node acted by an old map; nothing was changed."""
+
+
 class Unfinished(TooFewCopies):
     """Fewer nodes than `min_copies` have committed a write; some of them may have."""
 

@@ -36,10 +36,13 @@ STEP_TIMEOUT_S = 10.0
 class Channels:
     """Channels to other nodes. `caller`: the identity with which they are called."""
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(
+        self, caller: Caller, heard_of_map: Callable[[str, int], None] = lambda endpoint, version: None
+    ) -> None:
+        """`heard_of_map`: called with the endpoint of a node that has refused this one as a stranger, and with its map
+        version."""
         self.caller = caller
-        self.heard_of_map: Callable[[str, int], None] = lambda endpoint, version: None
-        """Called with the endpoint of a node that has refused this one as a stranger, and with its map version."""
+        self._heard_of_map = heard_of_map
         self._channels: dict[str, Any] = {}
         self._suspects: Suspects[str] = Suspects()
         self._unproved: dict[str, str | None] = {}
@@ -67,7 +70,7 @@ class Channels:
             log.warning("%s does not answer this node: %s", endpoint, error.details())
         for key, value in error.trailing_metadata() or ():
             if key == MAP_VERSION_KEY and str(value).isdecimal():
-                self.heard_of_map(endpoint, int(value))
+                self._heard_of_map(endpoint, int(value))
 
     @contextlib.contextmanager
     def reporting(self, endpoint: str) -> Iterator[None]:

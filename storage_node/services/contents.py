@@ -12,7 +12,7 @@ from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.object_info import info_of
 from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page, summary_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.delete_many import failures, write_tombstones
+from storage_node.cluster.replication.replica import failures, write_tombstones
 from storage_node.context.node import Node
 from storage_node.services.call_metrics import count_each
 from storage_node.services.errors import Context, abort

@@ -10,7 +10,7 @@ import grpc
 
 from ais_loader import errors
 from ais_loader.wire.reserved import ERROR_KIND_KEY
-from storage_node.cluster.errors import NotAMember, TooFewCopies, Unfinished
+from storage_node.cluster.errors import LeftBehind, NotAMember, TooFewCopies, Unfinished
 from storage_node.cluster.map.confirmation import NotConfirmed
 from storage_node.store.stale_replicas import ReplicaStale
 
@@ -42,6 +42,7 @@ _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     NotConfirmed: grpc.StatusCode.UNAVAILABLE,
     errors.OutcomeUnknown: grpc.StatusCode.UNAVAILABLE,
     TooFewCopies: grpc.StatusCode.UNAVAILABLE,
+    LeftBehind: grpc.StatusCode.UNAVAILABLE,
     Unfinished: grpc.StatusCode.UNAVAILABLE,
     errors.ClockOffset: grpc.StatusCode.UNAVAILABLE,
     errors.SilenceTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,

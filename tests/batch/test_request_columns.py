@@ -19,7 +19,7 @@ from ais_loader.wire.frame import Frame, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_replica_pb2 as replica
-from storage_node.cluster.replication.delete_many import write_tombstones
+from storage_node.cluster.replication.replica import write_tombstones
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import PLENTY, RawSession
 from tests.store.store_kit import store_at

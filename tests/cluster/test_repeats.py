@@ -6,7 +6,7 @@ import pytest
 
 from ais_loader.errors import LoaderError, OutcomeUnknown
 from storage_node.cluster.errors import TooFewCopies
-from storage_node.cluster.replication.repeats import Repeat, judged
+from storage_node.cluster.replication.write_plan import Repeat, judged
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.write_memory import REMEMBERED, after, memory_of

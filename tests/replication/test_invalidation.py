@@ -12,7 +12,7 @@ from ais_loader.errors import DriveFull
 from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.cluster.replication import nonparticipants
+from storage_node.cluster.replication import invalidation
 from tests.node.cluster_kit import LocalCluster
 from tests.node.write_kit import DOUBT, NOTHING, Writer, name_with, said
 
@@ -128,7 +128,7 @@ def test_a_write_by_an_older_map_is_told_to_those_whom_the_newer_one_adds(
 def test_a_write_whose_commit_takes_longer_than_it_is_believed_in_is_told_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nonparticipants, "GIVEN_UP_S", 0.5)
+    monkeypatch.setattr(invalidation, "GIVEN_UP_S", 0.5)
     with quick(tmp_path) as cluster, Writer(cluster.nodes[0].url) as writer:
         name = name_with(cluster, lambda owners: owners == [0, 1])
         writer.put(name, OLD)

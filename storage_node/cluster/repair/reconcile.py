@@ -26,7 +26,7 @@ from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
 from storage_node.cluster.repair.plan import UNKNOWN, State, batches, compare, owned_by
 from storage_node.cluster.repair.transfers import GROUP_BYTES, GROUP_NAMES, RepairMetrics, chunks
-from storage_node.cluster.replication import nonparticipants
+from storage_node.cluster.replication import invalidation
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.store.format import Version
@@ -295,7 +295,7 @@ class Reconciler:
 
     def _give_up(self, bucket: pb.MapBucket, name: str, stale: StaleName) -> None:
         """Stop treating a name as stale if no node has the announced version."""
-        if time.monotonic() - stale.since_s > nonparticipants.GIVEN_UP_S:
+        if time.monotonic() - stale.since_s > invalidation.GIVEN_UP_S:
             self._store.replicas.stale.trust_name(bucket.uuid, name, stale.version)
 
     async def _fetch(self, endpoint: str, bucket: pb.MapBucket, wanted: Sequence[tuple[str, State]]) -> None:

@@ -96,7 +96,6 @@ class Repair:
         self.shortage = CopyShortage(
             membership, self._peers, held=self._held_of, compare=self._compared, push=self._push
         )
-        writes.on_short = self._left_short
         self.damage = DamageRepair(node, membership, self._peers)
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
@@ -109,7 +108,7 @@ class Repair:
         self._unsure_due = asyncio.Event()
         self._store.replicas.is_owner = self._owns
         self.leases = writes.leases
-        self.leases.compare = self._reconciler.mark_everything
+        self.compare_all = self._reconciler.mark_everything
         self._store.replicas.map_version = lambda: view.version if (view := membership.view) is not None else 0
         self.retained_in_place: Callable[[ClusterView], Awaitable[bool]] = _nothing_retained
         """The part of a pass that covers versions retained for snapshots; see `snapshots.repair`."""
@@ -516,7 +515,7 @@ class Repair:
             self.wake()
         return wire.TooFewResponse()
 
-    async def _left_short(self, view: ClusterView, node: int, bucket: pb.MapBucket, names: Sequence[str]) -> None:
+    async def left_short(self, view: ClusterView, node: int, bucket: pb.MapBucket, names: Sequence[str]) -> None:
         """Handle objects that a write of this node left with too few replicas, one of them on `node`."""
         self.metrics.short_writes += len(names)
         if view.nodes[node].uuid == self._membership.node_uuid:

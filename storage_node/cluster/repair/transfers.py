@@ -166,7 +166,7 @@ class Transfers:
         await self._throttle.spend(sum(len(small.data) for small in objects))
         group = wire.WriteGroup(object=objects)
         group.bucket_uuid[bucket.name] = bucket.uuid
-        copy = RemoteReplicaStream(0, endpoint, self._channels)
+        copy = RemoteReplicaStream(endpoint, self._channels)
         try:
             staged = (await copy.begin(wire.WriteRequest(group=group))).staged
             return await self._commit(copy, staged, records)
@@ -217,7 +217,7 @@ class Transfers:
         except LoaderError as error:
             self._failed(name, error)
             return 0
-        copy = RemoteReplicaStream(0, endpoint, self._channels)
+        copy = RemoteReplicaStream(endpoint, self._channels)
         record = reader.record
         try:
             header = pb.PutHeader(

@@ -1,4 +1,3 @@
-"""Replicated writes. In reading order: `coordinator`, `replica_set`, `replica_stream` and `replica` (both ends of a
-copy), `commit`, `conditional`, `delete_many`; `nonparticipants` and `invalidation` (nodes that missed a write),
-`listing_filter`; below them `name_locks`, `snapshot_barrier`, `replica_client`.
+"""Replicated writes. In reading order: `coordinator`, `replica_set`, `replicas` and `replica` (both ends of a copy),
+`commit`, `write_plan`, `conditions`; `invalidation` (nodes that missed a write), the leases, `listing_filter`; `locks`.
 """

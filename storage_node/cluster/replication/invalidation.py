@@ -37,6 +37,9 @@ CONNECT_S = 0.3
 MAX_KEPT = 100_000
 """Most names kept per node. A node that misses more compares them in its next repair pass, or when it starts."""
 RELAY_AGAIN_S = 0.5
+GIVEN_UP_S = 30.0
+"""A node that was told of a write and cannot find it anywhere after this time assumes that it did not happen. If the
+commit takes longer, the node is told again before the write is acknowledged."""
 _NAMES_AT_ONCE = 1000
 _PAUSE_S = 0.05
 log = logging.getLogger(__name__)

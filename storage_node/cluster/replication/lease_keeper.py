@@ -50,15 +50,24 @@ log = logging.getLogger(__name__)
 
 class ReadLeases:
     def __init__(
-        self, node: Node, undelivered: Callable[[str], bool], heard_of_map: Callable[[str, int], None]
+        self,
+        node: Node,
+        undelivered: Callable[[str], bool],
+        heard_of_map: Callable[[str, int], None],
+        keep_up: Callable[[], Awaitable[bool]],
+        compare: Callable[[], None],
     ) -> None:
         """Args:
         undelivered: whether the node at an endpoint has still to hear of a write.
         heard_of_map: called with the endpoint and the version of the map of each node that says one.
+        keep_up: fetches a map that a peer has mentioned.
+        compare: makes this node compare its replicas with those of all others before it serves them.
         """
         self._node = node
         self._undelivered = undelivered
         self._heard_of_map = heard_of_map
+        self._keep_up = keep_up
+        self._compare = compare
         self._base_s = node.config.read_lease_s
         # A node that knows no map at its start has granted no leases before.
         view = self._view
@@ -77,10 +86,6 @@ class ReadLeases:
             node.membership.on_change(self._follow)
         self._renewal = LeaseRenewal(node.caller, self._wanted, self._note, self._renewed)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.keep_up: Callable[[], Awaitable[bool]] = _nothing
-        """Fetches a map that a peer has mentioned."""
-        self.compare: Callable[[], None] = lambda: None
-        """Makes this node compare its replicas with those of all others before it serves them."""
 
     @property
     def _view(self) -> ClusterView | None:
@@ -246,16 +251,12 @@ class ReadLeases:
                 if answer.map_version > version:
                     self._loop.call_soon_threadsafe(self._learn, node.peer_endpoint, answer.map_version)
                 if answer.compare:
-                    self._loop.call_soon_threadsafe(self.compare)
+                    self._loop.call_soon_threadsafe(self._compare)
 
     def _learn(self, endpoint: str, version: int) -> None:
         self._heard_of_map(endpoint, version)
-        task = asyncio.ensure_future(self.keep_up())
+        task = asyncio.ensure_future(self._keep_up())
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-async def _nothing() -> bool:
-    return True
 
 
 def _copied(view: ClusterView | None) -> list[bytes]:

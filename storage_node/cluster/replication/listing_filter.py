@@ -20,18 +20,18 @@ from storage_node.store.stale_replicas import ReplicaStale
 Listed = list[tuple[str, CatalogEntry]]
 
 
-async def not_deleted(nodes: Replicas, replica_set: ReplicaSet, found: Listed) -> Listed:
+async def not_deleted(replicas: Replicas, replica_set: ReplicaSet, found: Listed) -> Listed:
     """Remove the objects that an owner has deleted since.
 
     Raises ReplicaStale if no owner of an object answers: it may have been deleted, and it may exist on this node only.
     """
     if not found:
         return found
-    asked = await nodes.node.read(_of_others, replica_set, [name for name, _ in found])
+    asked = await replicas.node.read(_of_others, replica_set, [name for name, _ in found])
     if not asked:
         return found
     answers = await asyncio.gather(
-        *(outcome(nodes.newest(replica_set, node, names, allow_unknown=True)) for node, names in asked.items())
+        *(outcome(replicas.newest(replica_set, node, names, allow_unknown=True)) for node, names in asked.items())
     )
     tombstones: dict[str, Version] = {}
     unsaid = {name for names in asked.values() for name in names}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ais_loader import errors
 from ais_loader.errors import LoaderError, WriteTooLate
+from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.store.drive.preconditions import Condition
@@ -243,6 +244,32 @@ def write_tombstone(
     )
     assert left is not None
     return wire.BuryResponse(version=to_wire(left.version), map_version=known_map())
+
+
+def write_tombstones(store: Store, request: contents.BuryManyRequest) -> contents.BuryManyResponse:
+    """Write tombstones on this node, as a coordinator requested. Raises LoaderError."""
+    require_bucket(store, request.bucket.name, request.bucket.uuid)
+    if len(request.name) != len(request.version) or len(request.writes) not in (0, len(request.name)):
+        raise errors.InvalidRequest(
+            f"{len(request.version)} versions and {len(request.writes)} memories of {len(request.name)} names"
+        )
+    writes = [*map(checked, request.writes)] or [b""] * len(request.name)
+    tombstones = list(zip(request.name, map(from_wire, request.version), writes, strict=True))
+    for _, version, _ in tombstones:
+        store.replicas.require_believable(version, request.wall_ms)
+    late = [late_fault(store, request.bucket.uuid, *one, request.looked_ms) for one in tombstones]
+    taken = [one for one, fault in zip(tombstones, late, strict=True) if fault is None]
+    left = iter(store.write_tombstones(request.bucket.name, taken))
+    return contents.BuryManyResponse(failure=failures([fault or next(left) for fault in late]))
+
+
+def failures(results: Sequence[object]) -> list[contents.DeleteFailure]:
+    """Return the errors among these results, with their positions."""
+    return [
+        contents.DeleteFailure(position=at, error=error_to_wire(result))
+        for at, result in enumerate(results)
+        if isinstance(result, LoaderError)
+    ]
 
 
 def late_fault(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ais_loader.errors import InvalidRequest, LoaderError, SourceChanged, SourceUnreadable
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.errors import ReplicaLost, TooFewCopies, Unfinished
+from storage_node.cluster.errors import LeftBehind, ReplicaLost, TooFewCopies, Unfinished
 
 _OF_THE_REQUEST = (InvalidRequest, SourceChanged, SourceUnreadable)
 """Errors that depend on the request alone, so that every node would return them."""
@@ -55,6 +55,13 @@ class ReplicaSet:
             return all(node in asked for node in self.view.concerned(self.bucket, [name])[0])
         return any(node in asked for node in self.view.sure_owners(self.bucket, name))
 
+    def by(self, newest: ClusterView | None) -> tuple[ClusterView, pb.MapBucket]:
+        """Return the newest map and its bucket, if this bucket is still in it; else this map and this bucket."""
+        bucket = newest.buckets.get(self.bucket.name) if newest is not None else None
+        if newest is None or bucket is None or bucket.uuid != self.bucket.uuid:
+            return self.view, self.bucket
+        return newest, bucket
+
     def endpoint(self, node: int) -> str:
         return self.view.nodes[node].peer_endpoint
 
@@ -64,13 +71,13 @@ class ReplicaSet:
 
     def left_behind(self, name: str) -> LoaderError:
         """Return the error for an answer by this map when there is a newer one."""
-        return TooFewCopies(
+        return LeftBehind(
             f"{self.bucket.name}/{name}: there is a newer map than {self.view.version}, by which other nodes may have "
             "it; try again, nothing was changed"
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ReplicaSelection:
     """The nodes that may take part in one write, and the outcome of asking them."""
 
@@ -103,6 +110,10 @@ class ReplicaSelection:
         asked = (likely + unlikely)[:missing]
         self.tried.update(asked)
         return asked
+
+    @property
+    def label(self) -> str:
+        return f"{self.replica_set.bucket.name}/{self.name}"
 
     @property
     def owners(self) -> list[int]:
@@ -139,7 +150,7 @@ class ReplicaSelection:
         """Return the error for a conditional write in which this node, the first owner, cannot take part."""
         kind = type(self.refusal) if self.refusal is not None else TooFewCopies
         why = "; ".join(dict.fromkeys(self.problems))
-        return kind(f"{self.replica_set.bucket.name}/{self.name}: its first owner cannot take it now ({why})")
+        return kind(f"{self.label}: its first owner cannot take it now ({why})")
 
     def unfinished(self, count: int) -> LoaderError:
         """Return the error for a write that too few participants have confirmed."""
@@ -147,16 +158,15 @@ class ReplicaSelection:
 
     def untold(self) -> LoaderError:
         """Return the error for a write that is not begun, because a readable node cannot be told of it."""
-        label = f"{self.replica_set.bucket.name}/{self.name}"
         return TooFewCopies(
-            f"{label}: a node that has an older copy cannot be told of the write, and too few others answer to be sure "
-            "that nobody reads from it; nothing was changed"
+            f"{self.label}: a node that has an older copy cannot be told of the write, and too few others answer to be "
+            "sure that nobody reads from it; nothing was changed"
         )
 
     def _sentence(self, count: int) -> str:
         why = "; ".join(dict.fromkeys(self.problems)) or "the map has no more hosts"
-        label = f"{self.replica_set.bucket.name}/{self.name}"
-        return f"{label}: {count} copies can be written now, {self.replica_set.min_copies} at least are needed ({why})"
+        needed = self.replica_set.min_copies
+        return f"{self.label}: {count} copies can be written now, {needed} at least are needed ({why})"
 
     def require(self) -> None:
         """Raise a LoaderError if the write cannot go on."""

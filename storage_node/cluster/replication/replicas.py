@@ -13,27 +13,33 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import grpc.aio
 
-from ais_loader.errors import ClockOffset, LoaderError
+from ais_loader.errors import ClockOffset, InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
+from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_contents_pb2_grpc, ais_replica_pb2_grpc
+from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.errors import ReplicaLost
+from storage_node.cluster.errors import ReplicaLost, refused
 from storage_node.cluster.map.sync import newer_map
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.invalidation import Bucket, InvalidationOutbox
 from storage_node.cluster.replication.lease_keeper import ReadLeases
-from storage_node.cluster.replication.replica import HeldWrite
+from storage_node.cluster.replication.replica import HeldWrite, from_state, from_wire, to_wire
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
+from storage_node.cluster.replication.write_plan import Answer, PendingWrite, WritePlan
 from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
+from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.context.peer_clocks import Verdict, judge
+from storage_node.store.format import Version
 from storage_node.store.store import Store
 from storage_node.store.upload import Upload
 
+Q = TypeVar("Q")
 R = TypeVar("R")
 _FEW_NAMES = 128
 """Looking up this many names takes a node negligible time."""
@@ -46,19 +52,8 @@ async def outcome(step: Awaitable[R]) -> R | ReplicaLost:
         return lost
 
 
-async def close_all(copies: Iterable[ReplicaStream]) -> None:
-    # Shielded: a call cancelled at this point must not leave streams open.
-    await asyncio.shield(asyncio.gather(*(copy.close() for copy in copies)))
-
-
 class ReplicaStream(ABC):
-    """One replica of a write. Belongs to one task at a time."""
-
-    def __init__(self, node: int) -> None:
-        self.node = node
-        """The node's index in the map."""
-        self.objects = 1
-        """Number of objects in the stream."""
+    """The messages of one replica, or of one group of small replicas. Belongs to one task at a time."""
 
     @abstractmethod
     async def begin(self, request: wire.WriteRequest) -> wire.WriteResponse:
@@ -83,8 +78,7 @@ class ReplicaStream(ABC):
 class LocalReplicaStream(ReplicaStream):
     """The replica on this node. A drive has no deadline: it answers or fails."""
 
-    def __init__(self, node: int, here: Node, held: HeldWrite | None = None) -> None:
-        super().__init__(node)
+    def __init__(self, here: Node, held: HeldWrite | None = None) -> None:
         self._here = here
         self._held = held or HeldWrite(here.store)
         self._answers: deque[wire.WriteResponse] = deque()
@@ -105,16 +99,14 @@ class LocalReplicaStream(ReplicaStream):
 
     async def close(self) -> None:
         if not self._held.has_ended:
-            await asyncio.shield(
-                self._here.read(self._held.abort)
-            )  # a cancelled read that has not started would never run
+            # Shielded: a cancelled read that has not started would never run.
+            await asyncio.shield(self._here.read(self._held.abort))
 
 
 class RemoteReplicaStream(ReplicaStream):
     """A replica on another node, for the lifetime of the stream."""
 
-    def __init__(self, node: int, endpoint: str, channels: Channels, reach_timeout_s: float = REACH_TIMEOUT_S) -> None:
-        super().__init__(node)
+    def __init__(self, endpoint: str, channels: Channels, reach_timeout_s: float = REACH_TIMEOUT_S) -> None:
         self._reach_timeout_s = reach_timeout_s
         self._endpoint = endpoint
         self._channels = channels
@@ -174,24 +166,152 @@ class OwnCopy(HeldWrite):
             self.upload.abort()
 
 
+class Participant(ABC):
+    """One node's part in a group of writes."""
+
+    def __init__(self, replicas: Replicas, replica_set: ReplicaSet, node: int, writes: list[PendingWrite]) -> None:
+        """`node`: the node's index in the map."""
+        self.node, self.writes = node, writes
+        self._replicas, self._replica_set = replicas, replica_set
+
+    @property
+    def endpoint(self) -> str:
+        return self._replica_set.endpoint(self.node)
+
+    @property
+    def planned(self) -> list[PendingWrite]:
+        """The writes that this node has to commit and that nothing has ended."""
+        return [one for one in self.writes if one.settled is None and one.plan and self.node in one.plan.commits]
+
+    @abstractmethod
+    async def commit(self, writes: Sequence[PendingWrite], looked_ms: int) -> list[Answer]:
+        """Commit these writes of the group; return one answer for each. Raises ReplicaLost."""
+
+
+class StagedReplicas(Participant):
+    """The part of a node that stages the bytes of puts. `held` receives those of this node."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        replica_set: ReplicaSet,
+        node: int,
+        writes: list[PendingWrite],
+        held: HeldWrite | None = None,
+    ) -> None:
+        super().__init__(replicas, replica_set, node, writes)
+        here = replicas.node
+        self.stream: ReplicaStream = (
+            LocalReplicaStream(here, held)
+            if node == replica_set.position
+            else RemoteReplicaStream(self.endpoint, replicas.channels, here.config.reach_timeout_s)
+        )
+
+    def staged(self, answer: wire.WriteResponse | ReplicaLost) -> None:
+        """Record the node's answer to the end of the bytes."""
+        if not isinstance(answer, ReplicaLost):
+            self._replicas.note_clock(self._replica_set, self.node, answer.staged.wall_ms)
+        for place, write in enumerate(self.writes):
+            if isinstance(answer, ReplicaLost):
+                write.lose(answer)
+            elif (one := answer.staged.object[place]).HasField("error"):
+                write.lose(refused(self.endpoint, one.error))
+            else:
+                try:
+                    newest = from_wire(one.newest) if one.HasField("newest") else None
+                    before = from_state(one.before)
+                except InvalidRequest as error:
+                    write.lose(ReplicaLost(f"{self.endpoint}: {error}"))
+                    continue
+                write.clock = max(write.clock, answer.staged.clock)
+                write.stage(self.node, one.size_bytes, one.checksum, newest, before)
+
+    async def commit(self, writes: Sequence[PendingWrite], looked_ms: int) -> list[Answer]:
+        planned = set(writes)
+        commit = wire.WriteCommit(wall_ms=self._replicas.node.store.clock.wall_ms(), looked_ms=looked_ms)
+        for write in self.writes:
+            one = commit.object.add()  # without a version, the object is given up
+            if write not in planned or (plan := write.plan) is None:
+                continue
+            one.version.CopyFrom(to_wire(plan.version))
+            one.modified_ns, one.writes = plan.modified_ns, plan.memory
+            if plan.known is not None:
+                one.known.CopyFrom(to_wire(plan.known))
+            if plan.first == self.node:
+                one.not_above.CopyFrom(to_wire(plan.not_above))
+        answer = (await self.stream.ask(wire.WriteRequest(commit=commit), STEP_TIMEOUT_S)).committed
+        self._replicas.heard_of_map(self.endpoint, answer.map_version)
+        return [self._answer(one) for write, one in zip(self.writes, answer.object, strict=True) if write in planned]
+
+    def _answer(self, one: wire.CommittedObject) -> Answer:
+        if one.HasField("error"):
+            return refused(self.endpoint, one.error)
+        version = one.version
+        return Version(version.epoch, version.counter, version.node) if one.superseded else None
+
+
+class Tombstones(Participant):
+    """The part of a node that writes tombstones."""
+
+    async def commit(self, writes: Sequence[PendingWrite], looked_ms: int) -> list[Answer]:
+        planned = [(write.name, write.plan) for write in writes if write.plan is not None]
+        if len(planned) > 1 and all(plan.first is None for _, plan in planned):
+            return await self._commit_group(planned, looked_ms)
+        answers: list[Answer] = []
+        for name, plan in planned:
+            limit = to_wire(plan.not_above) if plan.first == self.node else None
+            request = wire.BuryRequest(
+                bucket=_ref(self._replica_set),
+                name=name,
+                version=to_wire(plan.version),
+                not_above=limit,
+                wall_ms=self._replicas.node.store.clock.wall_ms(),
+                writes=plan.memory,
+                looked_ms=looked_ms,
+            )
+            done = await outcome(self._replicas.ask(self._replica_set, self.node, replica.write_tombstone, request))
+            answers.append(done if isinstance(done, ReplicaLost) else None)
+        return answers
+
+    async def _commit_group(self, planned: Sequence[tuple[str, WritePlan]], looked_ms: int) -> list[Answer]:
+        request = contents.BuryManyRequest(
+            bucket=_ref(self._replica_set),
+            name=[name for name, _ in planned],
+            version=[to_wire(plan.version) for _, plan in planned],
+            writes=[plan.memory for _, plan in planned],
+            wall_ms=self._replicas.node.store.clock.wall_ms(),
+            looked_ms=looked_ms,
+        )
+        answer = await self._replicas.ask(self._replica_set, self.node, replica.write_tombstones, request)
+        answers: list[Answer] = [None] * len(planned)
+        for failure in answer.failure:
+            answers[failure.position] = refused(self.endpoint, failure.error)
+        return answers
+
+
+async def close_all(parts: Iterable[StagedReplicas]) -> None:
+    # Shielded: a call cancelled at this point must not leave streams open.
+    await asyncio.shield(asyncio.gather(*(part.stream.close() for part in parts)))
+
+
 class Replicas:
-    def __init__(self, node: Node, channels: Channels) -> None:
+    def __init__(self, node: Node, membership: Membership, compare: Callable[[], None]) -> None:
+        """`compare`: see `ReadLeases`."""
         self.node = node
-        self.channels = channels
+        self.membership = membership
+        self.channels = Channels(node.caller, self.heard_of_map)
         self.invalidations = InvalidationOutbox(
-            channels,
+            self.channels,
             self._is_member,
             self.heard_of_map,
             self.teach,
-            lambda undelivered: ReadLeases(node, undelivered, self.heard_of_map),
+            lambda undelivered: ReadLeases(node, undelivered, self.heard_of_map, self.keep_up, compare),
         )
         self.leases = self.invalidations.leases
-        self.leases.keep_up = self.keep_up
         self._newest_map = "", 0
-        channels.heard_of_map = self.heard_of_map
 
     def _is_member(self, endpoint: str) -> bool:
-        view = self.node.membership.view if self.node.membership is not None else None
+        view = self.membership.view
         return view is not None and any(node.peer_endpoint == endpoint for node in view.nodes)
 
     def heard_of_map(self, endpoint: str, version: int) -> None:
@@ -202,7 +322,7 @@ class Replicas:
     async def teach(self, endpoint: str, bucket: Bucket) -> bool:
         """Send this node's map to the node at this endpoint, if it has this very bucket; return whether it knows the
         map now."""
-        view = self.node.membership.view if self.node.membership is not None else None
+        view = self.membership.view
         known = view.buckets.get(bucket[0]) if view is not None else None
         if view is None or known is None or known.uuid != bucket[1]:
             return False
@@ -217,11 +337,11 @@ class Replicas:
 
     async def keep_up(self) -> bool:
         """Fetch the newest map that a node has mentioned; return whether this node knows it now."""
-        membership, (endpoint, version) = self.node.membership, self._newest_map
-        known = membership.view.version if membership is not None and membership.view is not None else 0
-        if membership is None or known >= version:
+        view, (endpoint, version) = self.membership.view, self._newest_map
+        known = view.version if view is not None else 0
+        if known >= version:
             return True
-        others = [] if membership.view is None else [node.peer_endpoint for node in membership.view.nodes]
+        others = [] if view is None else [node.peer_endpoint for node in view.nodes]
         for one in dict.fromkeys([endpoint, *others]):
             newer = await newer_map(self.channels.to(one), known, self.node.config.peer_timeout_s)
             if newer is not None and await self.node.learn(newer) >= version:
@@ -234,17 +354,10 @@ class Replicas:
         Objects that the nodes of this map lack may have been moved, by the newer one, to a node that this map does not
         have.
         """
-        membership, version = self.node.membership, replica_set.view.version
-        if membership is None or (self._newest_map[1] <= version and membership.view is replica_set.view):
+        if self._newest_map[1] <= replica_set.view.version and self.membership.view is replica_set.view:
             return False
         await self.keep_up()
         return True
-
-    def copy(self, replica_set: ReplicaSet, node: int, held: HeldWrite | None = None) -> ReplicaStream:
-        """Open a stream for one replica. `held` receives this node's own."""
-        if node == replica_set.position:
-            return LocalReplicaStream(node, self.node, held)
-        return RemoteReplicaStream(node, replica_set.endpoint(node), self.channels, self.node.config.reach_timeout_s)
 
     def clock_faults(self, writes: Iterable[ReplicaSelection]) -> list[ClockOffset | None]:
         """Return the clock error that blocks each of these writes, which this node coordinates; None where there is
@@ -278,62 +391,61 @@ class Replicas:
         if node != replica_set.position:
             self.node.peer_clocks.note(replica_set.view.nodes[node].uuid, wall_ms)
 
-    def avoided(self, replica_set: ReplicaSet) -> Callable[[int], bool]:
-        return lambda node: node != replica_set.position and self.channels.avoided(replica_set.endpoint(node))
+    def next_round(self, writes: Iterable[PendingWrite]) -> dict[int, list[PendingWrite]]:
+        """Return the nodes to ask next, with the writes that still lack participants; empty if there is none."""
+        wanted: dict[int, list[PendingWrite]] = {}
+        for write in writes:
+            for node in write.next_nodes(partial(self.avoids, write.replica_set)):
+                wanted.setdefault(node, []).append(write)
+        return wanted
+
+    def avoids(self, replica_set: ReplicaSet, node: int) -> bool:
+        """Return whether another node failed recently."""
+        return node != replica_set.position and self.channels.avoided(replica_set.endpoint(node))
 
     async def newest(
         self, replica_set: ReplicaSet, node: int, names: Sequence[str], *, allow_unknown: bool = False
     ) -> wire.NewestResponse:
         """Return the node's entries of these names. Raises ReplicaLost."""
         request = wire.NewestRequest(bucket=_ref(replica_set), name=names, allow_unknown=allow_unknown)
-        if node == replica_set.position:
-            return await self._here(replica.newest, request)
-        endpoint = replica_set.endpoint(node)
-        stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
         timeout_s = self.node.config.reach_timeout_s if len(names) <= _FEW_NAMES else STEP_TIMEOUT_S
-        with self.channels.reporting(endpoint):
-            found: wire.NewestResponse = await stub.Newest(request, timeout=timeout_s)
-        self.note_clock(replica_set, node, found.wall_ms)
-        self.heard_of_map(endpoint, found.map_version)
-        self.channels.answered(endpoint)
+        found = await self.ask(replica_set, node, replica.newest, request, timeout_s)
+        if node != replica_set.position:
+            self.note_clock(replica_set, node, found.wall_ms)
+            self.channels.answered(replica_set.endpoint(node))
         return found
 
-    async def write_tombstone(
+    async def ask(
         self,
         replica_set: ReplicaSet,
         node: int,
-        name: str,
-        version: wire.ObjectVersion,
-        not_above: wire.ObjectVersion | None = None,
-        writes: bytes = b"",
-        looked_ms: int = 0,
-    ) -> wire.BuryResponse:
-        """Make the node write a tombstone. It refuses if it has a version newer than `not_above`, or may have missed a
-        write in the last `looked_ms`. Raises ReplicaLost."""
-        request = wire.BuryRequest(
-            bucket=_ref(replica_set),
-            name=name,
-            version=version,
-            not_above=not_above,
-            wall_ms=self.node.store.clock.wall_ms(),
-            writes=writes,
-            looked_ms=looked_ms,
-        )
-        if node == replica_set.position:
-            return await self._here(replica.write_tombstone, request)
-        endpoint = replica_set.endpoint(node)
-        stub = ais_replica_pb2_grpc.ReplicaStub(self.channels.to(endpoint))
-        with self.channels.reporting(endpoint):
-            done: wire.BuryResponse = await stub.Bury(request, timeout=STEP_TIMEOUT_S)
-        self.heard_of_map(endpoint, done.map_version)
-        return done
+        here: Callable[[Store, Q], R],
+        request: Q,
+        timeout_s: float = STEP_TIMEOUT_S,
+    ) -> R:
+        """Send a request to a node. Raises ReplicaLost.
 
-    async def _here(self, function: Callable[..., R], request: object) -> R:
-        try:
-            return await self.node.read(function, self.node.store, request)
-        except LoaderError as error:
-            raise ReplicaLost(f"this node: {error}", error) from error
+        Args:
+            here: what this node answers the request with, if it is the one.
+        """
+        if node == replica_set.position:
+            try:
+                return await self.node.read(here, self.node.store, request)
+            except LoaderError as error:
+                raise ReplicaLost(f"this node: {error}", error) from error
+        endpoint = replica_set.endpoint(node)
+        with self.channels.reporting(endpoint):
+            answer: Any = await _CALLS[type(request)](self.channels.to(endpoint))(request, timeout=timeout_s)
+        self.heard_of_map(endpoint, answer.map_version)
+        return cast(R, answer)
 
 
 def _ref(replica_set: ReplicaSet) -> wire.BucketRef:
     return wire.BucketRef(name=replica_set.bucket.name, uuid=replica_set.bucket.uuid)
+
+
+_CALLS: dict[type, Callable[[Any], Any]] = {
+    wire.NewestRequest: lambda channel: ais_replica_pb2_grpc.ReplicaStub(channel).Newest,
+    wire.BuryRequest: lambda channel: ais_replica_pb2_grpc.ReplicaStub(channel).Bury,
+    contents.BuryManyRequest: lambda channel: ais_contents_pb2_grpc.ContentsReplicaStub(channel).BuryMany,
+}

@@ -1,0 +1,363 @@
+"""Write plan: what becomes of a write, given what its replicas have reported. Does no I/O.
+
+A put and a deletion, of one object or of many, are planned here and nowhere else. A `PendingWrite` collects the
+reports: which nodes take part, the newest entries that they have, and whether an earlier attempt of the write is among
+those. Whatever ends it before anything is changed is its result: an error, or what the earlier attempt has committed.
+Otherwise `plan_write` chooses one version above all that was reported, and who commits it. The participants' answers
+are recorded, and `conclude` turns them into the result.
+
+Four rules decide:
+
+- A write succeeds with `min_copies` commits, provided that every node that missed it has been told. Fewer commits
+  never count as success, and never as failure either: the client has to repeat the write.
+- Reports form a set. Their order does not matter, and the newest one is the current object.
+- Every entry remembers the ids of the writes before it. A write whose id is remembered was committed, and is not
+  committed again above what has replaced it.
+- A condition holds for one version. The first owner commits before all others, and only if that version is still the
+  newest; otherwise nobody commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ais_loader.errors import LoaderError, ObjectNotFound, WriteTooLate
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.object_info import Stored, info_of
+from storage_node.cluster.errors import ReplicaLost, TooFewCopies
+from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
+from storage_node.store.drive.preconditions import Condition, done_before, undecided
+from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.write_memory import UNCERTAINTY_NS, after, memory_of, took_part
+
+NOTHING = Version(0, 0)
+Result: TypeAlias = pb.ObjectInfo | LoaderError
+"""The stored object, or the error that the client gets. A deletion returns what its tombstone says."""
+Answer: TypeAlias = ReplicaLost | Version | None
+"""A participant's answer to a commit: None if it has committed, or the version of another attempt of the same write
+that it has instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A write that has to run: no node has committed it, or it is the current version but not on all owners."""
+
+    before: tuple[CatalogEntry, ...]
+    """The entries of the name on all nodes that have answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """A version to commit, and who commits it."""
+
+    version: Version
+    modified_ns: int
+    memory: bytes
+    """The write ids to store in the new entry: its own, and those of the entries that it replaces."""
+    commits: tuple[int, ...]
+    """The nodes that commit. All other nodes that may have an older replica are invalidated before."""
+    first: int | None = None
+    """The node that commits before the others, and only if it has nothing newer than `not_above`."""
+    not_above: Version = NOTHING
+    known: Version | None = None
+    """The newest version that an earlier attempt of this write is known to have committed."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingWrite(ReplicaSelection):
+    """One write of one name: what its replicas have reported, and what becomes of it."""
+
+    is_deletion: bool = False
+    condition: Condition | None = None
+    """The client's condition on the current object, and the id of the write."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    size_bytes: int = 0
+    checksum: int = 0
+    looked_s: float = 0.0
+    """Start of the look-up of existing versions, by `clock_s`. A replica that may have missed a write since then
+    refuses to commit."""
+    seen: list[Version] = field(default_factory=list)
+    """Versions of the name that nodes have reported."""
+    before: list[CatalogEntry] = field(default_factory=list)
+    """Entries of the name that nodes have reported, with the write ids that these contain."""
+    found: dict[int, CatalogEntry | None] = field(default_factory=dict)
+    """The entry of each node that was asked for it and has answered; None if it has none."""
+    clock: int = 0
+    known: Version | None = None
+    not_above: Version | None = None
+    """The version for which the condition was found to hold."""
+    plan: WritePlan | None = None
+    committed: list[int] = field(default_factory=list)
+    """The nodes that have committed the plan's version."""
+    overtaken_by: list[Version] = field(default_factory=list)
+    """Versions of other attempts that participants have instead."""
+    too_late: int = 0
+    """Number of participants that did not commit because they may have missed another write since `looked_s`."""
+    settled: Result | None = None
+    """The result, once it is known."""
+
+    @property
+    def is_repeat(self) -> bool:
+        return self.condition is not None and self.condition.began_ns > 0
+
+    @property
+    def is_conditional(self) -> bool:
+        return self.condition is not None and not self.condition.is_empty
+
+    @property
+    def write_id(self) -> bytes:
+        return self.condition.write_id if self.condition is not None else b""
+
+    # -- reports
+
+    def stage(
+        self, node: int, size_bytes: int, checksum: int, newest: Version | None, before: CatalogEntry | None
+    ) -> None:
+        """Record a replica that has received the object's bytes, and what it has of the name."""
+        self.taking.append(node)
+        self.size_bytes, self.checksum = size_bytes, checksum
+        self.seen += [newest] if newest is not None else []
+        self.before += [before] if before is not None else []
+
+    def report(self, node: int, entry: CatalogEntry | None) -> None:
+        """Record what a node has of the name."""
+        self.found[node] = entry
+        if entry is not None:
+            self.seen.append(entry.version)
+            self.before.append(entry)
+
+    # -- what ends a write before anything is changed
+
+    def fail(self, error: LoaderError | None) -> None:
+        """End the write with this error, if there is one and nothing else has ended it."""
+        if self.settled is None:
+            self.settled = error
+
+    def settle(self, done: CatalogEntry) -> None:
+        """End the write with what an earlier attempt has committed."""
+        stored = Stored(done.size_bytes, str(done.version), done.checksum, done.modified_ns, self.metadata)
+        self.settled = info_of(self.replica_set.bucket.name, self.name, stored)
+
+    def check(self, fault: LoaderError | None, newest: ClusterView | None) -> None:
+        """End a write that cannot begin, and a first attempt that a retry of the same write has overtaken.
+
+        Args:
+            fault: an error that was found elsewhere.
+            newest: the newest map. If all participants have stopped being owners since the write began, their replicas
+                may be about to be removed.
+        """
+        self.fail(fault or self.shortage() or self._outdated(newest))
+        if self.settled is not None or self.is_repeat:
+            return
+        done = [made for before in self.before if (made := done_before(self.condition, before)) is not None]
+        if len(done) >= self.replica_set.min_copies:
+            self.settle(max(done, key=lambda made: made.version))
+        elif done:
+            self.fail(self.unfinished(0))
+
+    def _outdated(self, newest: ClusterView | None) -> LoaderError | None:
+        if newest is None or newest.version == self.replica_set.view.version:
+            return None
+        view, bucket = self.replica_set.by(newest)
+        owners = {view.nodes[at].uuid for at in view.owners(bucket, self.name)}
+        if owners.isdisjoint(self.replica_set.view.nodes[node].uuid for node in self.taking):
+            return TooFewCopies(f"{self.label}: its owners have changed meanwhile; try again, nothing was changed")
+        return None
+
+    def resolve(self, outcome: CatalogEntry | LoaderError | Repeat) -> None:
+        """Use what is known of earlier attempts; see `judged`."""
+        if isinstance(outcome, LoaderError):
+            self.fail(outcome)
+        elif isinstance(outcome, Repeat):
+            done = [past for entry in outcome.before if (past := done_before(self.condition, entry)) is not None]
+            self.known = max((past.version for past in done), default=None)
+            self.before += outcome.before
+            self.seen += [entry.version for entry in outcome.before]
+        else:
+            self.settle(outcome)
+
+    def decide(self, here: CatalogEntry | None, newest: CatalogEntry | None, clock: int) -> None:
+        """Evaluate the condition on the current object: the entry of this node, and the newest one of any node."""
+        assert self.condition is not None
+        current = newest.version if newest is not None else NOTHING
+        done = done_before(self.condition, here) or done_before(self.condition, newest)
+        if done is not None and done.version != current:
+            self.settle(done)
+        elif done is None and (fault := self.condition.fault(self.label, newest)) is not None:
+            self.fail(fault)
+        else:  # it holds, or an earlier attempt is current, perhaps on too few nodes
+            self.not_above = current
+            self.seen.append(current)
+            self.clock = max(self.clock, clock)
+
+    @property
+    def is_of_nothing(self) -> bool:
+        """Whether it is a deletion of an object that surely does not exist, by the map that it was begun with.
+
+        A deletion that was done on some nodes finds its own tombstone, so the object did exist.
+        """
+        newest = max((entry for entry in self.found.values() if entry), key=_version, default=None)
+        existed = self.not_above is not None or (newest is not None and not newest.is_tombstone)
+        existed |= any(done_before(self.condition, entry) is not None for entry in self.before)
+        return self.is_deletion and not existed and self.replica_set.nobody_has(self.name, self.found)
+
+    def fail_as_not_found(self, message: str) -> None:
+        """End a deletion of nothing, if all owners say so.
+
+        An owner that did not answer may have the object; it gets the tombstone when it is back. Then this is not
+        `ObjectNotFound`: the tombstone also outranks whatever is put at this moment.
+        """
+        if all(node in self.found for node in self.owners):
+            self.fail(ObjectNotFound(message))
+
+    # -- the commits
+
+    def record(self, node: int, answer: Answer) -> None:
+        """Record the answer of a participant. Without the first owner of a condition, the write has ended."""
+        assert self.plan is not None
+        if answer is None:
+            self.committed.append(node)
+        elif isinstance(answer, ReplicaLost):
+            is_late = isinstance(answer.refusal, WriteTooLate)
+            self.too_late += is_late
+            self.lose(answer)
+            if node == self.plan.first:
+                self.fail(self.unfinished(0) if is_late or answer.refusal is None else answer.refusal)
+        else:
+            self.overtaken_by.append(answer)
+
+    def conclude(self, told: bool) -> None:
+        """Set the result. `told`: whether every invalidation was delivered."""
+        assert self.plan is not None
+        count = sum(node in self.taking for node in self.committed)
+        if self.overtaken_by:
+            # Replicas of two attempts then have two versions, until an attempt that knows both repeats the write.
+            enough = not self.committed and len(self.overtaken_by) >= self.replica_set.min_copies
+            self.fail(self.unfinished(count)) if not enough else self._succeed(max(self.overtaken_by), 0)
+        elif 0 < self.too_late == len(self.plan.commits):
+            self.fail(WriteTooLate(f"{'; '.join(dict.fromkeys(self.problems))}; nothing was changed"))
+        elif count < self.replica_set.min_copies or not told:
+            self.fail(self.unfinished(count))
+        else:
+            self._succeed(self.plan.version, self.plan.modified_ns)
+
+    def _succeed(self, version: Version, modified_ns: int) -> None:
+        if self.settled is None:
+            stored = Stored(self.size_bytes, str(version), self.checksum, modified_ns, self.metadata)
+            self.settled = info_of(self.replica_set.bucket.name, self.name, stored)
+
+
+def plan_write(
+    write: PendingWrite, clock: int, modified_ns: int, issue: Callable[[Sequence[Version], int], Version]
+) -> WritePlan | LoaderError:
+    """Choose the version and the participants of a write that nothing has ended; an error if it cannot run.
+
+    Args:
+        issue: returns a new version above these, with a counter above `clock`.
+    """
+    if (shortage := write.shortage()) is not None:
+        return shortage
+    here = write.replica_set.position
+    if write.not_above is not None and here not in write.taking:
+        return write.without_its_first_owner()
+    # Former owners keep replicas until these have been moved. A deletion covers them as well.
+    former = [node for node, entry in write.found.items() if entry is not None and node not in write.taking]
+    return WritePlan(
+        version=issue(write.seen, clock),
+        modified_ns=modified_ns,
+        memory=after(write.before, memory_of(write.write_id, write.missing), modified_ns),
+        commits=tuple(sorted([*write.taking, *(former if write.is_deletion else [])])),
+        first=here if write.not_above is not None else None,
+        not_above=write.not_above or NOTHING,
+        known=write.known,
+    )
+
+
+def nonparticipants(
+    newest: ClusterView | None, participants: Mapping[PendingWrite, Collection[int]]
+) -> dict[tuple[bytes, str, tuple[str, bytes]], dict[str, Version]]:
+    """Return the nodes that may have older replicas of these writes and do not take part, and the versions by name.
+
+    They are the nodes that the newest map concerns: the writes may have begun under an older one. The keys are the uuid
+    and endpoint of a node, and the name and uuid of a bucket.
+    """
+    missed: dict[tuple[bytes, str, tuple[str, bytes]], dict[str, Version]] = {}
+    for replica_set, writes in by_replica_set(participants):
+        view, bucket = replica_set.by(newest)
+        concerned = view.concerned(bucket, [write.name for write in writes])
+        for write, positions in zip(writes, concerned, strict=True):
+            taking = {replica_set.view.nodes[node].uuid for node in participants[write]}
+            assert write.plan is not None
+            for node in (view.nodes[at] for at in positions if view.nodes[at].uuid not in taking):
+                names = missed.setdefault((node.uuid, node.peer_endpoint, (bucket.name, bucket.uuid)), {})
+                names[write.name] = max(write.plan.version, names.get(write.name, NOTHING))
+    return missed
+
+
+def short_writes(writes: Iterable[PendingWrite]) -> Iterable[tuple[ClusterView, int, cluster_pb.MapBucket, list[str]]]:
+    """Return the objects that were committed on too few nodes, with one node that has them: see `OnShort`.
+
+    This includes writes that are not acknowledged: their commits may be there all the same.
+    """
+    short: dict[tuple[int, int], tuple[ClusterView, int, cluster_pb.MapBucket, list[str]]] = {}
+    for write in writes:
+        if not write.is_deletion and 0 < len(write.committed) < len(write.owners):
+            of = write.replica_set
+            node = of.position if of.position in write.committed else write.committed[0]
+            short.setdefault((id(of), node), (of.view, node, of.bucket, []))[3].append(write.name)
+    return short.values()
+
+
+def judged(
+    label: str,
+    condition: Condition,
+    found: Mapping[int, CatalogEntry | None],
+    silent: Mapping[int, str],
+    owners: Collection[int],
+) -> CatalogEntry | LoaderError | Repeat:
+    """Decide the outcome of a write: the entry that it made if it must not run again, an error, or `Repeat`.
+
+    Args:
+        found: the entry of the name on each node that has answered, by the node's number; None if it has none.
+        silent: why other nodes have not answered, by their numbers.
+    """
+    entries = [entry for entry in found.values() if entry is not None]
+    newest = max(entries, key=_version, default=None)
+    if newest is None:
+        return Repeat(())
+    done = [past for entry in entries if (past := done_before(condition, entry)) is not None]
+    if done:
+        last = max(done, key=_version)
+        # A write that replaced it took no part in it, and did not know of it.
+        is_replaced = last.version < newest.version or newest.write_id != condition.write_id
+        is_everywhere = all(
+            (entry := found.get(owner)) is not None and entry.version == last.version for owner in owners
+        )
+        return last if is_replaced or is_everywhere else Repeat(tuple(entries))
+    for entry in entries:
+        if (unknown := undecided(condition, label, entry)) is not None:
+            return unknown
+    # The newest entry lists the nodes that took part in its write. A silent node among them would have reported this
+    # write. An object from before the first attempt may be replaced by it.
+    is_old = newest.modified_ns + UNCERTAINTY_NS < condition.began_ns
+    if not is_old and not all(took_part(newest.writes, node) for node in silent):
+        return TooFewCopies(
+            f"{label}: an earlier try of this write may have been done by a node that does not answer, and replaced "
+            f"since ({'; '.join(silent.values())}); nothing was changed"
+        )
+    return Repeat(tuple(entries))
+
+
+def _version(entry: CatalogEntry) -> Version:
+    return entry.version
+
+
+def by_replica_set(writes: Iterable[PendingWrite]) -> Iterable[tuple[ReplicaSet, list[PendingWrite]]]:
+    found: dict[int, tuple[ReplicaSet, list[PendingWrite]]] = {}
+    for write in writes:
+        found.setdefault(id(write.replica_set), (write.replica_set, []))[1].append(write)
+    return found.values()
