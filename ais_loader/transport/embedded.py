@@ -36,6 +36,7 @@ from ais_loader.wire.object_info import stored_of
 from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job
 from storage_node.promote.walk import Wanted
+from storage_node.store.archives.kinds import can_reframe
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.compose import compose_object
 from storage_node.store.drive.preconditions import parse_condition
@@ -44,13 +45,12 @@ from storage_node.store.member_listing import list_members
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.batch_reader import IMPLEMENTATION
 from storage_node.store.read.object_reader import open_member, open_object
-from storage_node.store.reframe_on_put import can_reframe, content_of
-from storage_node.store.staging import stage_object
+from storage_node.store.reframe_on_put import content_of
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.summary import Tally
 from storage_node.store.tar_append import tar_end
-from storage_node.store.upload import Upload
+from storage_node.store.write import Upload
 
 if TYPE_CHECKING:
     from storage_node.etl.embedded import EmbeddedEtl
@@ -448,10 +448,10 @@ def _staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = Fals
     condition = parse_condition(spec.if_absent, spec.if_version or "")  # an answer cannot be lost in this process
     as_it_comes = source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
     if not can_reframe(name):
-        return stage_object(store, bucket, name, *as_it_comes, condition, grouped=grouped)
+        return store.stage(bucket, name, *as_it_comes, condition, grouped=grouped)
     with content_of(store, bucket, name, *as_it_comes) as content:
         stored = content.chunks, content.metadata, content.size_bytes, content.checksum
-        return stage_object(store, bucket, name, *stored, condition, grouped=grouped)
+        return store.stage(bucket, name, *stored, condition, grouped=grouped)
 
 
 def _put_groups(store: Store, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:

@@ -28,7 +28,7 @@ from storage_node.promote.walk import Found, FoundFile, NotFit
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.clone_or_copy import Taken, read_source
 from storage_node.store.store import Store
-from storage_node.store.upload import Upload
+from storage_node.store.write import Upload
 
 HAVE_TIMEOUT_S = 10.0
 _PIECE_BYTES = 1 << 20

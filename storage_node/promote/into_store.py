@@ -25,7 +25,7 @@ from storage_node.promote.walk import Folder, Found, FoundFile, NotFit, Walk, Wa
 from storage_node.store.failpoints import failpoint
 from storage_node.store.stale_replicas import ReplicaStale
 from storage_node.store.store import Store
-from storage_node.store.upload import Upload
+from storage_node.store.write import Upload
 
 
 def find(store: Store, bucket: str, name: str) -> Stored | None:

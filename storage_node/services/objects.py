@@ -38,10 +38,9 @@ from storage_node.store.member_listing import list_members
 from storage_node.store.read.batch_reader import IMPLEMENTATION
 from storage_node.store.read.object_reader import MemberReader, ObjectReader, open_member, open_object
 from storage_node.store.replica_state import ListedPage
-from storage_node.store.staging import check_content, stage_object
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
-from storage_node.store.upload import Upload
+from storage_node.store.write import Upload, check_content
 
 MAX_PAGE_SIZE = 10_000
 
@@ -190,8 +189,7 @@ class ObjectsService:
             checksum = small.checksum if small.HasField("checksum") else None
             try:
                 uploads.append(
-                    stage_object(
-                        self._store,
+                    self._store.stage(
                         small.bucket,
                         small.name,
                         [small.data],

@@ -12,9 +12,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.context.node import Node
+from storage_node.store.archives.kinds import can_reframe
 from storage_node.store.checksum import crc32c
-from storage_node.store.reframe_on_put import Spooled, can_reframe, reframed_bytes, replacement, spool_for
-from storage_node.store.staging import check_content
+from storage_node.store.reframe_on_put import Spooled, reframed_bytes, replacement, spool_for
+from storage_node.store.write import check_content
 
 _CHUNK_END = b""
 

@@ -27,8 +27,8 @@ from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import PAGE_BYTES, within
 from storage_node.store.names import check_object_name
 from storage_node.store.retained_replicas import KeptVersion, Seen, seen, seen_after
-from storage_node.store.staging import check_content
 from storage_node.store.store import Store
+from storage_node.store.write import check_content
 
 T = TypeVar("T")
 

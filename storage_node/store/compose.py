@@ -17,7 +17,6 @@ from ais_loader.wire.reserved import of_client, of_store, reserved_fault
 from storage_node.store.drive.preconditions import condition_of, done_before
 from storage_node.store.format import CatalogEntry, encode_metadata
 from storage_node.store.read.object_reader import ObjectReader, open_object
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 
 MAX_PARTS = 10_000
@@ -56,7 +55,7 @@ def compose_object(
 ) -> CatalogEntry:
     """Store the object that the request describes. `moved` is called with the number of bytes written so far.
 
-    Raises InvalidRequest, CorruptObject for a source, and what `open_object`, `stage_object` and `Upload.commit` raise;
+    Raises InvalidRequest, CorruptObject for a source, and what `open_object`, `Store.stage` and `Upload.commit` raise;
     nothing is left behind then.
     """
     check_parts(request)
@@ -68,8 +67,7 @@ def compose_object(
         with contextlib.closing(_opened(store, request.part[0].range)) as first:
             metadata = composed_metadata(request, first.record.metadata, first.record.size_bytes)
             request.part[0].range.version = str(first.record.version)
-    upload = stage_object(
-        store,
+    upload = store.stage(
         header.bucket,
         header.name,
         _chunks(store, request, moved),

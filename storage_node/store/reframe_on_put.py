@@ -22,14 +22,13 @@ from ais_loader.extras import needs
 from ais_loader.wire.reserved import ORIGINAL_CHECKSUM, ORIGINAL_SIZE
 from storage_node.store.archives.archive import Archive, index_shard
 from storage_node.store.archives.index import MemberIndex
-from storage_node.store.archives.kinds import ArchiveKind, kind_of_name
+from storage_node.store.archives.kinds import ArchiveKind, can_reframe
 from storage_node.store.archives.reframe import reframe
 from storage_node.store.archives.source import FdSource, chunks_of
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.staging import check_content
 from storage_node.store.store import Store
-from storage_node.store.upload import checked_metadata
+from storage_node.store.write import check_content, checked_metadata
 
 WORTH_BYTES = 1 << 20
 """An archive is stored unchanged if no more than this has to be decompressed before any member."""
@@ -77,10 +76,6 @@ class Spooled:
 
     def close(self) -> None:
         self._file.close()
-
-
-def can_reframe(name: str) -> bool:
-    return kind_of_name(name) in (ArchiveKind.TAR_ZST, ArchiveKind.TAR_LZ4)
 
 
 def spool_for(store: Store, label: str) -> Spooled:

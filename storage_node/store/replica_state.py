@@ -24,9 +24,9 @@ from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault, shown_name
 from storage_node.store.pool.drive_set import DriveSet
-from storage_node.store.pool.write_routing import PlacedChanges
 from storage_node.store.stale_replicas import ReplicaStale, StaleReplicas
 from storage_node.store.wall_clock import advice, shown
+from storage_node.store.write import WriteRouter
 
 
 class StoredVersion(NamedTuple):
@@ -79,7 +79,7 @@ def not_found_message(bucket: str, name: str) -> str:
 class ReplicaState:
     """State of the replicas on one node of a cluster. A standalone store owns all objects."""
 
-    def __init__(self, drives: DriveSet, buckets: Buckets, changes: PlacedChanges, clock: VersionClock) -> None:
+    def __init__(self, drives: DriveSet, buckets: Buckets, changes: WriteRouter, clock: VersionClock) -> None:
         self._clock = clock
         self._drives = drives
         self._buckets = buckets

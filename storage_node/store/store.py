@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -29,13 +29,12 @@ from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.pool.membership import DrivePool
 from storage_node.store.pool.open import DriveOptions, OpenDrives, drive_folders, open_drives
-from storage_node.store.pool.write_routing import PlacedChanges, StagedObject
 from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.replica_state import ReplicaState, not_found_message
 from storage_node.store.snapshots import Snapshots
 from storage_node.store.stale_replicas import ReplicaStale, stale_message
 from storage_node.store.store_record import BucketRecord
-from storage_node.store.upload import Upload, checked_metadata
+from storage_node.store.write import StagedObject, Upload, WriteRouter, check_content, checked_metadata
 
 
 class Store:
@@ -61,7 +60,7 @@ class Store:
         self.snapshots = Snapshots(self.record, self.drive_set, self._buckets, self.clock)
         self.pool = DrivePool(self.drive_set, self.record, options, roots, finish_deletions=self._finish_deletions)
         """Drives that are added and removed, and the moves that this causes."""
-        self._changes = PlacedChanges(self.drive_set)
+        self._changes = WriteRouter(self.drive_set)
         self.replicas = ReplicaState(self.drive_set, self._buckets, self._changes, self.clock)
         """State by which replicas on several nodes are compared."""
         self.damaged = DamagedCopies()
@@ -248,6 +247,38 @@ class Store:
         file = drive.stage(held=True) if grouped and indexing is None else stage(drive)
         pending = PendingObject(bucket_uuid, name, file, metadata, version)
         return Upload(f"{bucket}/{name}", StagedObject(drive, placement, pending, indexing), self._changes)
+
+    def stage(
+        self,
+        bucket: str,
+        name: str,
+        chunks: Iterable[bytes | bytearray | memoryview],
+        metadata: dict[str, str],
+        size_bytes: int | None = None,
+        checksum: int | None = None,
+        condition: Condition | None = None,
+        *,
+        grouped: bool = False,
+    ) -> Upload:
+        """Stage an object from its chunks; the caller commits it. `condition`: see `Upload.require`. `grouped`: see
+        `begin_put`.
+
+        Raises ContentMismatch if the bytes do not have the given size or CRC-32C, VersionConflict, and what `begin_put`
+        and `Upload.write` raise; nothing is left behind then.
+        """
+        upload = self.begin_put(bucket, name, metadata, grouped=grouped)
+        try:
+            if condition is not None:
+                upload.require(condition)
+                upload.settled()  # fail before receiving the bytes, if possible
+            for chunk in chunks:
+                upload.write(chunk)
+            if size_bytes is not None or checksum is not None:
+                check_content(upload, size_bytes, checksum)
+        except BaseException:
+            upload.abort()
+            raise
+        return upload
 
     def commit_many(self, uploads: Sequence[Upload | LoaderError]) -> list[CatalogEntry | LoaderError]:
         """Commit many uploads with few catalog writes. Results are in order; each depends on its own drive only."""

@@ -26,7 +26,7 @@ from storage_node.server import NodeServer
 from storage_node.services.etl_jobs import EtlJobsPeerService, EtlJobsService
 from storage_node.settings.config import ServerConfig
 from storage_node.store.store import Store
-from storage_node.store.upload import Upload
+from storage_node.store.write import Upload
 from tests.etl.jobs.job_kit import Upper
 from tests.node.cluster_kit import BUCKET, LocalCluster
 

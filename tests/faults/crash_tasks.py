@@ -17,7 +17,6 @@ from storage_node.store import failpoints
 from storage_node.store.drive import clean_shutdown as session
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck import fsck as doctor
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.faults import power_kit
 from tests.faults.crash_kit import Expected, Journal, State, assert_tidy, content, holdings, state_of
@@ -32,7 +31,7 @@ Durability = Literal["process", "power"]
 def _stage(store: Store, name: str, number: int, size: int, *, grouped: bool = False):  # type: ignore[no-untyped-def]
     bucket, _, rest = name.partition("/")
     data = content(name, number, size)
-    return stage_object(store, bucket, rest, [data], {"number": f"{number}"}, grouped=grouped)
+    return store.stage(bucket, rest, [data], {"number": f"{number}"}, grouped=grouped)
 
 
 class Worker:

@@ -29,7 +29,6 @@ from storage_node.cluster.replication.read_lease import clock_s
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, Answer
 from tests.node.node_kit import RawSession, batch_of
@@ -99,7 +98,7 @@ class Gathering:
 def fill(drive: Path) -> None:
     with Store.open([drive], mode="a") as store:
         store.create_bucket(BUCKET, bucket_uuid=BUCKET_UUID.hex())
-        uploads = [stage_object(store, BUCKET, name, [data], {}) for name, data in OBJECTS.items()]
+        uploads = [store.stage(BUCKET, name, [data], {}) for name, data in OBJECTS.items()]
         for at, upload in enumerate(uploads):
             upload.assign(Version(1, 1 + at))  # the same on both nodes
         done = store.commit_many(uploads)

@@ -23,7 +23,6 @@ from storage_node.etl.values import Transforms
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
-from storage_node.store.staging import stage_object
 from storage_node.store.stale_replicas import StaleReplicas
 
 BUCKET = "b"
@@ -173,7 +172,7 @@ class LocalCluster:
     def put_on(self, number: int, objects: Mapping[str, bytes], versions: Mapping[str, Version] | None = None) -> None:
         """On one node; in versions of its own, where none are given."""
         store = self.batches(number).node.store
-        uploads = [stage_object(store, BUCKET, name, [data], {}) for name, data in objects.items()]
+        uploads = [store.stage(BUCKET, name, [data], {}) for name, data in objects.items()]
         if versions is not None:
             for upload, name in zip(uploads, objects, strict=True):
                 upload.assign(versions[name])

@@ -23,7 +23,7 @@ from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.replica_state import StoredVersion
 from storage_node.store.stale_replicas import ReplicaStale
 from storage_node.store.store import Store
-from storage_node.store.upload import Upload
+from storage_node.store.write import Upload
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 TIMEOUT_S = 40.0

@@ -21,7 +21,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
 from storage_node.store.store import Store
-from storage_node.store.upload import Upload
+from storage_node.store.write import Upload
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.loop_kit import run, settle
 from tests.node.write_kit import Writer, cluster_of, copies_of, name_with, staged_files

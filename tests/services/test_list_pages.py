@@ -17,7 +17,6 @@ from storage_node.cluster.replication import replica
 from storage_node.server import NodeServer
 from storage_node.services import objects
 from storage_node.store.listing import PAGE_BYTES
-from storage_node.store.staging import stage_object
 from tests.node.node_kit import serving
 from tests.tar_kit import packed_tar
 
@@ -57,7 +56,7 @@ def test_a_page_of_objects_is_made_on_a_reader_thread_and_ends_by_bytes(
     names = [f"n{at:03}" for at in range(COUNT)]
     bucket = client.create_bucket("pages")
     store = node.batches.node.store
-    uploads = [stage_object(store, "pages", name, [b"x"], METADATA, grouped=True) for name in names]
+    uploads = [store.stage("pages", name, [b"x"], METADATA, grouped=True) for name in names]
     store.commit_many(uploads)
     transport = GrpcTransport(node.url)
     pages, after = [], ""

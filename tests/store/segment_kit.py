@@ -14,7 +14,6 @@ from storage_node.store.files.segment_format import (
 )
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.fsck.report import Report
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.snapshot_kit import at, reap
 from tests.store.store_kit import BUCKET, contents, object_files, store_at
@@ -62,7 +61,7 @@ LEFT = [name for name in NAMES if name not in GONE + REPLACED]
 
 
 def put_group(store: Store, objects: Mapping[str, bytes]) -> None:
-    uploads = [stage_object(store, BUCKET, name, [data], {"of": name}, grouped=True) for name, data in objects.items()]
+    uploads = [store.stage(BUCKET, name, [data], {"of": name}, grouped=True) for name, data in objects.items()]
     assert not [result for result in store.commit_many(uploads) if isinstance(result, Exception)]
 
 

@@ -19,7 +19,6 @@ from ais_loader.errors import (
     StoreReadOnly,
 )
 from storage_node.store import store_record as records
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, contents, object_files, put, store_at
 
@@ -108,7 +107,7 @@ def test_a_deletion_that_was_interrupted_is_finished_at_the_next_start(tmp_path:
 
 def test_an_upload_that_is_committed_after_its_bucket_was_deleted_fails_and_leaves_nothing(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
-        upload = stage_object(store, BUCKET, "late", [b"x"], {})
+        upload = store.stage(BUCKET, "late", [b"x"], {})
         store.delete_bucket(BUCKET)
         store.create_bucket(BUCKET)
         with pytest.raises(BucketNotFound, match="deleted meanwhile"):

@@ -16,7 +16,6 @@ import pytest
 
 from ais_loader.errors import Closed, StoreLocked
 from storage_node.store.read.object_reader import open_object
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, names, put, read, store_at
 
@@ -57,7 +56,7 @@ def test_a_child_is_refused_everything_and_the_parent_goes_on(tmp_path: Path) ->
     with store_at(tmp_path / "drive") as store:
         put(store, "a", b"1")
         assert read(store, "a") == b"1"  # from now on a look-up of it needs no catalog
-        upload = stage_object(store, BUCKET, "b", [b"2"], {})
+        upload = store.stage(BUCKET, "b", [b"2"], {})
 
         def child() -> None:
             for action in (

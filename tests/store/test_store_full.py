@@ -12,7 +12,6 @@ import pytest
 from ais_loader.errors import DriveFull, LoaderError, ObjectNotFound
 from storage_node.store.drive.catalog import WriteBatch
 from storage_node.store.files import staged_file
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.small_drive import InjectedDrive, SmallDrive, small_drive
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, object_files, put, read, store_at
@@ -75,7 +74,7 @@ def test_an_overwrite_that_does_not_fit_leaves_the_old_object(small: SmallDrive)
         with pytest.raises(DriveFull):
             put(store, "000", bytes(2 * MIB))
         with pytest.raises(DriveFull):
-            stage_object(store, BUCKET, "000", (bytes(MIB // 4) for _ in range(8)), {})
+            store.stage(BUCKET, "000", (bytes(MIB // 4) for _ in range(8)), {})
         assert contents(store) == kept
     assert_sound(small.root)
 
@@ -95,7 +94,7 @@ def test_a_group_on_a_full_drive_fails_in_its_places_and_leaves_nothing(small: S
         uploads: list[object] = []
         for number in range(4):
             try:
-                uploads.append(stage_object(store, BUCKET, f"group{number}", [bytes(MIB)], {}))
+                uploads.append(store.stage(BUCKET, f"group{number}", [bytes(MIB)], {}))
             except LoaderError as error:
                 uploads.append(error)
         results = store.commit_many(uploads)  # type: ignore[arg-type]
@@ -111,8 +110,8 @@ def test_a_drive_full_to_the_last_byte_loses_nothing_and_goes_on_when_there_is_r
         kept = {f"{number}": b"%d" % number * 100 for number in range(20)}
         for name, data in kept.items():
             put(store, name, data)
-        staged = [stage_object(store, BUCKET, f"staged{number}", [b"x" * 1000], {}) for number in range(3)]
-        overwriting = stage_object(store, BUCKET, "0", [b"new"], {})
+        staged = [store.stage(BUCKET, f"staged{number}", [b"x" * 1000], {}) for number in range(3)]
+        overwriting = store.stage(BUCKET, "0", [b"new"], {})
         refused = 0
         small.leave(0)
         # The catalog's log has room reserved: its last bytes go first.
@@ -148,7 +147,7 @@ def test_a_commit_that_failed_for_room_is_gone_after_a_crash_too(small: SmallDri
     with store_at(small.root) as store:
         put(store, "a", b"old")
     store = Store.open([small.root])
-    upload = stage_object(store, BUCKET, "a", [b"new"], {})
+    upload = store.stage(BUCKET, "a", [b"new"], {})
     small.leave(0)
     with pytest.raises(DriveFull):
         for _ in range(100_000):

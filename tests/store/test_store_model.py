@@ -16,7 +16,6 @@ from ais_loader.testing import throwaway_folder
 from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.names import object_name_fault
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, names, put, read, store_at
 
@@ -92,7 +91,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(sizes=st.lists(st.tuples(GOOD_NAMES, SIZES), max_size=6))
     def put_many(self, sizes: list[tuple[str, int]]) -> None:
         pairs = [(name, self._bytes.randbytes(size)) for name, size in sizes]
-        uploads = [stage_object(self.store, BUCKET, name, [data], {}, grouped=True) for name, data in pairs]
+        uploads = [self.store.stage(BUCKET, name, [data], {}, grouped=True) for name, data in pairs]
         for (name, data), record in zip(pairs, self.store.commit_many(uploads), strict=True):
             self._note(name, data, record.version)  # type: ignore[union-attr]
 

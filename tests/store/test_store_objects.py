@@ -11,7 +11,6 @@ from ais_loader.errors import BucketNotFound, Closed, ContentMismatch, InvalidRe
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import BLOCK_BYTES, BLOCKS_PER_CHUNK
 from storage_node.store.read.object_reader import CHUNK_BYTES, open_object
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, drive_of, names, object_files, put, read, store_at
 
@@ -151,14 +150,14 @@ def test_an_object_that_is_not_what_was_announced_is_not_stored(
     store: Store, tmp_path: Path, announced: dict[str, int]
 ) -> None:
     with pytest.raises(ContentMismatch, match="announced"):
-        stage_object(store, BUCKET, "a", [b"he", b"llo"], {}, **announced)
-    stage_object(store, BUCKET, "a", [b"he", b"llo"], {}, 5, crc32c(b"hello")).commit()
+        store.stage(BUCKET, "a", [b"he", b"llo"], {}, **announced)
+    store.stage(BUCKET, "a", [b"he", b"llo"], {}, 5, crc32c(b"hello")).commit()
     assert read(store, "a") == b"hello"
     assert not list((tmp_path / "drive" / "staging").iterdir())
 
 
 def test_a_group_commits_in_order_and_failures_stay_in_their_places(store: Store) -> None:
-    uploads = [stage_object(store, BUCKET, f"{number}", [b"%d" % number], {}) for number in range(4)]
+    uploads = [store.stage(BUCKET, f"{number}", [b"%d" % number], {}) for number in range(4)]
     uploads[2].abort()
     refused = BucketNotFound("given by the caller")
     results = store.commit_many([uploads[0], refused, uploads[2], uploads[3], uploads[3]])
@@ -176,7 +175,7 @@ def test_a_group_commits_in_order_and_failures_stay_in_their_places(store: Store
 def test_two_objects_of_one_name_in_a_group_end_with_the_later_one(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
         put(store, "a", b"old")
-        uploads = [stage_object(store, BUCKET, "a", [b"%d" % number], {}) for number in range(3)]
+        uploads = [store.stage(BUCKET, "a", [b"%d" % number], {}) for number in range(3)]
         put(store, "a", b"overtakes the group's first versions")
         versions = [result.version for result in store.commit_many(uploads)]  # type: ignore[union-attr]
         assert versions == sorted(set(versions))
@@ -220,7 +219,7 @@ def test_garbage_beyond_its_limit_goes_before_its_time(tmp_path: Path, monkeypat
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
     with store_at(tmp_path / "drive") as store:
         put(store, "a", b"1")
-        upload = stage_object(store, BUCKET, "b", [b"2"], {})
+        upload = store.stage(BUCKET, "b", [b"2"], {})
     for action in (
         lambda: read(store, "a"),
         lambda: put(store, "a", b""),

@@ -16,7 +16,6 @@ import pytest
 from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.format import BLOCK_BYTES
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.store_kit import BUCKET, assert_sound, drive_of, put, read, store_at
@@ -80,7 +79,7 @@ def overwrite(store: Store, stop: threading.Event, pause: Callable[[], None]) ->
             for name, size in SIZES.items():
                 put(store, name, state(number, size))
         else:
-            uploads = [stage_object(store, BUCKET, name, [state(number, size)], {}) for name, size in SIZES.items()]
+            uploads = [store.stage(BUCKET, name, [state(number, size)], {}) for name, size in SIZES.items()]
             assert not any(isinstance(result, Exception) for result in store.commit_many(uploads))
         pause()
     return number
@@ -148,7 +147,7 @@ def test_writers_of_one_name_in_many_threads_end_with_the_highest_version(tmp_pa
                 if number % 4:
                     committed.append((put(store, "same", data).version, data))
                 else:
-                    uploads = [stage_object(store, BUCKET, "same", [data], {}) for _ in range(3)]
+                    uploads = [store.stage(BUCKET, "same", [data], {}) for _ in range(3)]
                     results = store.commit_many(uploads)
                     committed.extend((result.version, data) for result in results)  # type: ignore[union-attr]
 

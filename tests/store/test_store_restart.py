@@ -9,7 +9,6 @@ import pytest
 
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import WriteBatch
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, object_files, put, store_at
 
@@ -87,7 +86,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
     opened = Store.open([root])
     put(opened, "a", os.urandom(3 * fmt.BLOCK_BYTES))
     put(opened, "a", b"3")
-    unfinished = stage_object(opened, BUCKET, "b", [b"x"], {})
+    unfinished = opened.stage(BUCKET, "b", [b"x"], {})
     assert unfinished.size_bytes == 1
     assert len(object_files(root)) == 3 and len(list((root / "staging").iterdir())) == 1
     let_go(opened)

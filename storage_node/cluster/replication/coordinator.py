@@ -34,7 +34,7 @@ from storage_node.context.node import Node
 from storage_node.store.drive.preconditions import Condition, condition_of
 from storage_node.store.names import check_object_name, object_name_fault
 from storage_node.store.replica_state import not_found_message
-from storage_node.store.upload import checked_metadata
+from storage_node.store.write import checked_metadata
 
 _LOOK_BEFORE_BYTES = 1 << 20
 """Smallest announced size at which a condition is also evaluated before the bytes are received."""

@@ -16,9 +16,8 @@ from storage_node.store.drive.preconditions import Condition
 from storage_node.store.drive.version_clock import MAX_EPOCH, check_counter
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.listing import PAGE_BYTES, within
-from storage_node.store.staging import check_content, stage_object
 from storage_node.store.store import Store
-from storage_node.store.upload import Upload
+from storage_node.store.write import Upload, check_content
 from storage_node.store.write_memory import SUPERSEDED, checked, id_of
 
 ELSEWHERE = b"elsewhere"
@@ -114,8 +113,7 @@ class HeldWrite:
         checksum = small.checksum if small.HasField("checksum") else None
         try:
             require_bucket(self._store, small.bucket, group.bucket_uuid[small.bucket])
-            return stage_object(
-                self._store,
+            return self._store.stage(
                 small.bucket,
                 small.name,
                 [small.data],

@@ -37,7 +37,7 @@ from storage_node.context.node import Node
 from storage_node.context.peer_clocks import Verdict, judge
 from storage_node.store.format import Version
 from storage_node.store.store import Store
-from storage_node.store.upload import Upload
+from storage_node.store.write import Upload
 
 Q = TypeVar("Q")
 R = TypeVar("R")

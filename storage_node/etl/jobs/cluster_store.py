@@ -38,7 +38,7 @@ from storage_node.etl.values import MAX_IN_MEMORY_BYTES, Content
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.listing import PAGE_BYTES
 from storage_node.store.names import bucket_not_found
-from storage_node.store.upload import Upload
+from storage_node.store.write import Upload
 
 HEADS_TIMEOUT_S = 10.0
 _HEADS = 1000

@@ -20,9 +20,8 @@ from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
 from storage_node.store.read.object_reader import open_object
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.upload import Upload
+from storage_node.store.write import Upload
 
 PAGE_NAMES = 1000
 _PIECE_BYTES = 1 << 20
@@ -122,8 +121,7 @@ class OwnStore:
         for small in objects:
             try:
                 uploads.append(
-                    stage_object(
-                        self._store,
+                    self._store.stage(
                         small.bucket,
                         small.name,
                         [small.data],
@@ -242,9 +240,7 @@ def stage_content(store: Store, bucket: str, name: str, metadata: dict[str, str]
     """Stage an object from a content. May wait for drives. Raises LoaderError."""
     chunks = (content.data,) if content.data is not None else content.chunks(_PIECE_BYTES)
     try:
-        return stage_object(
-            store, bucket, name, chunks, metadata, size_bytes=content.size_bytes, checksum=content.checksum
-        )
+        return store.stage(bucket, name, chunks, metadata, size_bytes=content.size_bytes, checksum=content.checksum)
     except OSError as error:  # of the spool; errors of the store's own drives are LoaderErrors
         raise _cannot_be_read(error) from error
 

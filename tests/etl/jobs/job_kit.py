@@ -19,7 +19,6 @@ from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.spool import Spool
 from storage_node.etl.values import Content, Destination, Origin, PutResult
 from storage_node.store.read.object_reader import open_object
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 
 T = TypeVar("T")
@@ -114,9 +113,7 @@ class OneStore:
         self.spool = Spool(folder / "spool")
 
     def put(self, bucket: str, objects: dict[str, bytes]) -> None:
-        done = self.store.commit_many(
-            [stage_object(self.store, bucket, name, [data], {}) for name, data in objects.items()]
-        )
+        done = self.store.commit_many([self.store.stage(bucket, name, [data], {}) for name, data in objects.items()])
         assert not any(isinstance(one, LoaderError) for one in done)
 
     def contents(self, bucket: str) -> dict[str, bytes]:

@@ -12,16 +12,15 @@ import pytest
 from ais_loader.errors import InvalidRequest, ObjectNotFound, VersionConflict
 from storage_node.store.drive.preconditions import Condition, parse_condition, parse_version
 from storage_node.store.format import CatalogEntry, Version
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
-from storage_node.store.upload import Upload
+from storage_node.store.write import Upload
 from tests.store.store_kit import BUCKET, assert_sound, contents, drive_of, put, read, store_at
 
 ABSENT = Condition(if_absent=True)
 
 
 def put_if(store: Store, name: str, data: bytes, condition: Condition, **metadata: str) -> CatalogEntry:
-    return stage_object(store, BUCKET, name, [data], metadata, condition=condition).commit()
+    return store.stage(BUCKET, name, [data], metadata, condition=condition).commit()
 
 
 def at(record: CatalogEntry, write_id: bytes = b"") -> Condition:
@@ -91,7 +90,7 @@ def test_a_version_is_deleted_or_nothing_is(tmp_path: Path, tombstone: bool) -> 
 
 def test_the_condition_is_that_of_the_commit_and_not_of_the_beginning(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
-        uploads = [stage_object(store, BUCKET, "a", [bytes([number])], {}, condition=ABSENT) for number in range(3)]
+        uploads = [store.stage(BUCKET, "a", [bytes([number])], {}, condition=ABSENT) for number in range(3)]
         results = store.commit_many([uploads[1], *uploads[::2]])
         assert [type(result) for result in results] == [CatalogEntry, VersionConflict, VersionConflict]
         assert (read(store, "a"), staged(store)) == (b"\1", [])
@@ -185,7 +184,7 @@ def test_nothing_is_staged_for_a_write_that_is_too_late_when_it_begins(tmp_path:
             upload.require(ABSENT)
             upload.settled()
         with pytest.raises(VersionConflict):
-            stage_object(store, BUCKET, "a", iter(endless, b""), {}, condition=ABSENT)
+            store.stage(BUCKET, "a", iter(endless, b""), {}, condition=ABSENT)
         assert staged(store) == []
 
 
@@ -194,7 +193,7 @@ def test_nothing_newer_than_was_seen_is_replaced(tmp_path: Path) -> None:
         seen = put(store, "a", b"1").version
 
         def copy(version: Version, not_above: Version) -> Upload:
-            upload = stage_object(store, BUCKET, "a", [b"copy"], {}, condition=Condition(not_above=not_above))
+            upload = store.stage(BUCKET, "a", [b"copy"], {}, condition=Condition(not_above=not_above))
             upload.assign(version)
             return upload
 

@@ -15,7 +15,6 @@ from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.read.object_reader import open_object
 from storage_node.store.retained_replicas import KeptVersion, NewerFirst, Seen, seen, seen_after
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from storage_node.store.store_record import SnapshotRecord
 from tests.store.snapshot_kit import LARGE, at, reap, retained
@@ -36,7 +35,7 @@ def uuid_of(store: Store) -> bytes:
 
 
 def put(store: Store, counter: int, data: bytes, name: str = "a") -> None:
-    upload = stage_object(store, BUCKET, name, [data], {})
+    upload = store.stage(BUCKET, name, [data], {})
     upload.assign(Version(1, counter, 1))
     upload.commit()
 
@@ -120,7 +119,7 @@ def healthy(store: Store) -> bool:
 def test_a_write_from_before_the_cut_is_refused_and_a_copy_is_not(store: Store) -> None:
     put(store, 10, b"first")
     cut(store, s=CUT)
-    late = stage_object(store, BUCKET, "a", [b"late"], {})
+    late = store.stage(BUCKET, "a", [b"late"], {})
     late.assign(Version(1, 900, 2))
     late.require(Condition(after_cuts=True))
     with pytest.raises(WriteTooLate, match="write it again"):
@@ -132,7 +131,7 @@ def test_a_write_from_before_the_cut_is_refused_and_a_copy_is_not(store: Store) 
     put(store, 900, b"a copy of what was there")
     assert read(store, "s") == read_now(store) == b"a copy of what was there"
     assert store.replicas.clock >= CUT
-    fresh = stage_object(store, BUCKET, "a", [b"fresh"], {})
+    fresh = store.stage(BUCKET, "a", [b"fresh"], {})
     fresh.assign(store.replicas.next_version(2, []))
     fresh.require(Condition(after_cuts=True))
     fresh.commit()

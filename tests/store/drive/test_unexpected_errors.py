@@ -24,7 +24,6 @@ from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.segment_writer import SegmentDraft
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.fsck.fsck import check
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from storage_node.store.store_record import StoreRecord
 from tests.store.store_kit import BUCKET, contents, drive_of, names, object_files, put, read, store_at
@@ -71,7 +70,7 @@ def failing(place: str, error: BaseException, at: int, *, afterwards: bool) -> I
 
 
 def put_many(store: Store, data: bytes) -> None:
-    uploads = [stage_object(store, BUCKET, name, [data + name.encode()], {}) for name in ("a", "b", "new")]
+    uploads = [store.stage(BUCKET, name, [data + name.encode()], {}) for name in ("a", "b", "new")]
     for result in store.commit_many(uploads):
         if isinstance(result, Exception):
             raise result

@@ -11,7 +11,6 @@ from ais_loader.errors import InvalidRequest, ObjectNotFound, OutcomeUnknown
 from storage_node.store.drive.deletion_log import DeletionLog
 from storage_node.store.drive.preconditions import Condition, parse_condition
 from storage_node.store.format import CatalogEntry, Version, decode_entry, encode_entry, tombstone
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from storage_node.store.write_memory import (
     REMEMBERED,
@@ -38,7 +37,7 @@ def again(letter: str, age_s: float = 0.1) -> Condition:
 
 
 def write(store: Store, name: str, data: bytes, condition: Condition, **metadata: str) -> CatalogEntry:
-    return stage_object(store, BUCKET, name, [data], metadata, condition=condition).commit()
+    return store.stage(BUCKET, name, [data], metadata, condition=condition).commit()
 
 
 def deleted(store: Store, name: str, condition: Condition) -> None:
@@ -86,9 +85,7 @@ def test_many_writes_and_deletions_are_each_known(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
 
         def all_of(data: bytes, condition: Condition) -> list[object]:
-            uploads = [
-                stage_object(store, BUCKET, name, [data], {}, condition=condition, grouped=True) for name in names
-            ]
+            uploads = [store.stage(BUCKET, name, [data], {}, condition=condition, grouped=True) for name in names]
             return list(store.commit_many(uploads))
 
         stored = all_of(b"W1", first("1"))

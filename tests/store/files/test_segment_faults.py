@@ -12,7 +12,6 @@ from storage_node.store.files import segments
 from storage_node.store.files.segments import Segments
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.fsck import fsck as doctor
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.segment_kit import head_of
 from tests.store.snapshot_kit import reap
@@ -32,7 +31,7 @@ GROUP = {f"{number}": bytes([number]) * 5_000 for number in range(8)}
 
 
 def put_group(store: Store, names: str, data: bytes = b"", version: Version | None = None) -> list[CatalogEntry]:
-    uploads = [stage_object(store, BUCKET, name, [data or GROUP[name]], {}, grouped=True) for name in names]
+    uploads = [store.stage(BUCKET, name, [data or GROUP[name]], {}, grouped=True) for name in names]
     for upload in uploads if version else ():
         upload.assign(version)
     results = store.commit_many(uploads)

@@ -20,7 +20,6 @@ from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.object_reader import open_member, open_object
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.drives_kit import files_on
 from tests.store.segment_kit import lose_begin, lose_end
@@ -42,7 +41,7 @@ OBJECTS = {f"{number:03d}": bytes([number]) * (number * 977 % 20_000 + 1) for nu
 
 
 def put_group(store: Store, objects: Mapping[str, bytes]) -> list[CatalogEntry]:
-    uploads = [stage_object(store, BUCKET, name, [data], {"of": name}, grouped=True) for name, data in objects.items()]
+    uploads = [store.stage(BUCKET, name, [data], {"of": name}, grouped=True) for name, data in objects.items()]
     results = store.commit_many(uploads)
     assert not [result for result in results if isinstance(result, Exception)]
     return results  # type: ignore[return-value]
@@ -200,9 +199,7 @@ def test_a_damaged_object_is_told_and_its_neighbours_are_well(tmp_path: Path) ->
 def test_one_that_must_not_be_put_is_left_out_of_the_file(tmp_path: Path) -> None:
     with store_at(tmp_path) as store:
         put(store, "b", b"there")
-        uploads = [
-            stage_object(store, BUCKET, name, [name.encode() * 5000], {}, grouped=True) for name in ("a", "b", "c", "b")
-        ]
+        uploads = [store.stage(BUCKET, name, [name.encode() * 5000], {}, grouped=True) for name in ("a", "b", "c", "b")]
         uploads[1].require(Condition(if_absent=True))
         _, b, _, again = store.commit_many(uploads)
         assert isinstance(b, VersionConflict) and isinstance(again, CatalogEntry)
@@ -217,7 +214,7 @@ def test_a_group_none_of_which_is_newer_leaves_nothing(tmp_path: Path) -> None:
     newer = Version(9, 1 << 40, 3)
     with store_at(tmp_path) as store:
         for version, data in ((newer, b"new"), (Version(9, 1, 3), b"old")):
-            uploads = [stage_object(store, BUCKET, name, [data], {}, grouped=True) for name in "abc"]
+            uploads = [store.stage(BUCKET, name, [data], {}, grouped=True) for name in "abc"]
             for upload in uploads:
                 upload.assign(version)
             assert [record.version for record in store.commit_many(uploads)] == [newer] * 3  # type: ignore[union-attr]

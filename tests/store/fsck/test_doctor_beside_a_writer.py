@@ -11,7 +11,6 @@ from ais_loader.errors import LoaderError, StoreLocked
 from storage_node.store.drive import transactions
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.fsck.fsck import check, repair
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, drive_of, put, store_at
 
@@ -60,7 +59,7 @@ def test_a_check_beside_a_writer_reports_nothing_that_is_only_in_motion(root: Pa
 
 def test_an_upload_under_way_is_not_a_leftover(root: Path) -> None:
     with Store.open([root]) as store:
-        upload = stage_object(store, BUCKET, "a", [b"x"], {})
+        upload = store.stage(BUCKET, "a", [b"x"], {})
         assert [finding.kind for finding in check([root]).findings] == ["in-motion"]
         upload.commit()
 
@@ -83,7 +82,7 @@ def test_a_group_whose_file_has_its_name_and_waits_for_its_commit_is_only_in_mot
 
     monkeypatch.setattr(transactions, "failpoint", look)
     with Store.open([root]) as store:
-        group = [stage_object(store, BUCKET, f"group/{at}", [b"x" * at], {}, grouped=True) for at in range(5)]
+        group = [store.stage(BUCKET, f"group/{at}", [b"x" * at], {}, grouped=True) for at in range(5)]
         assert not [result for result in store.commit_many(group) if isinstance(result, LoaderError)]
     (report,) = reports
     assert [finding.kind for finding in report.findings] == ["in-motion"], report.findings

@@ -13,7 +13,6 @@ import pytest
 from ais_loader.errors import BucketNotFound, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.pool.membership import DrivePool
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.drives_kit import store_with
@@ -94,7 +93,7 @@ class Work:
             self.last[name] = data
         else:
             group = {f"own/{worker}/{draw.randrange(KEYS)}": draw.randbytes(9) for _ in range(5)}
-            uploads = [stage_object(self.store, BUCKET, key, [data], {}) for key, data in group.items()]
+            uploads = [self.store.stage(BUCKET, key, [data], {}) for key, data in group.items()]
             assert not [result for result in self.store.commit_many(uploads) if isinstance(result, Exception)]
             self.last.update(group)
 
@@ -151,7 +150,7 @@ def test_a_drive_that_comes_refuses_uploads_into_a_bucket_deleted_at_that_moment
 ) -> None:
     change = DrivePool._change_drives
     with store_with({}, tmp_path / "a") as store:
-        begun = [stage_object(store, BUCKET, f"late/{number}", [b"x"], {}) for number in range(40)]
+        begun = [store.stage(BUCKET, f"late/{number}", [b"x"], {}) for number in range(40)]
 
         def delete_then_change(pool: DrivePool, *arguments: object, **options: object) -> None:
             store.delete_bucket(BUCKET, force=True)

@@ -15,12 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ais_loader.errors import DriveFailed, InvalidRequest, ObjectNotFound
 from ais_loader.testing import throwaway_folder
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store import write
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.format import BLOCK_BYTES, Version
 from storage_node.store.pool import rebalance as moving
-from storage_node.store.pool import write_routing as placed_changes
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.store_kit import BUCKET, assert_sound, contents, names, put, read
@@ -60,7 +59,7 @@ class DrivesMachine(RuleBasedStateMachine):
         """As if the process died each time between what is committed on the owner and what goes elsewhere for it."""
         with pytest.MonkeyPatch.context() as patch:
             if cut:
-                patch.setattr(placed_changes, "_drop", lambda *_, **__: None)
+                patch.setattr(write, "_drop", lambda *_, **__: None)
                 patch.setattr(moving._Step, "_drop", lambda step, *_: step._fail("cut off"))
             yield
 
@@ -85,7 +84,7 @@ class DrivesMachine(RuleBasedStateMachine):
     @rule(chosen=st.lists(st.tuples(NAMES, SIZES), max_size=12), cut=st.booleans())
     def put_many(self, chosen: list[tuple[str, int]], cut: bool) -> None:
         wanted = {name: self._bytes.randbytes(size) for name, size in chosen}
-        uploads = [stage_object(self.store, BUCKET, name, [data], {}) for name, data in wanted.items()]
+        uploads = [self.store.stage(BUCKET, name, [data], {}) for name, data in wanted.items()]
         with self.cut_off(cut):
             results = self.store.commit_many(uploads)
         for (name, data), record in zip(wanted.items(), results, strict=True):

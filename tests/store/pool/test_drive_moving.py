@@ -12,11 +12,11 @@ import pytest
 from ais_loader.errors import CorruptObject, DriveFailed, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store import format as fmt
+from storage_node.store import write
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.segment_format import is_slot
 from storage_node.store.format import BLOCK_BYTES, Version
 from storage_node.store.fsck import fsck as doctor
-from storage_node.store.pool import write_routing as placed_changes
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.drives_kit import WANTED, move_all, store_with
@@ -196,7 +196,7 @@ def test_what_a_crash_left_behind_is_not_found_when_its_drive_owns_the_name_agai
     mine = [name for name in WANTED if drive_of(store, name).identity.drive_uuid == a]
     store.pool.retire_drive(a)
     with monkeypatch.context() as cut_off:
-        cut_off.setattr(placed_changes, "_drop", lambda *_, **__: None)
+        cut_off.setattr(write, "_drop", lambda *_, **__: None)
         for name in mine:
             put(store, name, b"newer")
             if deleted:

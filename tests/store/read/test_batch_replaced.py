@@ -14,7 +14,6 @@ from ais_loader.wire.frame import Frame, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read import frame_reader
 from storage_node.store.read.batch import StoreBatch
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.snapshot_kit import reap
 from tests.store.store_kit import BUCKET, put, store_at
@@ -24,8 +23,8 @@ OTHER = seeded_bytes(700, seed=3)
 
 
 def put_in_segment(store: Store, name: str, data: bytes) -> None:
-    beside = stage_object(store, BUCKET, f"{name}.beside", iter([data]), {}, len(data), None, grouped=True)
-    store.commit_many([beside, stage_object(store, BUCKET, name, iter([data]), {}, len(data), None, grouped=True)])
+    beside = store.stage(BUCKET, f"{name}.beside", iter([data]), {}, len(data), None, grouped=True)
+    store.commit_many([beside, store.stage(BUCKET, name, iter([data]), {}, len(data), None, grouped=True)])
 
 
 def put_alone(store: Store, name: str, data: bytes) -> None:

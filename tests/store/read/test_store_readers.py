@@ -15,7 +15,6 @@ import pytest
 from ais_loader.errors import BucketNotFound, ObjectNotFound, StoreReadOnly
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.format import BLOCK_BYTES
-from storage_node.store.staging import stage_object
 from storage_node.store.store import Store
 from tests.store.batch_kit import batch
 from tests.store.store_kit import BUCKET, contents, drive_of, names, put, read, store_at
@@ -240,7 +239,7 @@ def test_many_reader_processes_follow_one_writer(tmp_path: Path, count: int) -> 
         ]
         try:
             for round_number in range(1, 4):
-                uploads = [stage_object(writer, BUCKET, f"{round_number}/{n}", [bytes(n)], {}) for n in range(50)]
+                uploads = [writer.stage(BUCKET, f"{round_number}/{n}", [bytes(n)], {}) for n in range(50)]
                 assert all(not isinstance(result, Exception) for result in writer.commit_many(uploads))
                 for reader in readers:
                     assert reader.stdin is not None and reader.stdout is not None
