@@ -21,12 +21,12 @@ from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import Received, Stream
 from storage_node.services.errors import Context, abort
-from storage_node.store.drive.cut_check import CutCheck
 from storage_node.store.drive.version_clock import check_counter
 from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import PAGE_BYTES, within
 from storage_node.store.names import check_object_name
 from storage_node.store.retained_replicas import KeptVersion, Seen, seen, seen_after
+from storage_node.store.snapshots import CutCheck
 from storage_node.store.store import Store
 from storage_node.store.write import check_content
 

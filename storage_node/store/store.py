@@ -19,8 +19,8 @@ from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.open_archives import indexing_of
 from storage_node.store.buckets import Buckets
 from storage_node.store.damaged_copies import DamagedCopies
+from storage_node.store.drive.commit_files import PendingObject
 from storage_node.store.drive.drive import Drive, Durability
-from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.files.staged_file import StagedFile
@@ -335,7 +335,7 @@ class Store:
         With a `version` it deletes only what is not newer, and a missing object is not an error. Returns the remaining
         entry of the name: None, a tombstone, or a newer object. Raises ObjectNotFound if there is no such object and
         neither a version nor a condition was given, VersionConflict if the condition does not hold, OutcomeUnknown,
-        StoreReadOnly, DriveFull, and what `head` raises. `writes`: see `Changes.write_tombstone`.
+        StoreReadOnly, DriveFull, and what `head` raises. `writes`: see `Transactions.write_tombstone`.
         """
         self.drive_set.require_writable()
         bucket_uuid = self.bucket_to_change(bucket).uuid_bytes

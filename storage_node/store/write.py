@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol, TypeVar
 from ais_loader.errors import ContentMismatch, InvalidRequest, LoaderError, OutcomeUnknown
 from storage_node.store import format as fmt
 from storage_node.store.archives.open_archives import Indexing
+from storage_node.store.drive.commit_files import PendingObject
 from storage_node.store.drive.drive import Drive
-from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition, done_before, require
 from storage_node.store.files.clone_or_copy import Taken, fill
 from storage_node.store.files.object_files import drive_error
@@ -299,7 +299,7 @@ class WriteRouter:
     # -- taking away; all raise what those of `Drive` raise
 
     def delete(self, bucket_uuid: bytes, name: str, condition: Condition | None = None) -> bool | OutcomeUnknown:
-        """Remove an object without a tombstone. Returns whether there was one. See `Changes.delete`."""
+        """Remove an object without a tombstone. Returns whether there was one. See `Transactions.delete`."""
         with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
@@ -381,7 +381,7 @@ class WriteRouter:
         condition: Condition | None = None,
         writes: bytes = b"",
     ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
-        """See `Changes.write_tombstone`."""
+        """See `Transactions.write_tombstone`."""
         with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
@@ -398,7 +398,7 @@ class WriteRouter:
                 return before, left
 
     def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> CatalogEntry | None:
-        """See `Changes.drop`."""
+        """See `Transactions.drop`."""
         with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))

@@ -34,14 +34,13 @@ from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive import clean_shutdown
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.catalog import REBUILD_HINT, Catalog
+from storage_node.store.drive.commit_files import PendingObject, SequenceNumbers
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.garbage import GRACE_S, Garbage
 from storage_node.store.drive.identity import DriveIdentity
-from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.drive.retained_versions import Retention, find_retained, scan_at
-from storage_node.store.drive.sequence import SequenceNumbers
-from storage_node.store.drive.transactions import Changes
+from storage_node.store.drive.transactions import Transactions
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.files.error_counters import Faults
 from storage_node.store.files.object_files import RawFiles, drive_error
@@ -112,7 +111,7 @@ class Drive:
             try:
                 self._recover()
                 self._clock.attach(self.catalog)
-                self._changes = Changes(
+                self._changes = Transactions(
                     root,
                     self.files,
                     self.catalog,
@@ -308,7 +307,7 @@ class Drive:
         VersionConflict. A name that occurs twice ends with the later object, or the newer version. On an error none of
         them is visible and the staged files are gone. Raises DriveFull, DriveFailed, StoreReadOnly, Closed,
         StoreFormatError, and BucketNotFound if the bucket of one of them has been deleted meanwhile. `elsewhere`: see
-        `Changes.commit`.
+        `Transactions.commit`.
         """
         try:
             self._require_writable()
@@ -322,7 +321,7 @@ class Drive:
     def delete(
         self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool = False, condition: Condition | None = None
     ) -> list[bool | OutcomeUnknown]:
-        """Remove objects, all in one catalog commit; False for names without one. See `Changes.delete`.
+        """Remove objects, all in one catalog commit; False for names without one. See `Transactions.delete`.
 
         Raises as `commit` does, and VersionConflict if the condition does not hold for one of them.
         """
@@ -339,19 +338,19 @@ class Drive:
         condition: Condition | None = None,
         writes: bytes = b"",
     ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
-        """See `Changes.write_tombstone`. Raises as `delete` does."""
+        """See `Transactions.write_tombstone`. Raises as `delete` does."""
         self._require_writable()
         return self._changes.write_tombstone(bucket_uuid, name, version, modified_ns, elsewhere, condition, writes)
 
     def write_tombstones(
         self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]]
     ) -> list[tuple[CatalogEntry | None, CatalogEntry | None]]:
-        """See `Changes.write_tombstones`. Raises as `commit` does."""
+        """See `Transactions.write_tombstones`. Raises as `commit` does."""
         self._require_writable()
         return self._changes.write_tombstones(bucket_uuid, tombstones)
 
     def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> CatalogEntry | None:
-        """See `Changes.drop`. Raises as `commit` does."""
+        """See `Transactions.drop`. Raises as `commit` does."""
         self._require_writable()
         return self._changes.drop(bucket_uuid, name, version, tombstone=tombstone)
 
@@ -362,7 +361,7 @@ class Drive:
         self._changes.replace_entry(key, entry, blocks)
 
     @property
-    def changes(self) -> Changes:
+    def changes(self) -> Transactions:
         """Raises StoreReadOnly, Closed."""
         self._require_writable()
         return self._changes

@@ -35,18 +35,22 @@ removed.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import itertools
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+import numpy as np
+import xxhash
 
 from ais_loader.errors import LoaderError, StoreFormatError
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import Catalog, WriteBatch
-from storage_node.store.drive.inventory import unnamed_files
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.segment_format import file_of
@@ -57,6 +61,10 @@ GRACE_S = 5.0
 MAX_GARBAGE_BYTES = 1 << 30
 """Above this much waiting garbage, the oldest is removed early."""
 _REAP_AT_ONCE = 1000
+_OURS = re.compile(
+    rb"([0-3][0-9a-f]/[0-3][0-9a-f]/[0-9a-f]{28}\.[0-9a-f]+|segments/[0-3][0-9a-f]/segment\.[0-9a-f]+(/[0-9a-f]+\.[0-9a-f]+)?)\Z"
+)
+_COMPARED_AT_ONCE = 4096
 
 
 class _Dead(NamedTuple):
@@ -202,3 +210,64 @@ class Garbage:
 
 def _blocks_keys(dead: _Dead) -> list[bytes]:
     return [fmt.blocks_key(dead.generation, chunk) for chunk in range(fmt.chunk_count(dead.size_bytes))]
+
+
+# -- files that nothing names: after a power loss, and for the doctor
+
+
+def is_object_path(path: bytes) -> bool:
+    """Whether a path below `objects` is one that the store could have generated."""
+    return _OURS.match(path) is not None
+
+
+class NamedFiles:
+    """Paths that a catalog names: in entries, retained entries, intents and garbage keys. Eight bytes for each.
+
+    They are stored as 64-bit hashes. A collision (one in 2**64 for a pair) can hide an unnamed file, but never makes a
+    named one look unnamed.
+    """
+
+    def __init__(self, paths: Iterable[bytes]) -> None:
+        hashes = array.array("Q", map(xxhash.xxh3_64_intdigest, paths))
+        self._hashes = np.sort(np.frombuffer(hashes, np.uint64))
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def not_among(self, paths: Iterable[bytes]) -> Iterator[bytes]:
+        """Iterate over those of `paths` that the catalog does not name."""
+        paths = iter(paths)
+        while some := list(itertools.islice(paths, _COMPARED_AT_ONCE)):
+            asked = np.array([xxhash.xxh3_64_intdigest(path) for path in some], np.uint64)
+            at = np.searchsorted(self._hashes, asked)
+            known = np.zeros(len(some), bool)
+            inside = at < len(self._hashes)
+            known[inside] = self._hashes[at[inside]] == asked[inside]
+            yield from (path for path, is_known in zip(some, known, strict=True) if not is_known)
+
+
+def named_by(entry: CatalogEntry) -> tuple[bytes, ...]:
+    """Return the object's path and, for a slot of a segment, the segment's, which is removed with its last object."""
+    return (entry.path, file_of(entry.path)) if entry.offset else (entry.path,)
+
+
+def named_paths(catalog: Catalog) -> Iterator[bytes]:
+    """Iterate over every path that the catalog names, including segments that contain named objects.
+
+    Raises StoreFormatError at an entry that cannot be read.
+    """
+    for prefix in (fmt.OBJECT_PREFIX, fmt.RETAINED_PREFIX):
+        for _, value in catalog.scan(prefix):
+            entry = fmt.decode_entry(value)
+            if not entry.is_tombstone:
+                yield from named_by(entry)
+    for prefix in (fmt.INTENT_PREFIX, fmt.GARBAGE_PREFIX):
+        for _, path in catalog.scan(prefix):
+            yield path
+
+
+def unnamed_files(catalog: Catalog, files: Iterable[bytes]) -> Iterator[bytes]:
+    """Iterate over object files that no key of the catalog names. Raises StoreFormatError at a damaged entry, before
+    the first."""
+    named = NamedFiles(named_paths(catalog))
+    return named.not_among(path for path in files if is_object_path(path))

@@ -10,7 +10,7 @@ has a garbage key that names it. So at every moment each file is either in use o
 
 The steps of a put:
 
-1. Prepare (publish.py), without locks: issue generation and version, write the identity to the staged file, write
+1. Prepare (commit_files.py), without locks: issue generation and version, write the identity to the staged file, write
    several small objects to one segment. With durability `power`, sync the files.
 2. Lock the stripes of the names. Read the current entries, check conditions, and decide which objects are
    committed. One that was overtaken since step 1 gets a higher version and another generation.
@@ -51,30 +51,32 @@ A commit holds the stripes of its names, and while it does, it waits for the dri
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import xxhash
 
 from ais_loader.errors import BucketNotFound, LoaderError, OutcomeUnknown, StoreFormatError, VersionConflict
 from storage_node.store import format as fmt
 from storage_node.store.drive.block_checksums import put_blocks
 from storage_node.store.drive.catalog import Catalog, WriteBatch
-from storage_node.store.drive.deletion_log import DeletionLog
+from storage_node.store.drive.commit_files import CommitFiles, PendingObject, SequenceNumbers
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.garbage import Garbage
-from storage_node.store.drive.name_stripes import Stripes
-from storage_node.store.drive.pending import PendingObject
 from storage_node.store.drive.preconditions import Condition, done_before, require, too_late, undecided
-from storage_node.store.drive.publish import CommitFiles
 from storage_node.store.drive.retained_versions import Ended, Retention
-from storage_node.store.drive.sequence import SequenceNumbers
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import CatalogEntry, Version
-from storage_node.store.write_memory import REMEMBERED_NS, SUPERSEDED, after, find, memory_of
+from storage_node.store.write_memory import REMEMBERED_NS, after, find, memory_of
+
+MAX_DELETIONS = 1 << 14
 
 
 class _Chosen(NamedTuple):
@@ -83,8 +85,105 @@ class _Chosen(NamedTuple):
     record: CatalogEntry
 
 
-class Changes:
-    """Changes of a drive that is open for writing. Thread-safe."""
+class Stripes:
+    """Locks of names: changes of one object run one at a time; those of different ones nearly always in parallel.
+
+    They are always acquired in one order, which prevents deadlocks.
+    """
+
+    def __init__(self, count: int = 64) -> None:
+        self._locks = [threading.Lock() for _ in range(count)]
+
+    def of(self, keys: Sequence[bytes]) -> contextlib.AbstractContextManager[object]:
+        """Return a context that holds the stripes of these keys until it is left. They are acquired at the latest on
+        entering."""
+        if len(keys) == 1:
+            return self._locks[xxhash.xxh3_64_intdigest(keys[0]) % len(self._locks)]
+        return self._hold(sorted({xxhash.xxh3_64_intdigest(key) % len(self._locks) for key in keys}))
+
+    def all(self) -> contextlib.ExitStack:
+        return self._hold(range(len(self._locks)))
+
+    def _hold(self, numbers: Iterable[int]) -> contextlib.ExitStack:
+        with contextlib.ExitStack() as held:
+            for number in numbers:
+                held.enter_context(self._locks[number])
+            return held.pop_all()
+
+
+class DeletionLog:
+    """Ids of recent deletions that left no tombstone. Thread-safe if callers hold the stripes of the names.
+
+    A standalone store keeps no tombstones. The result of a deletion, and the write memory of the deleted object, are
+    kept here until there is an object of that name again, or until MAX_DELETIONS others have been deleted since.
+    """
+
+    def __init__(self, catalog: Catalog, max_entries: int = MAX_DELETIONS) -> None:
+        """Reads the log from the drive. Raises DriveFailed, StoreFormatError."""
+        self._max_entries = max_entries
+        self._lock = threading.Lock()
+        kept = [(key, fmt.decode_entry(value)) for key, value in catalog.scan(fmt.DELETION_PREFIX)]
+        kept.sort(key=lambda pair: pair[1].modified_ns)
+        self._entries: OrderedDict[bytes, CatalogEntry] = OrderedDict(  # guarded by _lock
+            (fmt.OBJECT_PREFIX + key[1:], entry) for key, entry in kept
+        )
+        stored = catalog.get(fmt.FORGOTTEN_KEY)
+        self.forgotten_ns = int.from_bytes(stored, "big") if stored is not None else 0
+        """Time of the newest deletion that was dropped to make room; 0 if none was."""
+        self._trimmed: list[bytes] = []  # guarded by _lock; still on the drive
+        self._trim()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes) -> CatalogEntry | None:
+        """Return the deletion of an object, as a tombstone with the deleted object's version."""
+        return self._entries.get(key)
+
+    def put(self, batch: WriteBatch, deletions: Mapping[bytes, CatalogEntry]) -> None:
+        """Add deletions to a commit; `committed` follows."""
+        with self._lock:
+            trimmed, self._trimmed = self._trimmed, []
+            if trimmed:
+                batch.put(fmt.FORGOTTEN_KEY, self.forgotten_ns.to_bytes(8, "big"))
+        for key in trimmed:  # if the commit fails, the next start trims them
+            if key not in self._entries:
+                batch.delete(fmt.DELETION_PREFIX + key[1:])
+        for key, deletion in deletions.items():
+            batch.put(fmt.DELETION_PREFIX + key[1:], fmt.encode_entry(deletion))
+
+    def committed(self, deletions: Mapping[bytes, CatalogEntry]) -> None:
+        """Keep deletions that have been committed; drop the oldest ones above the limit."""
+        if not deletions:
+            return
+        with self._lock:
+            for key, deletion in deletions.items():
+                self._entries[key] = deletion
+                self._entries.move_to_end(key)
+            self._trim()
+
+    def _trim(self) -> None:
+        while len(self._entries) > self._max_entries:
+            key, oldest = self._entries.popitem(last=False)
+            self.forgotten_ns = max(self.forgotten_ns, oldest.modified_ns)
+            self._trimmed.append(key)
+
+    def replaced(self, batch: WriteBatch, keys: Iterable[bytes]) -> None:
+        """Add to a commit that these objects exist again, with the memory of their deletions. `forget` follows."""
+        if self._entries:
+            for key in keys:
+                if key in self._entries:
+                    batch.delete(fmt.DELETION_PREFIX + key[1:])
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        if self._entries:
+            with self._lock:
+                for key in keys:
+                    self._entries.pop(key, None)
+
+
+class Transactions:
+    """Puts, deletions and tombstones of a drive that is open for writing. Thread-safe."""
 
     def __init__(
         self,
@@ -125,10 +224,7 @@ class Changes:
         elsewhere: Mapping[bytes, CatalogEntry] | None = None,
     ) -> list[CatalogEntry | LoaderError]:
         """Commit staged objects. `elsewhere`: newest entries of these names on other drives, which count as if they
-        were here.
-
-        `stage`: see `Drive.stage`.
-        """
+        were here. `stage`: see `Drive.stage`."""
         failpoint("put.staged")
         files = CommitFiles(
             self._files, self.generations, self._clock, objects, stage, epoch=self._epoch, sync=self._sync
@@ -147,35 +243,27 @@ class Changes:
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
         with self.stripes.of(keys):
             self._require_writable()
-            if self.dead_buckets:
-                self._require_buckets((pending.bucket_uuid, pending.name) for pending in objects)
-            current: dict[bytes, CatalogEntry] = {}
-            for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
-                if value is not None:
-                    current[key] = fmt.decode_entry(value)
+            self._require_buckets((pending.bucket_uuid, pending.name) for pending in objects)
+            current = self._entries(keys)
             newest = dict(current)
             for key, other in elsewhere.items():
                 if key not in newest or newest[key].version < other.version:
                     newest[key] = other
             chosen: list[_Chosen] = []
             results: list[CatalogEntry | LoaderError] = list(records)
-            floors: dict[bytes, int] = {}
             # A new name has no write memory, unless something was deleted.
             nothing_deleted = not self.deletions and not self.deletions.forgotten_ns
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
                 before = newest.get(key)
-                if (floor := floors.get(pending.bucket_uuid)) is None:
-                    floor = floors[pending.bucket_uuid] = self.retention.floor(pending.bucket_uuid)
+                floor = self.retention.floor(pending.bucket_uuid)
                 if pending.condition is not None:
-                    if before is not None and _is_mended(before, records[at], pending):
+                    if before is not None and pending.is_mended(before, records[at]):
                         newest[key] = records[at] = results[at] = records[at]._replace(writes=before.writes)
                         chosen.append(_Chosen(key, pending, records[at]))
                         continue
-                    if (settled := self.settled(pending, before)) is not None:
-                        results[at] = settled
-                        continue
-                    if (late := too_late(pending.condition, pending.name, records[at].version, floor)) is not None:
-                        results[at] = late
+                    late = too_late(pending.condition, pending.name, records[at].version, floor)
+                    if (result := self.settled(pending, before) or late) is not None:
+                        results[at] = result
                         continue
                 newer = before.version if before is not None and before[:3] >= records[at][:3] else None
                 if before is not None and newer is not None and pending.version is not None:
@@ -199,39 +287,19 @@ class Changes:
         self.defer_unlink(ended)
         return results
 
+    def _entries(self, keys: Sequence[bytes]) -> dict[bytes, CatalogEntry]:
+        """Return the current entries, including tombstones, of those names that have one."""
+        values = self._catalog.get_many(keys)
+        return {key: fmt.decode_entry(value) for key, value in zip(keys, values, strict=True) if value is not None}
+
     def settled(
         self, pending: PendingObject, before: CatalogEntry | None
     ) -> CatalogEntry | VersionConflict | OutcomeUnknown | None:
-        """Return the result of an object that is not to be committed, because an earlier try was or its condition
-        fails; None if it may be committed. `before` is the current entry of its name.
-
-        For copies only versions count. A node that brings a version has looked for earlier tries: the object may have
-        to be committed once more, but not over what has replaced it, nor over a try that was not found.
-        """
-        condition = pending.condition
-        if condition is None:
-            return None
-        remembering = before
-        if before is None and condition.write_id and self.deletions:
-            remembering = self.deletions.get(fmt.object_key(pending.bucket_uuid, pending.name))
-        may_be_done = remembering is not None and condition.write_id in remembering.writes  # verified below
-        if may_be_done and not pending.is_copy and (done := done_before(condition, remembering)) is not None:
-            if done is not remembering:
-                return done._replace(raw_metadata=fmt.encode_metadata(pending.metadata))
-            if pending.version is None:
-                return done
-            if done.version > (condition.known or Version(0, 0)):
-                return done._replace(path=SUPERSEDED)
-        if pending.version is None and condition.began_ns:
-            unknown = self._undecided(condition, pending.name, before, remembering)
-            if unknown is not None:
-                return unknown
-        return condition.fault(pending.name, before)
-
-    def _undecided(
-        self, condition: Condition | None, label: str, before: CatalogEntry | None, remembering: CatalogEntry | None
-    ) -> OutcomeUnknown | None:
-        return undecided(condition, label, remembering, self.deletions.forgotten_ns if before is None else 0)
+        """See `PendingObject.settled`."""
+        deleted = None
+        if before is None and self.deletions:
+            deleted = self.deletions.get(fmt.object_key(pending.bucket_uuid, pending.name))
+        return pending.settled(before, deleted, self.deletions.forgotten_ns)
 
     def _memory(self, key: bytes, before: CatalogEntry | None, brought: bytes, modified_ns: int) -> bytes:
         """Return the write memory of an entry that replaces another one, or a deleted one."""
@@ -310,8 +378,7 @@ class Changes:
         """Return the objects of a failed commit that the catalog does not have. The error may have come after the
         write."""
         try:
-            values = self._catalog.get_many([key for key, _, _ in chosen])
-            entered = {fmt.decode_entry(value).path for value in values if value is not None}
+            entered = {entry.path for entry in self._entries([key for key, _, _ in chosen]).values()}
         except LoaderError:
             return []  # unknown: their intents name them, for the next start
         return [entry for _, _, entry in chosen if entry.path not in entered]
@@ -335,14 +402,16 @@ class Changes:
             self._require_writable()
             gone: dict[bytes, CatalogEntry] = {}
             deletions: dict[bytes, CatalogEntry] = {}
-            for at, (name, key, value) in enumerate(zip(names, keys, self._catalog.get_many(keys), strict=True)):
-                entry = fmt.decode_entry(value) if value is not None else None
+            current = self._entries(keys)
+            for at, (name, key) in enumerate(zip(names, keys, strict=True)):
+                entry = current.get(key)
                 if condition is not None:
                     remembering = entry or self.deletions.get(key)
                     if done_before(condition, remembering) is not None:
                         results[at] = True
                         continue
-                    if (problem := self._undecided(condition, name, entry, remembering)) is not None:
+                    forgotten_ns = self.deletions.forgotten_ns if entry is None else 0
+                    if (problem := undecided(condition, name, remembering, forgotten_ns)) is not None:
                         results[at] = problem
                         continue
                     require(condition, name, entry)
@@ -352,7 +421,6 @@ class Changes:
                     if (memory or entry.writes) and (writes := after([entry], memory, now_ns)):
                         deletions[key] = fmt.tombstone(entry.version, now_ns, writes)
             ended = self._replace(dict.fromkeys(gone), gone, deletions)
-            failpoint("delete.committed")
         self.defer_unlink(ended)
         return results
 
@@ -376,8 +444,7 @@ class Changes:
         with self.stripes.of([key]):
             self._require_writable()
             self._require_buckets([(bucket_uuid, name)])
-            value = self._catalog.get(key)
-            here = before = fmt.decode_entry(value) if value is not None else None
+            here = before = self._entries([key]).get(key)
             if elsewhere is not None and (before is None or before.version < elsewhere.version):
                 before = elsewhere
             if (done := done_before(condition, before)) is not None and done is not before:
@@ -395,7 +462,6 @@ class Changes:
             modified_ns = modified_ns or time.time_ns()
             tombstone = fmt.tombstone(version, modified_ns, self._memory(key, before, writes, modified_ns))
             ended = self._replace({key: tombstone}, {key: here} if here is not None else {})
-            failpoint("delete.committed")
         self.defer_unlink(ended)
         return before, tombstone
 
@@ -407,12 +473,10 @@ class Changes:
         key = fmt.object_key(bucket_uuid, name)
         with self.stripes.of([key]):
             self._require_writable()
-            value = self._catalog.get(key)
-            before = fmt.decode_entry(value) if value is not None else None
+            before = self._entries([key]).get(key)
             if before is None or before.version > version or (tombstone and not before.is_tombstone):
                 return before
             ended = self._replace({key: None}, {key: before})
-            failpoint("delete.committed")
         self.defer_unlink(ended)
         return None
 
@@ -427,10 +491,7 @@ class Changes:
         with self.stripes.of(keys):
             self._require_writable()
             self._require_buckets((bucket_uuid, name) for name, _, _ in tombstones)
-            here: dict[bytes, CatalogEntry] = {}
-            for key, value in zip(keys, self._catalog.get_many(keys), strict=True):
-                if value is not None:
-                    here[key] = fmt.decode_entry(value)
+            here = self._entries(keys)
             newest, placed = dict(here), dict[bytes, CatalogEntry | None]()
             floor = self.retention.floor(bucket_uuid)
             for key, (name, version, writes) in zip(keys, tombstones, strict=True):
@@ -445,7 +506,6 @@ class Changes:
                 tombstone = newest[key] = placed[key] = fmt.tombstone(version, now_ns, writes)
                 results.append((before, tombstone))
             ended = self._replace(placed, {key: here[key] for key in placed if key in here})
-            failpoint("delete.committed")
         self.defer_unlink(ended)
         return results
 
@@ -472,6 +532,7 @@ class Changes:
             with self._cache.changing(entries):
                 self._catalog.write(batch, sync=self._sync)
             self.deletions.committed(deletions or {})
+        failpoint("delete.committed")
         return ended
 
     def replace_entry(self, key: bytes, entry: CatalogEntry | None, blocks: Sequence[int] = ()) -> None:
@@ -534,10 +595,3 @@ class Changes:
             self._garbage.defer_unlink(dead)
             trimmed += len(dead)
         return trimmed
-
-
-def _is_mended(before: CatalogEntry, entry: CatalogEntry, pending: PendingObject) -> bool:
-    """Whether the drive has exactly this version, and the write is to replace its damaged bytes."""
-    if pending.condition is None or not pending.condition.mends or before.is_tombstone:
-        return False
-    return (before.version, before.size_bytes, before.checksum) == (entry.version, entry.size_bytes, entry.checksum)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ais_loader.errors import Closed, DriveFailed, InvalidRequest, LoaderError, StoreReadOnly
 from storage_node.store.drive.drive import Drive
-from storage_node.store.drive.name_stripes import Stripes
+from storage_node.store.drive.transactions import Stripes
 from storage_node.store.format import CatalogEntry
 from storage_node.store.pool.placement import DrivePlacement
 from storage_node.store.pool.placement_lock import PlacementLock

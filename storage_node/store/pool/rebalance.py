@@ -45,8 +45,8 @@ from typing import NamedTuple
 from ais_loader.errors import BucketNotFound, DriveFull, LoaderError
 from storage_node.store import format as fmt
 from storage_node.store.archives.kinds import kind_of_name
+from storage_node.store.drive.commit_files import PendingObject
 from storage_node.store.drive.drive import Drive
-from storage_node.store.drive.pending import PendingObject
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry

@@ -21,8 +21,8 @@ from ais_loader.errors import (
 from storage_node.store import format as fmt
 from storage_node.store import store_record as records
 from storage_node.store.drive import clean_shutdown
+from storage_node.store.drive.commit_files import CommitFiles
 from storage_node.store.drive.drive import Drive
-from storage_node.store.drive.publish import CommitFiles
 from storage_node.store.fsck import fsck as doctor
 from storage_node.store.snapshots import Snapshot
 from storage_node.store.store import Store

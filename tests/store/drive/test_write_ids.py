@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ais_loader.errors import InvalidRequest, ObjectNotFound, OutcomeUnknown
-from storage_node.store.drive.deletion_log import DeletionLog
 from storage_node.store.drive.preconditions import Condition, parse_condition
+from storage_node.store.drive.transactions import DeletionLog
 from storage_node.store.format import CatalogEntry, Version, decode_entry, encode_entry, tombstone
 from storage_node.store.store import Store
 from storage_node.store.write_memory import (

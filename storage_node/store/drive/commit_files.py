@@ -1,19 +1,126 @@
-"""Publication of one commit's files: one for each object, and one segment for all small ones, if there are several."""
+"""Commit files: staged objects, the generations that a drive issues for them, and the files of one commit.
+
+A commit has one file for each object, and one segment for all small ones, if there are several.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from ais_loader.errors import OutcomeUnknown, StoreFormatError, VersionConflict
 from storage_node.store import format as fmt
-from storage_node.store.drive.pending import PendingObject
-from storage_node.store.drive.sequence import SequenceNumbers
+from storage_node.store.drive.catalog import REBUILD_HINT, Catalog, WriteBatch
+from storage_node.store.drive.preconditions import Condition, done_before, undecided
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.segment_writer import SegmentDraft
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.write_memory import SUPERSEDED
+
+_RESERVED_AT_ONCE = 1 << 16
+
+
+@dataclass(slots=True)
+class PendingObject:
+    """Staged file with the name under which it will become visible."""
+
+    bucket_uuid: bytes
+    name: str
+    file: StagedFile
+    metadata: dict[str, str]
+    version: Version | None = None
+    """None: the drive issues one above what it has. Otherwise it has to be newer than what the drive has."""
+    modified_ns: int = 0
+    """0: the time of the commit."""
+    damaged: CatalogEntry | None = None
+    """Original entry of an object with damaged bytes. It is kept, so that the object remains detectable as damaged."""
+    damaged_blocks: Sequence[int] = ()
+    condition: Condition | None = None
+    """Condition on the current object. If it does not hold, this object is not committed."""
+    writes: bytes = b""
+    """Write memory, in addition to what its drive knows of the name; see `write_memory`."""
+    is_copy: bool = False
+    """Whether it copies an object of another node or drive. It is then not a write that may have been done already."""
+
+    def is_mended(self, before: CatalogEntry, entry: CatalogEntry) -> bool:
+        """Whether the drive has exactly this version, and the write is to replace its damaged bytes."""
+        if self.condition is None or not self.condition.mends or before.is_tombstone:
+            return False
+        return (before.version, before.size_bytes, before.checksum) == (entry.version, entry.size_bytes, entry.checksum)
+
+    def settled(
+        self, before: CatalogEntry | None, deleted: CatalogEntry | None, forgotten_ns: int
+    ) -> CatalogEntry | VersionConflict | OutcomeUnknown | None:
+        """Return the result of this object if it is not to be committed, because an earlier try was or its condition
+        fails; None if it may be committed.
+
+        For copies only versions count. A node that brings a version has looked for earlier tries: the object may have
+        to be committed once more, but not over what has replaced it, nor over a try that was not found.
+
+        Args:
+            before: the current entry of its name.
+            deleted: deletion of the object that had its name, if there is no entry.
+            forgotten_ns: time of the newest deletion that was forgotten.
+        """
+        condition = self.condition
+        if condition is None:
+            return None
+        remembering = deleted if before is None else before
+        may_be_done = remembering is not None and condition.write_id in remembering.writes  # verified below
+        if may_be_done and not self.is_copy and (done := done_before(condition, remembering)) is not None:
+            if done is not remembering:
+                return done._replace(raw_metadata=fmt.encode_metadata(self.metadata))
+            if self.version is None:
+                return done
+            if done.version > (condition.known or Version(0, 0)):
+                return done._replace(path=SUPERSEDED)
+        if self.version is None and condition.began_ns:
+            unknown = undecided(condition, self.name, remembering, 0 if before is not None else forgotten_ns)
+            if unknown is not None:
+                return unknown
+        return condition.fault(self.name, before)
+
+
+class SequenceNumbers:
+    """Numbers that a drive issues only once, across all crashes: the generations of its files. Thread-safe.
+
+    They are reserved in the catalog in large ranges, so that taking one is free. A crash skips numbers.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        """Raises LoaderError."""
+        self._catalog = catalog
+        self._lock = threading.Lock()
+        stored = catalog.get(fmt.COUNTER_KEY)
+        self._next = self._reserved = int.from_bytes(stored or b"\1", "big")  # guarded by _lock
+        if self._next > fmt.MAX_GENERATION:
+            raise StoreFormatError(
+                f"{catalog.path}: {self._next} is no generation that a drive comes to; {REBUILD_HINT}"
+            )
+
+    @property
+    def next(self) -> int:
+        """The next number to be issued."""
+        return self._next
+
+    def take(self, count: int = 1) -> int:
+        """Return the first of `count` consecutive numbers. Raises LoaderError."""
+        with self._lock:
+            first = self._next
+            if first + count > self._reserved:
+                # Always synced, whatever the durability: a counter that went back would give two files the same name.
+                batch = WriteBatch(raw_mode=True)
+                reserved = first + count - 1 + _RESERVED_AT_ONCE
+                batch.put(fmt.COUNTER_KEY, reserved.to_bytes(8, "big"))
+                self._catalog.write(batch, sync=True)
+                self._reserved = reserved
+            self._next = first + count
+            return first
 
 
 class CommitFiles:
