@@ -43,8 +43,8 @@ ais_loader.integrations
 """
 NODE = f"""
 {WIRE}
-storage_node.store.checked_json storage_node.store.checksum storage_node.store.commit_mark storage_node.store.failpoints
-storage_node.store.names storage_node.store.permissions storage_node.store.wall_clock
+storage_node.store.checksum storage_node.store.commit_mark storage_node.store.failpoints storage_node.store.names
+storage_node.store.permissions
 storage_node.store.format
 storage_node.store.write_memory
 storage_node.store.files
@@ -57,7 +57,7 @@ storage_node.store.record_keeper
 storage_node.store.pool.membership
 storage_node.store
 storage_node.store.read
-storage_node.store.compose storage_node.store.member_listing storage_node.store.scrub storage_node.store.tar_append
+storage_node.store.compose storage_node.store.scrub
 storage_node.store.fsck
 storage_node.settings
 storage_node.limits

@@ -38,18 +38,16 @@ from storage_node.promote.job import Job
 from storage_node.promote.walk import Wanted
 from storage_node.store.archives.kinds import can_reframe
 from storage_node.store.archives.limits import ShardLimits
-from storage_node.store.compose import compose_object
+from storage_node.store.compose import compose_object, tar_end
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.format import CatalogEntry
-from storage_node.store.member_listing import list_members
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.batch_reader import IMPLEMENTATION
-from storage_node.store.read.object_reader import open_member, open_object
+from storage_node.store.read.object_reader import list_members, open_member, open_object
 from storage_node.store.reframe_on_put import content_of
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.summary import Tally
-from storage_node.store.tar_append import tar_end
 from storage_node.store.write import Upload
 
 if TYPE_CHECKING:

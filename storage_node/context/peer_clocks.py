@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Container, Mapping
 from typing import NamedTuple
 
-from storage_node.store.wall_clock import LAST_MS, advice, shown
+from storage_node.store.drive.version_clock import LAST_MS, advice, shown
 
 FORGOTTEN_S = 600.0
 """Reports older than this are ignored."""

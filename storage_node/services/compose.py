@@ -25,8 +25,7 @@ from storage_node.services.errors import Context, abort
 from storage_node.services.objects import ObjectsService
 from storage_node.services.streaming import bounded, bounded_responses
 from storage_node.store.checksum import combine, crc32c
-from storage_node.store.compose import check_parts, composed_metadata, done_earlier, require_unreserved
-from storage_node.store.tar_append import tar_end
+from storage_node.store.compose import check_parts, composed_metadata, done_earlier, require_unreserved, tar_end
 
 PROGRESS_S = 1.0
 

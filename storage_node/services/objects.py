@@ -34,9 +34,8 @@ from storage_node.store.compose import done_earlier, require_unreserved
 from storage_node.store.drive.preconditions import Condition, condition_of, parse_condition
 from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import PAGE_BYTES
-from storage_node.store.member_listing import list_members
 from storage_node.store.read.batch_reader import IMPLEMENTATION
-from storage_node.store.read.object_reader import MemberReader, ObjectReader, open_member, open_object
+from storage_node.store.read.object_reader import MemberReader, ObjectReader, list_members, open_member, open_object
 from storage_node.store.replica_state import ListedPage
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord

@@ -1,17 +1,21 @@
-"""Combination of CRC-32C checksums: an object's checksum follows from those of its blocks, without reading the bytes.
+"""Checksums, all CRC-32C: those of objects, combined from those of their blocks, and those of small JSON files.
 
-Source: appending n bytes multiplies the remainder by x**(8 n) modulo the polynomial, so two remainders can be added
-after one multiplication.
+An object's checksum follows from those of its blocks, without reading the bytes. Source: appending n bytes multiplies
+the remainder by x**(8 n) modulo the polynomial, so two remainders can be added after one multiplication.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 from ais_loader.wire.checksum import crc32c
+from ais_loader.errors import StoreFormatError
 
-__all__ = ["combine", "combine_blocks", "crc32c"]
+__all__ = ["combine", "combine_blocks", "crc32c", "decode_checked", "encode_checked"]
 
 _POLYNOMIAL = 0x82F63B78  # bit 31 stands for x**0, here and in every checksum
 
@@ -70,3 +74,21 @@ def _power_of_x8(exponent: int) -> int:
         square = _multiply(square, square)
         exponent >>= 1
     return power
+
+
+def encode_checked(kind: str, version: int, fields: dict[str, Any]) -> bytes:
+    """Encode the fields of a small file under the key `kind`: a JSON text with its checksum and a format version."""
+    body = json.dumps(fields, sort_keys=True)
+    return json.dumps({"format": version, "checksum": crc32c(body.encode()), kind: body}).encode()
+
+
+def decode_checked(kind: str, version: int, data: bytes, source: Path) -> dict[str, Any]:
+    """Decode fields. Raises StoreFormatError for another version or a damaged file; ValueError, KeyError, TypeError,
+    AttributeError for anything that `encode_checked` never writes."""
+    outer = json.loads(data)
+    if outer["format"] != version:
+        raise StoreFormatError(f"{source}: format {outer['format']}; this version reads format {version}")
+    if crc32c(outer[kind].encode()) != outer["checksum"]:
+        raise StoreFormatError(f"{source}: the checksum does not match, the file is damaged")
+    fields: dict[str, Any] = json.loads(outer[kind])
+    return fields

@@ -19,13 +19,12 @@ from ais_loader.errors import (
 from ais_loader.name_matching import PATTERN_HINT, is_pattern
 from storage_node.store.buckets import Buckets
 from storage_node.store.drive.preconditions import parse_version
-from storage_node.store.drive.version_clock import VersionClock, ms_of
+from storage_node.store.drive.version_clock import VersionClock, advice, ms_of, shown
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, check_object_name, object_name_fault, shown_name
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.stale_replicas import ReplicaStale, StaleReplicas
-from storage_node.store.wall_clock import advice, shown
 from storage_node.store.write import WriteRouter
 
 

@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass
 
 from ais_loader.errors import CorruptObject, StoreFormatError
 from storage_node.store import format as fmt
-from storage_node.store.checked_json import decode_checked, encode_checked
-from storage_node.store.checksum import crc32c
+from storage_node.store.checksum import crc32c, decode_checked, encode_checked
 from storage_node.store.damaged_copies import DamagedCopies
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.drive import Drive

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ais_loader.errors import StoreFormatError
-from storage_node.store.checked_json import decode_checked, encode_checked
+from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.commit_mark import commit_mark
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.segment_format import SEGMENT_FORMAT

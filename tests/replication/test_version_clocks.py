@@ -21,8 +21,7 @@ from ais_loader.wire.generated import ais_snapshot_copies_pb2 as keep_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as keep_rpc
 from storage_node.cluster.repair.reconcile import Reconciler
 from storage_node.server import NodeServer
-from storage_node.store import wall_clock
-from storage_node.store.drive.version_clock import at_ms
+from storage_node.store.drive.version_clock import at_ms, machine_ms
 from storage_node.store.format import Version
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import Writer, held
@@ -197,7 +196,7 @@ def test_a_snapshot_that_would_lack_an_object_is_not_made_and_the_next_one_has_i
     """Clocks that have not heard of what their own drives hold; each object is on one node."""
     with LocalCluster(tmp_path, 2, copies=1, spread=[f"n{at}" for at in range(20)]) as cluster:
         names = {f"n{at}" for at in range(20)}
-        far = wall_clock.wall_ms() + 30_000
+        far = machine_ms() + 30_000
         ahead = cluster.names_of(1, names)[0]
         with connect(",".join(node.url for node in cluster.nodes)) as client:
             bucket = client.bucket(BUCKET)
@@ -205,7 +204,7 @@ def test_a_snapshot_that_would_lack_an_object_is_not_made_and_the_next_one_has_i
                 bucket.put(name, b"1")
             cluster.put_on(1, {ahead: b"2"}, {ahead: Version(1, at_ms(far), 2)})
             for number in forgetful:
-                store_of(cluster.nodes[number]).clock._next = at_ms(wall_clock.wall_ms() + 1)
+                store_of(cluster.nodes[number]).clock._next = at_ms(machine_ms() + 1)
             with pytest.raises(StoreFormatError, match=f"would lack '{ahead}'"):
                 bucket.snapshot("s")
             assert bucket.snapshots() == []
@@ -221,7 +220,7 @@ YEAR_MS = 365 * 24 * HOUR_MS
 
 
 def set_wall(node: NodeServer, offset_ms: int) -> None:
-    store_of(node).clock.wall_ms = lambda: wall_clock.wall_ms() + offset_ms
+    store_of(node).clock.wall_ms = lambda: machine_ms() + offset_ms
 
 
 def problem_of(node: NodeServer, name: str, how: str) -> str | None:
@@ -302,7 +301,7 @@ def test_what_has_a_version_of_a_year_from_now_is_read_repaired_replaced_deleted
         LocalCluster(tmp_path, 2, copies=2, repair_interval_s=0.2, max_clock_offset_s=600.0) as cluster,
         connect(",".join(node.url for node in cluster.nodes)) as client,
     ):
-        far = Version(1, at_ms(wall_clock.wall_ms() + YEAR_MS), 1)
+        far = Version(1, at_ms(machine_ms() + YEAR_MS), 1)
         cluster.put_on(0, {"a": b"far", "b": b"far"}, {"a": far, "b": far})
         bucket = client.bucket(BUCKET)
         cluster.nodes[0].repair.wake()
@@ -328,7 +327,7 @@ def test_a_node_that_wrote_with_its_clock_ahead_goes_on_writing_when_that_is_rig
         cluster.map.bucket[0].min_copies = 3
         cluster.learn()
         assert problem_of(cluster.nodes[1], "x", "put") is None
-        cluster.put_on(0, {"alone": b"far"}, {"alone": Version(1, at_ms(wall_clock.wall_ms() + 2 * HOUR_MS), 1)})
+        cluster.put_on(0, {"alone": b"far"}, {"alone": Version(1, at_ms(machine_ms() + 2 * HOUR_MS), 1)})
         assert problem_of(cluster.nodes[0], "x", how) is None
         assert [value(node, "x") for node in cluster.nodes] == [None if how.startswith("delete") else b"new"] * 3
         assert problem_of(cluster.nodes[2], "x", "put") is None
@@ -343,7 +342,7 @@ def test_a_new_version_of_a_clock_far_ahead_is_refused_and_a_copy_of_it_is_not(t
     with LocalCluster(tmp_path, 2, copies=2) as cluster, peer_of(cluster.nodes[0]) as channel:
         node = cluster.nodes[0]
         bucket = wire.BucketRef(name=BUCKET, uuid=cluster.map.bucket[0].uuid)
-        far = wire.ObjectVersion(epoch=1, counter=at_ms(wall_clock.wall_ms() + HOUR_MS), node=2)
+        far = wire.ObjectVersion(epoch=1, counter=at_ms(machine_ms() + HOUR_MS), node=2)
         group = wire.WriteGroup(
             object=[pb.SmallObject(bucket=BUCKET, name="a", data=b"2")], bucket_uuid={BUCKET: bucket.uuid}
         )

@@ -22,7 +22,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus import acceptor
 from storage_node.cluster.consensus.acceptor import AcceptorState
 from storage_node.store import store_record as records
-from storage_node.store.checked_json import decode_checked, encode_checked
+from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.drive.identity import CLUSTER_FILE_NAME
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.store import Store

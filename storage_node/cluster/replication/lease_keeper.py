@@ -36,7 +36,7 @@ from storage_node.cluster.replication.read_lease import (
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.context.channels import REACH_TIMEOUT_S, Channels
 from storage_node.context.node import Node
-from storage_node.store.checked_json import decode_checked, encode_checked
+from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.format import Version
 from storage_node.store.permissions import private
 

@@ -37,10 +37,9 @@ from storage_node.cluster.replication.locks import DRAIN_S, HOLD_S
 from storage_node.cluster.snapshots.converge import KEEP_TIMEOUT_S
 from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
 from storage_node.context.membership import Membership
-from storage_node.store.drive.version_clock import VersionClock, ms_of
+from storage_node.store.drive.version_clock import VersionClock, advice, ms_of, shown
 from storage_node.store.failpoints import failpoint
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_snapshot_name
-from storage_node.store.wall_clock import advice, shown
 
 CHANGE_TIMEOUT_S = 20.0
 CUT_TIMEOUT_S = 8.0

@@ -15,10 +15,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 from ais_loader.errors import InvalidRequest, LoaderError, StoreFormatError
 from storage_node.store import format as fmt
-from storage_node.store import wall_clock
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 
 LOGICAL_BITS = 16
@@ -30,6 +30,24 @@ RESERVED_MS = 1000
 _RESERVED_AHEAD = 1 << LOGICAL_BITS
 """Reserved when the clock is ahead of the wall clock, so that repeated crashes add little."""
 MAX_OFFSET_MS = 60_000
+LAST_MS = 250_000_000_000_000
+"""The last time that is shown, in the year 9892."""
+
+
+def machine_ms() -> int:
+    """Return milliseconds since 1970, by this machine's wall clock."""
+    return time.time_ns() // 1_000_000
+
+
+def shown(time_ms: int) -> str:
+    """Format a time in UTC, for people."""
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=max(0, min(time_ms, LAST_MS)))
+    return moment.isoformat(sep=" ", timespec="milliseconds")
+
+
+def advice(most_ms: int) -> str:
+    """Return advice on two clocks that differ too much."""
+    return f"they may differ by {most_ms / 1000:g} s: set them right (NTP), or raise max_clock_offset_s on all nodes"
 
 
 def at_ms(time_ms: int) -> int:
@@ -55,7 +73,7 @@ class VersionClock:
 
     def __init__(self, wall_ms: Callable[[], int] | None = None) -> None:
         """`wall_ms` returns milliseconds since 1970; None for this machine's clock."""
-        self.wall_ms = wall_ms or wall_clock.wall_ms
+        self.wall_ms = wall_ms or machine_ms
         self.max_offset_ms = MAX_OFFSET_MS
         """Maximum offset between the clocks of nodes."""
         self._lock = threading.Lock()

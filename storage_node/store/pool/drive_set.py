@@ -15,8 +15,7 @@ from ais_loader.errors import Closed, DriveFailed, InvalidRequest, LoaderError, 
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.transactions import Stripes
 from storage_node.store.format import CatalogEntry
-from storage_node.store.pool.placement import DrivePlacement
-from storage_node.store.pool.placement_lock import PlacementLock
+from storage_node.store.pool.placement import DrivePlacement, PlacementLock
 from storage_node.store.store_record import StoreRecord
 
 

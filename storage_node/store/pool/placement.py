@@ -7,9 +7,14 @@ later one therefore has the newer entry, unless a drive owned the name twice: th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import NamedTuple
 
+from ais_loader.errors import Closed
 from ais_loader.wire.placement import Candidate, ranked
 from storage_node.store.store_record import StoreRecord
 
@@ -69,3 +74,63 @@ def _changes(uuid: str, sets: Sequence[Sequence[str]]) -> int:
     """Count how often a drive was added or removed."""
     there = [uuid in drives for drives in sets]
     return sum(there[at] != there[at - 1] for at in range(1, len(there)))
+
+
+class PlacementLock:
+    """Readers-writer lock: shared by object writes, exclusive for placement changes.
+
+    Not reentrant, in either mode. Thread-safe. In a forked child it raises Closed.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._inside = 0  # guarded by _lock
+        self._closed = False  # guarded by _lock
+
+    def shared(self) -> PlacementLock:
+        """Return the context manager of the shared mode, the same one for all: a generator for every write would be
+        slower. Entering it raises Closed in a process that inherited the lock."""
+        return self
+
+    def __enter__(self) -> None:
+        self._require_own_process()
+        with self._lock:
+            while self._closed:
+                self._changed.wait()
+            self._inside += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._closed and not self._inside:
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait for all holders, and exclude new ones. Raises Closed as `shared` does."""
+        self._require_own_process()
+        with self._changed:
+            while self._closed:
+                self._changed.wait()
+            self._closed = True
+            while self._inside:
+                self._changed.wait()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._closed = False
+                self._changed.notify_all()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process has it through a fork."""
+        return self._pid != os.getpid()
+
+    def _require_own_process(self) -> None:
+        if self.is_inherited:
+            raise Closed("the store was opened before a fork; open it again in the child")
