@@ -33,7 +33,6 @@ from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.node import NodeSnapshots
 from storage_node.context.caller import read_secret
-from storage_node.context.channels import Channels
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import NodeRegistry
@@ -114,6 +113,7 @@ class Assembly:
         node: Node,
         membership: Membership,
         acceptor_store: AcceptorStore,
+        confirmation: MapConfirmation,
         at: Addresses,
         version: str,
         *,
@@ -128,9 +128,9 @@ class Assembly:
             environments: where packages that transforms require can be installed.
         """
         config = node.config
-        self.batches = batches = BatchService(node)
-        self.confirmation = MapConfirmation(membership, acceptor_store, Channels(node.caller))
-        node.confirm_map = self.confirmation.require
+        self.etl = etl = _etl_of(node, membership, environments)
+        self.batches = BatchService(node, etl)
+        self.confirmation = confirmation
         self.methods = Methods(RequestReader(node.unread, config.message_timeout_s))
         self.check = PeerCheck(node, membership, at.peer_port, at.port)
         self.writes = writes = WriteCoordinator(
@@ -142,12 +142,14 @@ class Assembly:
         self.promote = PromoteService(node, membership, writes)
         self.repair = repair = Repair(node, membership, writes, at.peer_endpoint)
         self.snapshots = NodeSnapshots(node, membership, writes, repair)
-        self.drives = DriveManager(node, membership, acceptor_store, repair, homes)
-        self.drives.require_free = lambda folder: require_apart(
-            config.promote_roots, [folder], config.etl_command_paths
+        self.drives = DriveManager(
+            node,
+            membership,
+            acceptor_store,
+            repair,
+            homes,
+            lambda folder: require_apart(config.promote_roots, [folder], config.etl_command_paths),
         )
-        self.etl = etl = _etl_of(node, membership, environments)
-        batches.resources.etl = etl
         self.jobs = jobs_of_node(
             node, membership, writes, etl.transforms if transforms is None else transforms(node), etl
         )
@@ -196,7 +198,7 @@ class Assembly:
             listeners,
             Part(stop=self.promote.stop),
             Part(stop=self.batches.stop),
-            Part(self.repair.start, self.repair.stop),
+            Part(lambda: self.repair.start(self.snapshots.repair.pass_), self.repair.stop),
             Part(self.drives.start, self.drives.stop),
             Part(lambda: background.start(self._endless()), background.stop),
         ]

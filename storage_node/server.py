@@ -25,8 +25,10 @@ from ais_loader.version import __version__
 from ais_loader.wire.generated import ais_batch_pb2
 from storage_node.assembly import Addresses, Assembly, Part, start, stop
 from storage_node.batch.session import BatchService
+from storage_node.cluster.map.confirmation import MapConfirmation
 from storage_node.cluster.map.open import open_membership
-from storage_node.context.caller import make_secret
+from storage_node.context.caller import Caller, make_secret, read_secret
+from storage_node.context.channels import Channels
 from storage_node.context.node import Node
 from storage_node.etl.values import Transforms
 from storage_node.etl.worker.environments import Environments
@@ -199,11 +201,16 @@ class NodeServer:
         readers = ThreadPoolExecutor(self.config.read_threads, thread_name_prefix="ais-loader-read")
         openers = ThreadPoolExecutor(self.config.archive_threads, thread_name_prefix="ais-loader-archive")
         with readers, openers, ExitStack() as held:
-            node = Node(self._store, self.config, readers, openers, self.membership)
+            membership, acceptor_store = self.membership, self._acceptor_store
+            secret = read_secret(self.config.peer_secret_file)
+            caller = Caller(secret, membership.node_uuid, lambda: membership.map_version)
+            confirmation = MapConfirmation(membership, acceptor_store, Channels(caller))
+            node = Node(self._store, self.config, readers, openers, membership, caller, confirmation.require)
             assembly = Assembly(
                 node,
-                self.membership,
-                self._acceptor_store,
+                membership,
+                acceptor_store,
+                confirmation,
                 self._addresses(),
                 __version__,
                 homes=list(map(Path, self._drives)),

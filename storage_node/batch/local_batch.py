@@ -58,8 +58,7 @@ class LocalBatch:
 
         Raises LoaderError, Busy, Gone.
         """
-        membership = self._resources.node.membership
-        view = membership.view if membership is not None else None
+        view = self._resources.node.membership.view
         if self._request.local and view is not None and 0 < self._request.map_version < view.version:
             raise StaleMap(f"planned with map {self._request.map_version}, this node has {view.version}")
         batch = await look_up(self._resources, self._request.tenant, self._request)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 
-from ais_loader.errors import Unsupported
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -29,7 +28,7 @@ _PARTS_PER_BATCH = 16
 class BatchResources:
     """Resources that all batches of a node share. Belongs to the node's event loop."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, etl: LocalEtl) -> None:
         config = node.config
         self.node = node
         self.budget = MemoryBudget(config.memory_bytes)
@@ -60,8 +59,7 @@ class BatchResources:
         self._request_bytes: dict[CallSlot, int] = {}
         self._answer_bytes: dict[CallSlot, int] = {}
         """Sizes of responses that are collected before they are sent."""
-        self.etl: LocalEtl | None = None
-        """None if this node runs no transforms."""
+        self.etl = etl
         self.slots = FrameSlots(self.budget, config.tenant_weights, config.read_threads + 1)
         self.readahead = Readahead(config.readahead_bytes, config.readahead_threads)
 
@@ -124,8 +122,6 @@ class BatchResources:
 
     async def transformed(self, request: pb.BatchRequest) -> TransformedRun:
         """Return the entries of a request with transforms. The caller closes it. Raises InvalidRequest, Unsupported."""
-        if self.etl is None:
-            raise Unsupported("this node runs no transforms")
         return await self.etl.run(request)
 
     async def throttle(self) -> None:

@@ -22,6 +22,7 @@ from storage_node.batch.outcomes import Busy, Gone
 from storage_node.batch.resources import BatchResources
 from storage_node.batch.transformed_batch import TransformedBatch
 from storage_node.context.node import Node
+from storage_node.etl.local_etl import LocalEtl
 from storage_node.limits.call_slots import MAX_TENANT, CallSlot, CallSlots, current_tenant
 from storage_node.limits.counters import BatchTally, clock_s
 from storage_node.limits.memory_budget import Credit
@@ -53,9 +54,9 @@ class OutgoingLane(Outgoing, Protocol):
 class BatchService:
     """Sessions of a node and their shared resources. Belongs to the node's event loop."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, etl: LocalEtl) -> None:
         self.node = node
-        self.resources = BatchResources(node)
+        self.resources = BatchResources(node, etl)
         self.stopping = False
         self._sessions: set[_Session] = set()
         self.session_slots = CallSlots(node.config.max_sessions, node.config.still_s, node.config.tenant_weights)
@@ -238,10 +239,8 @@ class _Session:
             answer = answer_inline(node.store, request, batch_id, node.membership)
             if answer is None and self._sends_files and not node.load.pause()[0]:
                 answer = answer_from_file(node.store, request, batch_id, node.membership)
-        elif etl is not None:
-            answer = answer_kept(node.store, etl, request, batch_id, node.membership)
         else:
-            return None
+            answer = answer_kept(node.store, etl, request, batch_id, node.membership)
         if answer is not None:
             service.resources.slots.charge(tenant, answer[1])
         return answer
@@ -352,8 +351,8 @@ class _Session:
         if request.first_index + len(request.name) > 1 << 32:
             raise InvalidRequest(f"first_index={request.first_index}: indexes have 32 bits")
         membership = service.node.membership
-        view = membership.view if membership is not None and not request.local else None
-        if view is not None and membership is not None:
+        view = membership.view if not request.local else None
+        if view is not None:
             routing = await service.node.read(
                 ReplicaRouting,
                 view,

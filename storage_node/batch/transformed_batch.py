@@ -37,8 +37,7 @@ class TransformedBatch:
 
     async def run(self) -> pb.End:
         """Return the END that is still to be sent. Raises LoaderError, Busy, Gone."""
-        membership = self._resources.node.membership
-        view = membership.view if membership is not None else None
+        view = self._resources.node.membership.view
         if self._request.local and view is not None and 0 < self._request.map_version < view.version:
             raise StaleMap(f"planned with map {self._request.map_version}, this node has {view.version}")
         run = await self._resources.transformed(self._request)

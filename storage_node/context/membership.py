@@ -48,6 +48,25 @@ class Membership:
         view = self.view
         return None if view is None else view.position.get(self.node_uuid)
 
+    @property
+    def map_version(self) -> int:
+        """Version of the newest map known here; 0 without one."""
+        view = self.view
+        return view.version if view is not None else 0
+
+    def is_owner(self, bucket_uuid: bytes, name: str) -> bool:
+        """Whether this node surely knows the newest version, by the newest map. A former owner may not have been told
+        of later writes, nor a new owner of earlier ones."""
+        view, position = self.view, self.position
+        bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
+        return view is None or bucket is None or position in view.sure_owners(bucket, name)
+
+    def is_holder(self, bucket_uuid: bytes, name: str) -> bool:
+        """Whether this node is an owner, or was one before the last change of the map."""
+        view, position = self.view, self.position
+        bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
+        return view is None or bucket is None or position in view.holders(bucket, [name])[0]
+
     def learn(self, map_: pb.ClusterMap) -> int:
         """Use a committed map if it is newer; return the version that is known then. Raises ValueError."""
         view = ClusterView(map_)

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from typing import TypeVar
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.context.caller import Caller, read_secret
+from storage_node.context.caller import Caller
 from storage_node.context.membership import Membership
 from storage_node.context.peer_clocks import PeerClocks
 from storage_node.limits.call_slots import CallSlots, Streams, current_tenant
@@ -41,7 +41,8 @@ class Node:
     Args:
         readers: threads that wait for drives.
         archive_openers: threads for jobs that may take as long as reading an archive.
-        membership: None for a node outside of any cluster.
+        caller: the identity with which this node calls others.
+        confirm_map: raises if a map is not to be trusted.
     """
 
     def __init__(
@@ -50,15 +51,15 @@ class Node:
         config: ServerConfig,
         readers: Executor,
         archive_openers: Executor,
-        membership: Membership | None = None,
+        membership: Membership,
+        caller: Caller,
+        confirm_map: Callable[[pb.ClusterMap], Awaitable[None]],
     ) -> None:
         self.store = store
         self.config = config
         self.membership = membership
-        self.caller = Caller(read_secret(config.peer_secret_file), bytes.fromhex(store.store_uuid), self._map_version)
-        """Identity with which this node calls others."""
-        self.confirm_map: Callable[[pb.ClusterMap], Awaitable[None]] | None = None
-        """Raises if a map is not to be trusted."""
+        self.caller = caller
+        self._confirm_map = confirm_map
         self.peer_clocks = PeerClocks(lambda: store.clock.wall_ms())
         store.clock.max_offset_ms = round(config.max_clock_offset_s * 1000)
         self.metrics = NodeMetrics()
@@ -90,25 +91,17 @@ class Node:
 
     @property
     def map_version(self) -> int:
-        """Version of the newest map known here; 0 without one."""
-        view = self.membership.view if self.membership is not None else None
-        return view.version if view is not None else 0
+        """See `Membership.map_version`."""
+        return self.membership.map_version
 
     def limits(self) -> dict[str, str]:
         """Return the configuration's limits, with those that were determined at the start."""
         return self.config.limits() | {"critical_memory_bytes": str(self.load.critical_bytes)}
 
-    def _map_version(self) -> int:
-        view = self.membership.view if self.membership is not None else None
-        return view.version if view is not None else 0
-
     async def learn(self, map_: pb.ClusterMap) -> int:
         """See Membership.learn. One map at a time, and so on one reader thread: deleting a bucket takes time."""
-        if self.membership is None:
-            raise ValueError("this node keeps no map")
         async with self._learning:
-            if self.confirm_map is not None:
-                await self.confirm_map(map_)
+            await self._confirm_map(map_)
             return await self.read(self.membership.learn, map_)
 
     async def open_archives(self, tenant: str, function: Callable[..., T], *arguments: object) -> T:

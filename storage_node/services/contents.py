@@ -112,9 +112,7 @@ class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
             answer = await self._node.read(write_tombstones, self._node.store, request)
         except LoaderError as error:
             await abort(context, error)
-        membership = self._node.membership
-        view = membership.view if membership is not None else None
-        answer.map_version = view.version if view is not None else 0  # the version after the change
+        answer.map_version = self._node.map_version  # the version after the change
         return answer
 
     async def ListNames(self, request: pb.ListNamesRequest, context: Context) -> pb.ListNamesResponse:

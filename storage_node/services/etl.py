@@ -74,8 +74,8 @@ class PeerStates:
 
     async def __call__(self, request: pb.TransformStateRequest) -> dict[bytes, pb.TransformStateResponse | None]:
         membership = self._node.membership
-        view = membership.view if membership is not None else None
-        if membership is None or view is None:
+        view = membership.view
+        if view is None:
             return {}
         others = [one for one in view.nodes if one.uuid != membership.node_uuid]
         answers = await asyncio.gather(*(self._ask(one.peer_endpoint, request) for one in others))

@@ -152,7 +152,7 @@ class PeerParts:
     async def parts(
         self, nodes: Sequence[bytes], request: pb.JobPartRequest
     ) -> Mapping[bytes, pb.JobPartResponse | None]:
-        view = self._node.membership.view if self._node.membership is not None else None
+        view = self._node.membership.view
         if view is None:
             return {}
         endpoints = {node.uuid: node.peer_endpoint for node in view.nodes}

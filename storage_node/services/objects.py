@@ -276,7 +276,6 @@ class ObjectsService:
     @counted("list")
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
         most = min(request.page_size or 1000, MAX_PAGE_SIZE)
-        membership = self._node.membership
 
         def look() -> ListedPage:
             return self._store.replicas.page(
@@ -297,18 +296,17 @@ class ObjectsService:
                 in_doubt=page.in_doubt,
             )
 
-        oldest = membership.lease.version if membership is not None else 0
+        oldest = self._node.membership.lease.version
         try:
             page = await self._node.read(look)
             shown = await self._writes.not_deleted(request.bucket, page.objects)
             response = await self._node.read(answer, page, shown)
         except errors.LoaderError as error:
             await abort(context, error)
-        if membership is not None:
-            response.oldest_map_version = oldest
-            if (let_go_s := self._store.replicas.let_go_s) is not None:
-                response.let_go_ms = int((time.monotonic() - let_go_s) * 1000)
-            response.map_version = self._node.map_version
+        response.oldest_map_version = oldest
+        if (let_go_s := self._store.replicas.let_go_s) is not None:
+            response.let_go_ms = int((time.monotonic() - let_go_s) * 1000)
+        response.map_version = self._node.map_version
         return response
 
     @bounded

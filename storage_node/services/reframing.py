@@ -28,8 +28,7 @@ class Reframing:
     def _wanted(self, bucket: str, name: str) -> bool:
         if not can_reframe(name):
             return False
-        membership = self._node.membership
-        view = membership.view if membership is not None else None
+        view = self._node.membership.view
         if view is not None and bucket in view.buckets:
             return view.buckets[bucket].reframe
         found = self._store.find_bucket(bucket)

@@ -52,8 +52,7 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
                     await stream.waiting(context.write(response))
 
     async def Newest(self, request: wire.NewestRequest, context: Context) -> wire.NewestResponse:
-        membership = self._node.membership
-        map_version = membership.lease.version if membership is not None else 0
+        map_version = self._node.membership.lease.version
         return await self._answer(functools.partial(replica.newest, map_version=map_version), request, context)
 
     async def Bury(self, request: wire.BuryRequest, context: Context) -> wire.BuryResponse:
@@ -68,8 +67,7 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
         return await self._answer(replica.forget, request, context)
 
     def _known_map(self) -> int:
-        membership = self._node.membership
-        return 0 if membership is None or membership.view is None else membership.view.version
+        return self._node.map_version
 
     async def _answer(self, function: Callable[[Store, Q], R], request: Q, context: Context) -> R:
         try:

@@ -77,8 +77,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
         return pb.ReleaseResponse(held=self._commit_barrier.release(request.bucket.uuid, request.attempt))
 
     async def Seen(self, request: pb.SeenRequest, context: Context) -> pb.SeenResponse:
-        membership = self._node.membership
-        map_version = membership.lease.version if membership is not None else 0  # recorded before the look-up
+        map_version = self._node.membership.lease.version  # recorded before the look-up
         answer = await _answered(self._node.read(_seen, self._store, request), context)
         answer.map_version = map_version
         return answer

@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ais_loader.wire.checksum import crc32c
 from ais_loader.errors import StoreFormatError
+from ais_loader.wire.checksum import crc32c
 
 __all__ = ["combine", "combine_blocks", "crc32c", "decode_checked", "encode_checked"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from ais_loader.errors import (
     ClockOffset,
@@ -75,6 +76,29 @@ def not_found_message(bucket: str, name: str) -> str:
     return f"no object {name!r} in bucket {bucket!r}{hint}"
 
 
+class ClusterRole(Protocol):
+    """Role of this store's node in its cluster."""
+
+    @property
+    def map_version(self) -> int:
+        """Version of the newest map here, by which objects may have been handed over to other nodes; 0 without one."""
+
+    def is_owner(self, bucket_uuid: bytes, name: str) -> bool:
+        """Whether this store's information about an object is authoritative."""
+
+    def is_holder(self, bucket_uuid: bytes, name: str) -> bool:
+        """Whether readers of a snapshot ask this store for an object. Its replicas of others may be out of date."""
+
+
+class _Alone:
+    map_version = 0
+
+    def is_owner(self, bucket_uuid: bytes, name: str) -> bool:
+        return True
+
+    is_holder = is_owner
+
+
 class ReplicaState:
     """State of the replicas on one node of a cluster. A standalone store owns all objects."""
 
@@ -85,18 +109,22 @@ class ReplicaState:
         self._changes = changes
         self.stale = StaleReplicas()
         """Replicas that must not be read."""
-        self.is_owner: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
-        """Whether this store's information about an object, given by bucket uuid and name, is authoritative. Set by the
-        cluster."""
-        self.map_version: Callable[[], int] = lambda: 0
-        """Returns the version of the newest map here, by which objects may have been handed over to other nodes. Set by
-        the cluster."""
+        self._role: ClusterRole = _Alone()
         self.let_go_s: float | None = None
-        """Time on the monotonic clock at which a replica was last removed here because other nodes have it. Set by the
-        cluster."""
-        self.is_holder: Callable[[bytes, str], bool] = lambda bucket_uuid, name: True
-        """Whether readers of a snapshot ask this store for an object. Its replicas of other objects may be out of date.
-        """
+        """Time on the monotonic clock at which a replica was last removed here because other nodes have it."""
+
+    def join(self, role: ClusterRole) -> None:
+        """Take part in a cluster from now on. A call of its own: the open store has the role on its drives."""
+        self._role = role
+
+    @property
+    def map_version(self) -> int:
+        """See `ClusterRole.map_version`."""
+        return self._role.map_version
+
+    def note_let_go(self) -> None:
+        """Note that a replica is being removed here because other nodes have it."""
+        self.let_go_s = time.monotonic()
 
     def newest_entry(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
         """Return the newest entry of a name on any drive, including tombstones. Raises DriveFailed, StoreFormatError,
@@ -125,7 +153,7 @@ class ReplicaState:
             cut=of.cut,
             skip_missing=skip_missing,
         )
-        return found if of.cut is None else (pair for pair in found if self.is_holder(of.uuid_bytes, pair[0]))
+        return found if of.cut is None else (pair for pair in found if self._role.is_holder(of.uuid_bytes, pair[0]))
 
     def is_stale(self, bucket_uuid: bytes, name: str, found: CatalogEntry | None) -> bool:
         """Whether a reader must not trust the entry found for this name. Raises DriveFailed, StoreFormatError.
@@ -134,8 +162,7 @@ class ReplicaState:
         """
         if self.stale.whole(bucket_uuid):
             return True
-        is_unsure = self.stale.is_unsure
-        if is_unsure is not None and found is not None and is_unsure(bucket_uuid, name, found):
+        if found is not None and self.stale.unsure(bucket_uuid, name, found):
             return True
         wanted = self.stale.wanted(bucket_uuid, name)
         if wanted is None and (found is not None or not self.stale.gaps(bucket_uuid)):
@@ -214,7 +241,7 @@ class ReplicaState:
         if object_name_fault(name) is None and SNAPSHOT_MARK not in bucket:
             with contextlib.suppress(LoaderError):  # an error of the drive does not change that there is no object
                 found = self.newest_entry(bucket_uuid, name)
-                if found is not None and found.is_tombstone and self.is_owner(bucket_uuid, name):
+                if found is not None and found.is_tombstone and self._role.is_owner(bucket_uuid, name):
                     return ObjectDeleted(f"{message}: deleted with version {found.version}")
         return ObjectNotFound(message)
 

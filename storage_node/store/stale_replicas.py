@@ -44,14 +44,12 @@ class StaleReplicas:
         self._until_s = float("inf")
         self._in_touch_since_s = float("-inf")
         self._any = False
-        self.is_unsure: Callable[[bytes, str, CatalogEntry], bool] | None = None
-        """Whether this node may not have been notified of later changes to an entry; takes the bucket's uuid, the name
-        and the entry. Set by the cluster."""
+        self._is_unsure: Callable[[bytes, str, CatalogEntry], bool] | None = None
 
     @property
     def any(self) -> bool:
         """Whether any replica may be stale, so that readers have to check."""
-        return self._any or self.is_unsure is not None or _clock_s() > self._until_s
+        return self._any or self._is_unsure is not None or _clock_s() > self._until_s
 
     # -- asked by readers
 
@@ -68,6 +66,11 @@ class StaleReplicas:
         doubt = names.get(name) if names else None
         return None if doubt is None else doubt.version
 
+    def unsure(self, bucket_uuid: bytes, name: str, found: CatalogEntry) -> bool:
+        """Whether this node may not have been notified of later changes to an entry."""
+        is_unsure = self._is_unsure
+        return is_unsure is not None and is_unsure(bucket_uuid, name, found)
+
     # -- asked by writers
 
     def missed(self, bucket_uuid: bytes, name: str, version: Version, for_s: float) -> bool:
@@ -82,6 +85,10 @@ class StaleReplicas:
             return bucket_uuid in self._guarded and changed_s > now - for_s
 
     # -- called by repair
+
+    def mark_unsure(self, is_unsure: Callable[[bytes, str, CatalogEntry], bool] | None) -> None:
+        """Ask `is_unsure`, from any thread, about each entry that is read; see `unsure`. None: ask nobody any more."""
+        self._is_unsure = is_unsure
 
     def mark_buckets(self, bucket_uuids: Iterable[bytes]) -> None:
         with self._lock:

@@ -407,7 +407,6 @@ class Gather:
 
     async def _learn_and_place(self, endpoint: str) -> None:
         resources, membership = self._resources, self._resources.node.membership
-        assert membership is not None  # without a map, nothing is requested from other nodes
         try:
             known = self._routing.view.version
             if (view := membership.view) is None or view.version <= known:

@@ -82,10 +82,16 @@ class DriveManager:
         membership: Membership,
         acceptor_store: AcceptorStore,
         repair: Repair,
-        homes: Collection[Path] = (),
+        homes: Collection[Path],
+        require_free: Callable[[Path], None],
     ) -> None:
-        """`homes`: paths at which missing drives are searched."""
+        """
+        Args:
+            homes: paths at which missing drives are searched.
+            require_free: raises InvalidRequest for a folder that this node uses for something else.
+        """
         self._homes = homes
+        self.require_free = require_free
         self._node = node
         self._store = node.store
         self._config = node.config
@@ -103,8 +109,6 @@ class DriveManager:
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
         self.counts = DriveMetrics()
-        self.require_free: Callable[[Path], None] = lambda folder: None
-        """Raises InvalidRequest for a folder that this node uses for something else."""
 
     def start(self) -> None:
         self._look()

@@ -39,14 +39,14 @@ _PAGE_SIZE = 10_000
 class ClusterBuckets:
     """`caller` is the identity under which other nodes are called."""
 
-    def __init__(self, membership: Membership | None, caller: Caller) -> None:
+    def __init__(self, membership: Membership, caller: Caller) -> None:
         self._membership = membership
         self._caller = caller
 
     @property
     def view(self) -> ClusterView | None:
         """The map; None while the node belongs to no cluster and has its own buckets."""
-        return self._membership.view if self._membership is not None else None
+        return self._membership.view
 
     def get(self, view: ClusterView, name: str) -> pb.Bucket:
         """Return a bucket or snapshot. Raises BucketNotFound."""

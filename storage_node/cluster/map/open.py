@@ -20,6 +20,7 @@ def open_membership(store: Store) -> tuple[Membership, AcceptorStore]:
     acceptor_store = AcceptorStore.of_store(store)
     kept = acceptor_store.state.committed
     membership = Membership(bytes.fromhex(store.store_uuid), ClusterView(kept) if kept is not None else None)
+    store.replicas.join(membership)
     if not acceptor_store.may_vote:
         effect = "only the objects on its other drives can be used" if kept is None else "it does not vote on the map"
         log.warning("half of this node's drives or more are missing: %s", effect)

@@ -60,7 +60,7 @@ class DamageRepair:
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(self._found.set)
 
-        self._damaged.on_found = found
+        self._damaged.on_found(found)
         in_vain = 0
         while True:
             left = len(self._damaged)

@@ -23,6 +23,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from ais_loader.errors import BucketNotFound, InvalidRequest, LoaderError
 from ais_loader.wire.cluster_map import ClusterView
@@ -106,29 +107,19 @@ class Repair:
         self._in_place: ClusterView | None = None
         """The map of the last pass, if that found nothing to move."""
         self._unsure_due = asyncio.Event()
-        self._store.replicas.is_owner = self._owns
         self.leases = writes.leases
         self.compare_all = self._reconciler.mark_everything
-        self._store.replicas.map_version = lambda: view.version if (view := membership.view) is not None else 0
-        self.retained_in_place: Callable[[ClusterView], Awaitable[bool]] = _nothing_retained
-        """The part of a pass that covers versions retained for snapshots; see `snapshots.repair`."""
-
-    def _owns(self, bucket_uuid: bytes, name: str) -> bool:
-        """Return whether this node surely knows the newest version, by the newest map. A former owner may not have been
-        told of later writes, nor a new owner of earlier ones."""
-        view, position = self._membership.view, self._membership.position
-        bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
-        return view is None or bucket is None or position in view.sure_owners(bucket, name)
 
     def prepare(self) -> None:
         """Mark everything as unconfirmed; called before anything is served."""
         self._reconciler.mark_everything()
         self.leases.guard()
 
-    def start(self) -> None:
-        steps = {
+    def start(self, retained_in_place: Callable[[ClusterView], Awaitable[bool]]) -> None:
+        """`retained_in_place`: the part of a pass that covers versions retained for snapshots."""
+        steps: dict[str, Callable[[], Awaitable[None]]] = {
             "comparing copies after a return": self._reconciler.run,
-            "making copies equal": self._run,
+            "making copies equal": partial(self._run, retained_in_place),
             "copying what has too few copies": self.shortage.run,
             "mending damaged copies": self.damage.run,
             "looking for damaged copies": self.damage.scrub,
@@ -194,7 +185,7 @@ class Repair:
 
     # -- passes
 
-    async def _run(self) -> None:
+    async def _run(self, retained_in_place: Callable[[ClusterView], Awaitable[bool]]) -> None:
         in_vain, due_s = 0, time.monotonic()
         while True:
             self._of_pass = view = self._membership.view
@@ -207,7 +198,7 @@ class Repair:
                 if view is not None and self._membership.position is not None:
                     before = self._done()
                     try:
-                        clean, counted = await self._pass(view)
+                        clean, counted = await self._pass(view, retained_in_place)
                     except LoaderError as error:
                         log.warning("a pass of repair ended early: %s", error)
                         clean = counted = False
@@ -241,7 +232,9 @@ class Repair:
             async with asyncio.timeout(wait_s):
                 await self._wake.wait()
 
-    async def _pass(self, view: ClusterView) -> tuple[bool, bool]:
+    async def _pass(
+        self, view: ClusterView, retained_in_place: Callable[[ClusterView], Awaitable[bool]]
+    ) -> tuple[bool, bool]:
         """Go through everything on this node's drives. Raises LoaderError.
 
         Returns whether there was nothing to do, and whether this node allows a change of the map to finish. Ongoing
@@ -266,7 +259,7 @@ class Repair:
                 clean, counted = clean and work.is_clean, counted and work.nothing_moves
                 counts.names_seen += len(held)
         self.shortage.short.end_pass()
-        retained = await self.retained_in_place(view)
+        retained = await retained_in_place(view)
         clean, counted = clean and retained, counted and retained
         counts.passes += 1
         counts.names_before = counts.names_seen
@@ -436,9 +429,9 @@ class Repair:
         if state.is_tombstone:
             self._store.replicas.forget_tombstone(bucket, name, state.version)
         else:
-            self._store.replicas.let_go_s = time.monotonic()  # also set before, for concurrent readers
+            self._store.replicas.note_let_go()  # also before, for concurrent readers
             self._store.delete(bucket, name, state.version)
-            self._store.replicas.let_go_s = time.monotonic()
+            self._store.replicas.note_let_go()
         self.metrics.copies_dropped += 1
 
     def _forget(self, bucket: str, name: str, state: State) -> None:
@@ -556,10 +549,6 @@ class Repair:
             clock_offset_s=self._node.peer_clocks.widest_ms / 1000,
             clock_ahead_s=self._store.clock.ahead_ms / 1000,
         )
-
-
-async def _nothing_retained(view: ClusterView) -> bool:
-    return True
 
 
 def _held(drive: Drive, bucket_uuid: bytes, after: str) -> list[tuple[str, CatalogEntry]]:

@@ -95,7 +95,7 @@ class UnsureCopies:
             self._since = _Since(views, view.version, generations)
             self._asked, self._sure = {}, {}
         if _owning(before) - _owning(view):  # joining nodes make nobody else an owner
-            self._store.replicas.stale.is_unsure = self.is_unsure
+            self._store.replicas.stale.mark_unsure(self.is_unsure)
 
     def is_unsure(self, bucket_uuid: bytes, name: str, found: CatalogEntry) -> bool:
         """Return whether this replica must not be read; it is then queued for a query."""
@@ -127,7 +127,8 @@ class UnsureCopies:
         if not view.is_changing and self._clean_version() == view.version >= since.version:
             with self._lock:
                 if self._since is since:
-                    self._since = self._store.replicas.stale.is_unsure = None
+                    self._since = None
+                    self._store.replicas.stale.mark_unsure(None)
             return
         with self._lock:
             asked, self._asked = self._asked, {}

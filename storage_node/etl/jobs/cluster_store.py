@@ -55,7 +55,7 @@ class NodeStore:
 
     @property
     def _view(self) -> ClusterView | None:
-        return self._node.membership.view if self._node.membership is not None else None
+        return self._node.membership.view
 
     def _to_read(self, bucket: str) -> ReplicaSet | None:
         """Return the replica set; None for a bucket of this node alone. Raises BucketNotFound."""

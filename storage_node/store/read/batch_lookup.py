@@ -81,7 +81,7 @@ class BatchLookup:
 
     def _fail_without_bucket(self, positions: list[int], error: BucketNotFound | ReplicaStale) -> None:
         status, kind = (pb.NOT_FOUND if isinstance(error, BucketNotFound) else pb.UNAVAILABLE), error.kind
-        acting_by, asked_by = self._store.replicas.map_version(), self._request.map_version
+        acting_by, asked_by = self._store.replicas.map_version, self._request.map_version
         if asked_by and asked_by != acting_by:
             # One of the two nodes does not yet know that the bucket was created, or deleted.
             older = NodeUnavailable if acting_by < asked_by else StaleMap
@@ -399,7 +399,7 @@ class BatchLookup:
     def _fail_missing(self, position: int, bucket: str, bucket_uuid: bytes | None) -> None:
         table = self._table
         name = table.names[position]
-        asked_by, acting_by = self._request.map_version, self._store.replicas.map_version()
+        asked_by, acting_by = self._request.map_version, self._store.replicas.map_version
         if 0 < asked_by < acting_by:
             # The object may have been handed over under a map that the caller does not know yet.
             message = f"{name!r} is not here: asked by map {asked_by}, this node has {acting_by}"
