@@ -117,13 +117,13 @@ class Assembly:
         at: Addresses,
         version: str,
         *,
-        homes: Sequence[Path],
+        find: Callable[[], Iterable[Path]],
         transforms: Callable[[Node], Transforms] | None = None,
         environments: Environments | None = None,
     ) -> None:
         """
         Args:
-            homes: folders of the drives with which the node was started.
+            find: returns the folders at which drives of this node may be; called on a reader thread.
             transforms: what jobs pass objects through in place of the node's own transforms.
             environments: where packages that transforms require can be installed.
         """
@@ -147,7 +147,7 @@ class Assembly:
             membership,
             acceptor_store,
             repair,
-            homes,
+            find,
             lambda folder: require_apart(config.promote_roots, [folder], config.etl_command_paths),
         )
         self.jobs = jobs_of_node(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -46,7 +46,6 @@ from storage_node.store.files.object_files import drive_error
 from storage_node.store.store import Store
 
 START_TIMEOUT_S = 30.0
-TAKE_IN_TIMEOUT_S = 60.0
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 32 << 20
@@ -88,6 +87,7 @@ class NodeServer:
         transforms: Callable[[Node], Transforms] | None = None,
         environments: Environments | None = None,
         makes_secret: bool = False,
+        find: Callable[[], Iterable[Path]] | None = None,
     ) -> None:
         """
         Args:
@@ -96,11 +96,13 @@ class NodeServer:
             transforms: what jobs pass objects through instead of the node's own; made on its event loop.
             environments: where packages that transforms require can be installed for them.
             makes_secret: whether a node without a `peer_secret_file` makes one, in the folder of a drive.
+            find: returns the folders at which missing drives may appear; without it they are searched in `drives`.
         """
         self._makes_secret = makes_secret
         self._transforms, self._environments = transforms, environments
         self.config = config or ServerConfig()
         self._drives = list(drives)
+        self._find = find or (lambda: map(Path, self._drives))
         self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="ais-loader-node", daemon=True)
@@ -162,14 +164,6 @@ class NodeServer:
             raise self._failure
         return self
 
-    def take_in(self, path: Path) -> None:
-        """A drive of this node has appeared at `path`: use it, unless it is in use or has been disabled.
-
-        Returns when that is done. Raises LoaderError, OSError, TimeoutError.
-        """
-        if self._loop is not None and self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self.drives.take_in(path), self._loop).result(TAKE_IN_TIMEOUT_S)
-
     def stop(self, grace_s: float = 5.0) -> None:
         """Refuse new calls, let running ones finish for `grace_s`, then close the store. May be called again."""
         if self._thread.is_alive() and self._loop is not None and self._stopping is not None:
@@ -213,7 +207,7 @@ class NodeServer:
                 confirmation,
                 self._addresses(),
                 __version__,
-                homes=list(map(Path, self._drives)),
+                find=self._find,
                 transforms=self._transforms,
                 environments=self._environments,
             )

@@ -14,12 +14,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ais_loader.errors import LoaderError, StoreNotFound
+from ais_loader.errors import StoreNotFound
 from ais_loader.version import __version__
 from ais_loader.wire.backoff import Backoff
 from storage_node.cluster.consensus.change import change_map
@@ -175,13 +175,14 @@ class Supervisor:
             self._let_go()
         here = find_nodes(self._root).node(self.uuid)
         if self._server is not None and here is not None and self._here is not None:
-            appeared = sorted(set(here.drives) - set(self._here.drives))
-            if self._take_in(appeared):
-                with self._lock:
-                    self._here = here
-            else:
-                log.warning("node %s: restarting, with %s", self.uuid, ", ".join(map(str, appeared)))
+            # The server looks for missing drives itself. One that it cannot use while it runs may need a restart.
+            problems = {one: self._server.drives.problem_at(one) for one in set(here.drives) - set(self._here.drives)}
+            if bad := sorted(one for one, problem in problems.items() if problem):
+                log.warning("node %s: restarting, with %s", self.uuid, ", ".join(map(str, bad)))
                 self._let_go()
+            elif used := tuple(one for one in here.drives if problems.get(one, "") is not None):
+                with self._lock:
+                    self._here = replace(here, drives=used)
         if self._server is None:
             if here is None:
                 raise StoreNotFound(f"no drive of node {self.uuid} below {self._root}: are its drives mounted?")
@@ -190,16 +191,9 @@ class Supervisor:
         if not self._lasted and time.monotonic() - self._served_at_s > crash_backoff.SHORT_LIFE_S:
             self._note_life()
 
-    def _take_in(self, appeared: Sequence[Path]) -> bool:
-        """Make the node use all drives that have appeared. Returns False if that requires a restart of the server."""
-        assert self._server is not None
-        try:
-            for drive in appeared:
-                self._server.take_in(drive)
-        except (LoaderError, OSError) as error:  # includes timeouts
-            log.warning("node %s: %s", self.uuid, error)
-            return False
-        return True
+    def _find(self) -> tuple[Path, ...]:
+        here = find_nodes(self._root).node(self.uuid)
+        return here.drives if here is not None else ()
 
     def _serve(self, here: NodeDrives) -> None:
         """Start the server. Raises what NodeServer.start raises, WrongSetting, CrashedBefore, OSError."""
@@ -223,7 +217,7 @@ class Supervisor:
         born_s = time.time()
         node_file.write(here.folder, replace(said, born_s=born_s))
         self._counted = True
-        server = NodeServer(here.drives, config, environments=self._environments)
+        server = NodeServer(here.drives, config, environments=self._environments, find=self._find)
         try:
             server.start()
             listening = f"{self._host}:{server.port}"

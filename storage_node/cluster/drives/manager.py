@@ -4,7 +4,7 @@ A drive that fails too often is disabled: its objects are answered as unavailabl
 replicas. If it stays disabled for `drive_grace_s`, and other nodes have a replica of everything that can have been on
 it, it is given up: its objects then belong to the node's other drives, and are fetched from those nodes.
 
-A missing drive is used again when it reappears at one of the paths with which the node was started.
+A missing drive is used again when it reappears at one of the node's paths.
 
 One change at a time. Belongs to the node's event loop; code that waits for a drive runs on reader threads.
 """
@@ -16,7 +16,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,15 +82,15 @@ class DriveManager:
         membership: Membership,
         acceptor_store: AcceptorStore,
         repair: Repair,
-        homes: Collection[Path],
+        find: Callable[[], Iterable[Path]],
         require_free: Callable[[Path], None],
     ) -> None:
         """
         Args:
-            homes: paths at which missing drives are searched.
+            find: returns the paths at which drives of this node may be; called on a reader thread.
             require_free: raises InvalidRequest for a folder that this node uses for something else.
         """
-        self._homes = homes
+        self._find = find
         self.require_free = require_free
         self._node = node
         self._store = node.store
@@ -105,6 +105,8 @@ class DriveManager:
         self._rooms: dict[str, RoomWatch] = {}
         self._looks: dict[str, asyncio.Future[bool]] = {}
         """Pending or last check of each drive's folder: whether it still exists."""
+        self._problems: dict[Path, str] = {}
+        """Reasons why drives that have returned cannot be used."""
         self._throttle = Throttle(self._config.drive_move_bytes_per_s)
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
@@ -167,14 +169,6 @@ class DriveManager:
         if self._known(uuid) is None:
             await self._in_turn(self._enable(uuid, Path(path) if path else None))
 
-    async def take_in(self, path: Path) -> None:
-        """Use a drive that has appeared, if it was missing. A disabled one stays disabled. Also raises OSError."""
-        identity = await self._node.read(identities.read, path)
-        self._look()
-        away = self._away.get(identity.drive_uuid) if identity is not None else None
-        if identity is not None and away is not None and not away.disabled:
-            await self._in_turn(self._enable(identity.drive_uuid, path))
-
     # -- state
 
     async def report(self) -> pb.ListDrivesResponse:
@@ -215,6 +209,12 @@ class DriveManager:
         """Whether objects of a drive that was given up are still to be found, or fetched."""
         stale = self._store.replicas.stale
         return bool(stale.buckets_with_gaps() or stale.count())
+
+    def problem_at(self, path: Path) -> str | None:
+        """Return why a drive that has appeared at `path` cannot be used; empty if it is used, or is not missing; None
+        if it has not been looked at yet. Thread-safe."""
+        in_use = any(drive is not None and drive.root == path for drive in self._store.drives)
+        return "" if in_use or not self._awaits_any() else self._problems.get(path)
 
     def state(self, found: DriveState) -> str:
         """Return `DriveState.status`, or "failing"."""
@@ -357,23 +357,31 @@ class DriveManager:
                 await self._perhaps_give_up(uuid, away)
             await asyncio.sleep(WATCH_INTERVAL_S)
 
+    def _awaits_any(self) -> bool:
+        return not all(away.disabled for away in list(self._away.values()))
+
     async def _await_missing(self) -> None:
-        said: dict[Path, str] = {}
+        """Use missing drives that have appeared. A disabled one stays disabled."""
         while True:
             await asyncio.sleep(RETURN_INTERVAL_S)
-            if all(away.disabled for away in self._away.values()):
+            if not self._awaits_any():
+                self._problems = {}
                 continue
             in_use = {drive.root for drive in self._store.drives if drive is not None}
-            for home in self._homes:
-                if home in in_use:
+            for path in await self._node.read(self._find):
+                if path in in_use:
                     continue
                 try:
-                    await self.take_in(home)
-                    said.pop(home, None)
+                    identity = await self._node.read(identities.read, path)
+                    self._look()
+                    away = self._away.get(identity.drive_uuid) if identity is not None else None
+                    if identity is not None and away is not None and not away.disabled:
+                        await self._in_turn(self._enable(identity.drive_uuid, path))
+                    self._problems.pop(path, None)
                 except (LoaderError, OSError) as error:
-                    if said.get(home) != str(error):
-                        log.warning("drive %s has returned, and cannot be used: %s", home, error)
-                    said[home] = str(error)
+                    if self._problems.get(path) != str(error):
+                        log.warning("drive %s has returned, and cannot be used: %s", path, error)
+                    self._problems[path] = str(error)
 
     async def _is_stuck(self, uuid: str, drive: Drive) -> bool:
         refused_s = drive.catalog.no_room_s
