@@ -25,11 +25,7 @@ _UNTAKEN_MS = 20_000
 
 
 class PeerLane(asyncio.BufferedProtocol):
-    """One connection. Belongs to the event loop.
-
-    `came` is called for each message, which it may keep; `ended` is called once, with the reason, after the last
-    message. Both are set when the lane is open.
-    """
+    """One connection. Belongs to the event loop."""
 
     def __init__(self, token: bytes) -> None:
         loop = asyncio.get_running_loop()
@@ -43,8 +39,13 @@ class PeerLane(asyncio.BufferedProtocol):
         self._why: Exception | None = None
         self.welcome: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
-        self.came: Callable[[memoryview], None] = lambda message: None
-        self.ended: Callable[[Exception], None] = lambda why: None
+        self._came: Callable[[memoryview], None] = lambda message: None
+        self._ended: Callable[[Exception], None] = lambda why: None
+
+    def deliver(self, came: Callable[[memoryview], None], ended: Callable[[Exception], None]) -> None:
+        """Call `came` for each message, which it may keep, and `ended` once, with the reason, after the last message.
+        A session exists only once its lane is open, so that the lane is made without these."""
+        self._came, self._ended = came, ended
 
     def send(self, message: bytes) -> None:
         """Send a message. Never waits: what the socket does not accept at once is buffered."""
@@ -85,7 +86,7 @@ class PeerLane(asyncio.BufferedProtocol):
             self.welcome.set_exception(why)
             self.welcome.exception()  # the opener may have been cancelled
         self.closed.set_result(None)
-        self.ended(why)
+        self._ended(why)
 
     # -- receiving
 
@@ -119,7 +120,7 @@ class PeerLane(asyncio.BufferedProtocol):
         if self._kind == WELCOME:
             self.welcome.set_result(None)
         else:
-            self.came(message)
+            self._came(message)
 
 
 async def open_lane(host: str, offer: pb.OpenLaneResponse) -> PeerLane:

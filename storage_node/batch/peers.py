@@ -408,7 +408,7 @@ class _LaneSession(PeerSession):
         self._lane = lane
         self._opened_s = self._heard_at
         self._given_up = self._begun = False
-        lane.came, lane.ended = self._came, self._ended
+        lane.deliver(self._came, self._ended)
 
     def _send(self, message: bytes) -> None:
         self._begun = True

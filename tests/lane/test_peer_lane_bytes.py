@@ -46,7 +46,7 @@ def with_lane(talk: Callable[[PeerLane, socket.socket], Coroutine[Any, Any, None
             _, lane = await loop.create_connection(lambda: PeerLane(TOKEN), sock=ours)
             came: list[bytes] = []
             why: list[Exception] = []
-            lane.came, lane.ended = lambda message: came.append(bytes(message)), why.append
+            lane.deliver(lambda message: came.append(bytes(message)), why.append)
             assert await loop.sock_recv(theirs, 100) == GREETING.pack(MAGIC, VERSION, TOKEN)
             async with asyncio.timeout(TIMEOUT_S):
                 await talk(lane, theirs)
