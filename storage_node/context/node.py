@@ -16,7 +16,7 @@ from storage_node.context.caller import Caller
 from storage_node.context.membership import Membership
 from storage_node.context.peer_clocks import PeerClocks
 from storage_node.limits.call_slots import CallSlots, Streams, current_tenant
-from storage_node.limits.counters import NodeMetrics, clock_s
+from storage_node.limits.counters import NodeCounters, clock_s
 from storage_node.limits.load_monitor import LoadMonitor, give_memory_back
 from storage_node.limits.scheduler import JobTurns
 from storage_node.limits.tasks import settled
@@ -62,7 +62,7 @@ class Node:
         self._confirm_map = confirm_map
         self.peer_clocks = PeerClocks(lambda: store.clock.wall_ms())
         store.clock.max_offset_ms = round(config.max_clock_offset_s * 1000)
-        self.metrics = NodeMetrics()
+        self.metrics = NodeCounters()
         self.load = LoadMonitor(config, lambda: readers.submit(give_memory_back))
         self.streams = Streams(
             config.max_streams,

@@ -55,7 +55,7 @@ def count(counts: dict[str, int], name: str, more: int = 1) -> None:
     counts[name] = counts.get(name, 0) + more
 
 
-class NodeMetrics:
+class NodeCounters:
     """All counters since the node started."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class BatchTally:
 
     __slots__ = ("_began_s", "_counts", "_first_byte_s", "_kind", "_outcome", "_request")
 
-    def __init__(self, counts: NodeMetrics, request: pb.BatchRequest) -> None:
+    def __init__(self, counts: NodeCounters, request: pb.BatchRequest) -> None:
         self._counts = counts
         self._request = request
         self._kind = kind_of(request)

@@ -14,12 +14,12 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import ERROR_KIND_KEY
-from storage_node.limits.counters import NodeMetrics, count
+from storage_node.limits.counters import NodeCounters, count
 
 
 class _Counting(Protocol):
     @property
-    def metrics(self) -> NodeMetrics: ...
+    def metrics(self) -> NodeCounters: ...
 
 
 class _HasNode(Protocol):
@@ -68,7 +68,7 @@ def counted_stream(
     return decorate
 
 
-def count_each(counts: NodeMetrics, operation: str, kinds: Iterable[str]) -> None:
+def count_each(counts: NodeCounters, operation: str, kinds: Iterable[str]) -> None:
     """Count an operation on many objects as one for each: `kinds` contains the error kind of each, "" for success."""
     for kind in kinds:
         count(counts.requests, operation)
@@ -79,7 +79,7 @@ def count_each(counts: NodeMetrics, operation: str, kinds: Iterable[str]) -> Non
 class _Call:
     """One call. It replaces gRPC's context in order to see how the call is aborted."""
 
-    def __init__(self, counts: NodeMetrics, operation: str, context: Any) -> None:
+    def __init__(self, counts: NodeCounters, operation: str, context: Any) -> None:
         self._counts = counts
         self._operation = operation
         self._context = context

@@ -25,7 +25,7 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
-from storage_node.limits.counters import BOUNDS_S, BatchTally, Histogram, NodeMetrics
+from storage_node.limits.counters import BOUNDS_S, BatchTally, Histogram, NodeCounters
 from storage_node.metrics import server as metrics_server
 from storage_node.metrics.declarations import METRICS, PROCESS, markdown_table
 from storage_node.metrics.server import MAX_CONNECTIONS
@@ -228,7 +228,7 @@ def test_members_of_shards_are_told_from_whole_objects() -> None:
         status = np.array([pb.OK, pb.OK, pb.NOT_FOUND, pb.OK], np.uint8)
         sizes = np.array([10, 20, 0, 40], np.int64)
 
-    counts = NodeMetrics()
+    counts = NodeCounters()
     with BatchTally(counts, pb.BatchRequest(name=["s", "s", "s", "o"], member=["a", "b", "c", ""])) as tally:
         tally.ended(Entries(), None)
     assert counts.entries["many"] == {"object": 1, "member": 2}
