@@ -65,7 +65,7 @@ def connected(url: str, choice: bool, hedge_budget: float) -> ais_loader.Client:
     assert isinstance(transport, ClusterTransport) and isinstance(transport._found, RoutedTransport)
     if not choice:
         members = transport._found.members
-        members.preferred = lambda found, key: found  # type: ignore[method-assign]
+        members.preferred = lambda found, key, buckets: found  # type: ignore[method-assign]
     return client
 
 
