@@ -36,7 +36,8 @@ from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.lane.listener import LaneListener
 from storage_node.limits.call_slots import note_tenant, tenant_of
 from storage_node.limits.load_monitor import descriptor_limit, raise_descriptor_limit
-from storage_node.metrics.exporter import NodeCollector, metrics_served, require_library
+from storage_node.metrics.exporter import metrics_served, require_library
+from storage_node.metrics.running_node import RunningNode
 from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.services.access import ANYONE, INSIDE, Role
 from storage_node.services.errors import abort
@@ -253,11 +254,10 @@ class NodeServer:
         self.port = _bound(server, config.host, config.port)
         self.peer_port = self._listen_for_peers(peer_server)
         by_opener = {"clients": lanes, "peers": peer_lanes}
-        collector = NodeCollector(
-            batches, self.membership, __version__, assembly.repair, assembly.drives, assembly.promote.metrics, by_opener
+        running = RunningNode(
+            batches, self.membership, assembly.repair, assembly.drives, assembly.promote.metrics, by_opener
         )
-        served = metrics_served(batches.node.config, collector)
-        self.metrics_port = held.enter_context(served)
+        self.metrics_port = held.enter_context(metrics_served(config, running))
 
         async def begin() -> None:
             await peer_server.start()

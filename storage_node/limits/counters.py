@@ -1,7 +1,8 @@
-"""Metric counters of a node: plain numbers, so that counting costs next to nothing and needs no library.
+"""Metric counters of a node: plain numbers, so that counting takes no lock and needs no library.
 
-They are written on the node's event loop only. `storage_node.metrics` reads them from another thread on each scrape,
-and may see one batch's numbers half added. Nothing is ever reset: rates are computed by the reader.
+They are written on the node's event loop only. `storage_node.metrics` declares what they mean and reads them from
+another thread on each scrape; it may see one batch's numbers half added. Nothing is ever reset: rates are computed by
+Prometheus.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ REASONS = ("batches", "answers", "memory", "still", "stopping")
 THROTTLES = ("memory", "turn", "cpu", "drives")
 OPERATIONS = ("put", "get", "head", "delete", "list")
 STATUSES = {status: name.lower() for name, status in pb.Status.items() if status != pb.OK}
+K = TypeVar("K")
 clock_s = time.perf_counter
 
 
@@ -51,8 +53,8 @@ def _zeros(names: Iterable[str]) -> dict[str, int]:
     return dict.fromkeys(names, 0)
 
 
-def count(counts: dict[str, int], name: str, more: int = 1) -> None:
-    counts[name] = counts.get(name, 0) + more
+def count(counts: dict[K, int], key: K, more: int = 1) -> None:
+    counts[key] = counts.get(key, 0) + more
 
 
 class NodeCounters:
@@ -61,31 +63,18 @@ class NodeCounters:
     def __init__(self) -> None:
         self.batches = {kind: _zeros(OUTCOMES) for kind in KINDS}
         self.first_byte = {kind: Histogram() for kind in KINDS}
-        """From the request's arrival until its first frame has been handed to the network."""
         self.duration = {kind: Histogram() for kind in KINDS}
-        """From the request's arrival until its END has been handed to the network; without rejected batches."""
         self.entries = {kind: _zeros(CONTENTS) for kind in KINDS}
         self.entry_bytes = {kind: _zeros(CONTENTS) for kind in KINDS}
-        """Successful entries of batches that reached their END."""
         self.soft_errors = _zeros(STATUSES.values())
-        """Entries that failed in a batch that continued, by status."""
         self.hard_errors = _zeros(STATUSES.values())
-        """Batches ended by an error, by the error's kind, or by the entry's status if an entry ended it."""
         self.rejections = _zeros(REASONS)
         self.throttle_s = dict.fromkeys(THROTTLES, 0.0)
-        """Time for which batches were held back, by cause: frames that waited for a turn among tenants or for memory,
-        and pauses."""
         self.client_wait_s = 0.0
-        """Time for which frames waited for credit from their client."""
         self.sent_bytes = 0
-        """All messages of all sessions."""
         self.pending_reads = 0
-        """Reads and writes that reader threads execute, or that wait for one."""
-
         self.requests = _zeros(OPERATIONS)
-        """Calls on single objects."""
         self.request_errors = dict.fromkeys(((operation, "internal") for operation in OPERATIONS), 0)
-        """Counts by operation and error kind."""
         self.request_bytes = _zeros(("get", "put"))
         self.listed_objects = 0
 

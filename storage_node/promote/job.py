@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from ais_loader.errors import InvalidRequest, LoaderError, SourceChanged, SourceRefused
+from ais_loader.errors import InvalidName, InvalidRequest, LoaderError, SourceChanged, SourceRefused, SourceUnreadable
 from ais_loader.wire.object_info import Stored
+from storage_node.limits.counters import count
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import FoundFile, NotFit
 from storage_node.store.drive.drive import Drive
@@ -107,3 +108,24 @@ def _stage_link(drive: Drive, source: SourceFile) -> StagedFile:
         staged.discard()
         raise SourceChanged("was replaced while it was promoted; nothing was stored of it")
     return staged
+
+
+class PromoteMetrics:
+    """Counters of promotions since the node started, written on the node's event loop only."""
+
+    def __init__(self) -> None:
+        # Present from the start: a rate needs the zero before the first event.
+        self.files: dict[str, int] = dict.fromkeys(get_args(Taken), 0)
+        self.taken_bytes = dict(self.files)
+        self.skipped = 0
+        self.errors = {kind.kind: 0 for kind in (SourceRefused, SourceUnreadable, SourceChanged, InvalidName)}
+
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.stored is None:
+                count(self.errors, "internal" if outcome.error is None else outcome.error.kind)
+            elif outcome.skipped:
+                self.skipped += 1
+            else:
+                self.files[outcome.taken] += 1
+                self.taken_bytes[outcome.taken] += outcome.stored.size_bytes

@@ -73,7 +73,7 @@ def count_each(counts: NodeCounters, operation: str, kinds: Iterable[str]) -> No
     for kind in kinds:
         count(counts.requests, operation)
         if kind:
-            counts.request_errors[operation, kind] = counts.request_errors.get((operation, kind), 0) + 1
+            count(counts.request_errors, (operation, kind))
 
 
 class _Call:

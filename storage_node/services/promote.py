@@ -31,8 +31,7 @@ from storage_node.limits.scheduler import JobTurns
 from storage_node.promote.cluster import ClusterPromotion, have
 from storage_node.promote.confined_path import FOLDER, root_of
 from storage_node.promote.into_store import promote_group
-from storage_node.promote.job import Job, Outcome
-from storage_node.promote.metrics import PromoteMetrics
+from storage_node.promote.job import Job, Outcome, PromoteMetrics
 from storage_node.promote.store_folders import StoreFolders, of_store
 from storage_node.promote.walk import Folder, Found, Walk, Wanted, groups
 from storage_node.services.errors import Context, abort, encodable

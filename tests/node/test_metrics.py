@@ -525,11 +525,15 @@ def test_a_query_that_means_nothing_is_found(metrics: dict[str, Series], express
         check(expression, metrics)
 
 
-def test_the_documentation_has_the_list_as_it_is(metrics: dict[str, Series]) -> None:
+def test_the_documentation_has_the_list_as_it_is() -> None:
     page = (ROOT.parent / "docs" / "metrics.md").read_text()
     assert markdown_table() in page, f"docs/metrics.md needs this table:\n{markdown_table()}"
+
+
+def test_a_node_exports_samples_of_every_declared_metric_and_of_no_other(metrics: dict[str, Series]) -> None:
     names = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in metrics}
     assert names == {metric.name for metric in METRICS} | PROCESS.keys()
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
         sample = metrics[metric.name + ("_bucket" if metric.type == "histogram" else "")]
         assert sample.kind == metric.type

@@ -13,6 +13,7 @@ from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.values import escaped
 from storage_node.etl.worker.environments import Environments
+from storage_node.limits.counters import count
 from storage_node.settings.config import ServerConfig
 
 LOG_BYTES = 64 << 10
@@ -47,8 +48,7 @@ class StageCounts:
         return sum(self.failures.values())
 
     def failure(self, error: BaseException) -> None:
-        kind = error.kind if isinstance(error, LoaderError) else "internal"
-        self.failures[kind] = self.failures.get(kind, 0) + 1
+        count(self.failures, error.kind if isinstance(error, LoaderError) else "internal")
         self.errors.appendleft(told(error))
 
 
