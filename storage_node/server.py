@@ -20,7 +20,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ais_loader.errors import LoaderError
 from ais_loader.version import __version__
 from ais_loader.wire.generated import ais_batch_pb2
 from storage_node.assembly import Addresses, Assembly, Part, start, stop
@@ -40,7 +39,6 @@ from storage_node.metrics.exporter import metrics_served, require_library
 from storage_node.metrics.running_node import RunningNode
 from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.services.access import ANYONE, INSIDE, Role
-from storage_node.services.errors import abort
 from storage_node.settings.config import ServerConfig, require_secrets
 from storage_node.store.drive.identity import SECRET_FILE_NAME
 from storage_node.store.files.object_files import drive_error
@@ -285,10 +283,7 @@ class NodeServer:
         async def open_lane(request: ais_batch_pb2.OpenLaneRequest, context: Any) -> ais_batch_pb2.OpenLaneResponse:
             if request.port != port():
                 return ais_batch_pb2.OpenLaneResponse()
-            try:
-                return lanes.offer(tenant_of(context))
-            except LoaderError as error:
-                await abort(context, error)
+            return lanes.offer(tenant_of(context))
 
         return grpc.unary_unary_rpc_method_handler(
             open_lane,
@@ -326,10 +321,7 @@ def _session_handler(batches: BatchService) -> grpc.RpcMethodHandler:
     """GetBatch/Session with responses that are serialized already."""
 
     async def session(requests: AsyncIterator[ais_batch_pb2.SessionRequest], context: Any) -> None:
-        try:
-            await batches.serve(requests, context, tenant_of(context))
-        except LoaderError as error:
-            await abort(context, error)
+        await batches.serve(requests, context, tenant_of(context))
 
     passthrough: Callable[[bytes], bytes] = bytes
     return grpc.stream_stream_rpc_method_handler(

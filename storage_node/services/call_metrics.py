@@ -10,10 +10,10 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from ais_loader.wire.reserved import ERROR_KIND_KEY
 from storage_node.limits.counters import NodeCounters, count
 
 
@@ -38,9 +38,9 @@ def counted(operation: str) -> Callable[[Callable[[S, Q, Any], Awaitable[R]]], C
     def decorate(method: Callable[[S, Q, Any], Awaitable[R]]) -> Callable[[S, Q, Any], Awaitable[R]]:
         @functools.wraps(method)
         async def call(self: S, request: Q, context: Any) -> R:
-            with _Call(self._node.metrics, operation, context) as watched:
-                response = await method(self, request, watched)
-                watched.take(response)
+            with _Call(self._node.metrics, operation) as counting:
+                response = await method(self, request, context)
+                counting.take(response)
                 return response
 
         return call
@@ -56,11 +56,11 @@ def counted_stream(
     def decorate(method: Callable[[S, Q, Any], AsyncIterator[R]]) -> Callable[[S, Q, Any], AsyncIterator[R]]:
         @functools.wraps(method)
         async def call(self: S, request: Q, context: Any) -> AsyncIterator[R]:
-            with _Call(self._node.metrics, operation, context) as watched:
-                responses: Any = method(self, request, watched)
+            with _Call(self._node.metrics, operation) as counting:
+                responses: Any = method(self, request, context)
                 async with aclosing(responses):
                     async for response in responses:
-                        watched.take(response)
+                        counting.take(response)
                         yield response
 
         return call
@@ -77,22 +77,12 @@ def count_each(counts: NodeCounters, operation: str, kinds: Iterable[str]) -> No
 
 
 class _Call:
-    """One call. It replaces gRPC's context in order to see how the call is aborted."""
+    """One call, a context manager around it."""
 
-    def __init__(self, counts: NodeCounters, operation: str, context: Any) -> None:
+    def __init__(self, counts: NodeCounters, operation: str) -> None:
         self._counts = counts
         self._operation = operation
-        self._context = context
-        self._kind = ""
         self._whole = True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
-        self._kind = dict(trailing_metadata).get(ERROR_KIND_KEY, "internal")
-        await self._context.abort(code, details, trailing_metadata)
-        raise AssertionError("gRPC's abort raises")
 
     def take(self, response: object) -> None:
         counts = self._counts
@@ -114,9 +104,10 @@ class _Call:
     def __enter__(self) -> _Call:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        failed_as = error.kind if isinstance(error, LoaderError) else "internal"
         # A client that needs nothing more cancels its call, which is not an error.
-        cancelled = kind is None or issubclass(kind, asyncio.CancelledError | GeneratorExit)
-        failed_as = self._kind or ("" if cancelled else "internal")
+        if error is None or isinstance(error, asyncio.CancelledError | GeneratorExit):
+            failed_as = ""
         if self._whole or failed_as:
             self._end(failed_as)

@@ -15,7 +15,7 @@ from storage_node.cluster.map.confirmation import witnessed
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.services.access import PACKAGE
-from storage_node.services.errors import Context, abort
+from storage_node.services.errors import Context
 
 _GET_MAP = f"/{PACKAGE}.Cluster/GetMap"
 
@@ -65,15 +65,15 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
         return self._of_clients
 
     async def Learn(self, request: pb.LearnRequest, context: Context) -> pb.LearnResponse:
-        async with _errors_told(context):
+        async with _refusing_invalid_maps(context):
             return pb.LearnResponse(version=await self._node.learn(request.map))
 
     async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareResponse:
-        async with _errors_told(context):
+        async with _refusing_invalid_maps(context):
             return await self._node.read(self._acceptor_store.prepare, request)
 
     async def Accept(self, request: pb.AcceptRequest, context: Context) -> pb.AcceptResponse:
-        async with _errors_told(context):
+        async with _refusing_invalid_maps(context):
             return await self._node.read(self._acceptor_store.accept, request)
 
     async def Witness(self, request: pb.WitnessRequest, context: Context) -> pb.WitnessResponse:
@@ -82,10 +82,10 @@ class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
 
 
 @contextlib.asynccontextmanager
-async def _errors_told(context: Context) -> AsyncIterator[None]:
+async def _refusing_invalid_maps(context: Context) -> AsyncIterator[None]:
     try:
         yield
-    except LoaderError as error:
-        await abort(context, error)
+    except LoaderError:  # some are also a ValueError
+        raise
     except ValueError as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

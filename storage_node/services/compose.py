@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-from ais_loader.errors import LoaderError, ObjectNotFound
+from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects
@@ -21,7 +21,7 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import tenant_of
 from storage_node.services.call_metrics import counted, counted_stream
-from storage_node.services.errors import Context, abort
+from storage_node.services.errors import Context
 from storage_node.services.objects import ObjectsService
 from storage_node.services.streaming import bounded, bounded_responses
 from storage_node.store.checksum import combine, crc32c
@@ -39,11 +39,8 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
     @bounded_responses(deadline=False)
     @counted_stream("put")
     async def Compose(self, request: pb.ComposeRequest, context: Context) -> AsyncIterator[pb.ComposeResponse]:
-        try:
-            check_parts(request)
-            require_unreserved(request.object.metadata)
-        except LoaderError as error:
-            await abort(context, error)
+        check_parts(request)
+        require_unreserved(request.object.metadata)
         composing = Composing(request, self._sources)
         writing = asyncio.ensure_future(self._write(composing))
         told_bytes = 0
@@ -54,8 +51,6 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
                     yield pb.ComposeResponse(moved_bytes=told_bytes)
             info = await writing
             yield pb.ComposeResponse(moved_bytes=composing.moved_bytes, info=info)
-        except LoaderError as error:
-            await abort(context, error)
         finally:
             writing.cancel()
             await asyncio.wait([writing])
@@ -91,10 +86,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
     @bounded
     @counted("head")
     async def TarEnd(self, request: pb.TarEndRequest, context: Context) -> pb.TarEndResponse:
-        try:
-            return await self._node.open_archives(tenant_of(context), tar_end, self._node.store, request)
-        except LoaderError as error:
-            await abort(context, error)
+        return await self._node.open_archives(tenant_of(context), tar_end, self._node.store, request)
 
 
 class Composing:

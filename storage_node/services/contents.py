@@ -15,7 +15,7 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import failures, write_tombstones
 from storage_node.context.node import Node
 from storage_node.services.call_metrics import count_each
-from storage_node.services.errors import Context, abort
+from storage_node.services.errors import Context
 from storage_node.services.streaming import bounded, bounded_responses
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.summary import Tally
@@ -35,26 +35,20 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
     @bounded
     async def DeleteMany(self, request: pb.DeleteManyRequest, context: Context) -> pb.DeleteManyResponse:
         names = list(request.name)
-        try:
-            if len(names) > MAX_NAMES:
-                raise InvalidRequest(f"{len(names):,} names with one request: at most {MAX_NAMES:,}")
-            condition = parse_condition(False, "", request.write_id, request.repeat_ms)
-            if (replica_set := self._writes.replica_set(request.bucket)) is not None:
-                results = await self._writes.delete_many(replica_set, names, condition)
-            else:
-                results = await self._node.read(self._store.delete_many, request.bucket, names, condition)
-        except LoaderError as error:
-            await abort(context, error)
+        if len(names) > MAX_NAMES:
+            raise InvalidRequest(f"{len(names):,} names with one request: at most {MAX_NAMES:,}")
+        condition = parse_condition(False, "", request.write_id, request.repeat_ms)
+        if (replica_set := self._writes.replica_set(request.bucket)) is not None:
+            results = await self._writes.delete_many(replica_set, names, condition)
+        else:
+            results = await self._node.read(self._store.delete_many, request.bucket, names, condition)
         count_each(self._node.metrics, "delete", ["" if one is None else one.kind for one in results])
         return pb.DeleteManyResponse(failure=failures(results))
 
     async def HeadMany(self, request: pb.HeadManyRequest, context: Context) -> pb.HeadManyResponse:
-        try:
-            if len(request.name) > MAX_HEADS:
-                raise InvalidRequest(f"{len(request.name):,} names with one request: at most {MAX_HEADS:,}")
-            answer, kinds = await self._node.read(self._heads, request)
-        except LoaderError as error:
-            await abort(context, error)
+        if len(request.name) > MAX_HEADS:
+            raise InvalidRequest(f"{len(request.name):,} names with one request: at most {MAX_HEADS:,}")
+        answer, kinds = await self._node.read(self._heads, request)
         count_each(self._node.metrics, "head", kinds)
         return answer
 
@@ -75,19 +69,16 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
     @bounded_responses(deadline=False)
     async def Summarize(self, request: pb.SummarizeRequest, context: Context) -> AsyncIterator[pb.SummarizeResponse]:
         tally = Tally(request.prefix, request.depth)
-        try:
-            if (replica_set := self._writes.replica_set_to_read(request.bucket)) is not None:
-                newest = functools.partial(self._writes.replica_set_to_read, request.bucket)
-                scan = UsageScan(self._node, self._writes.channels, replica_set, newest, request.prefix, tally)
-                async for counted in scan.run():
-                    yield pb.SummarizeResponse(counted=counted)
-                summary = await self._node.read(scan.summary)
-            else:
-                async for counted in self._count_here(request, tally):
-                    yield pb.SummarizeResponse(counted=counted)
-                summary = await self._node.read(summary_of, tally)
-        except LoaderError as error:
-            await abort(context, error)
+        if (replica_set := self._writes.replica_set_to_read(request.bucket)) is not None:
+            newest = functools.partial(self._writes.replica_set_to_read, request.bucket)
+            scan = UsageScan(self._node, self._writes.channels, replica_set, newest, request.prefix, tally)
+            async for counted in scan.run():
+                yield pb.SummarizeResponse(counted=counted)
+            summary = await self._node.read(scan.summary)
+        else:
+            async for counted in self._count_here(request, tally):
+                yield pb.SummarizeResponse(counted=counted)
+            summary = await self._node.read(summary_of, tally)
         yield pb.SummarizeResponse(counted=tally.objects, summary=summary)
 
     async def _count_here(self, request: pb.SummarizeRequest, tally: Tally) -> AsyncIterator[int]:
@@ -108,17 +99,13 @@ class ContentsReplicaService(ais_contents_pb2_grpc.ContentsReplicaServicer):
         self._node = node
 
     async def BuryMany(self, request: pb.BuryManyRequest, context: Context) -> pb.BuryManyResponse:
-        try:
-            answer = await self._node.read(write_tombstones, self._node.store, request)
-        except LoaderError as error:
-            await abort(context, error)
-        answer.map_version = self._node.map_version  # the version after the change
+        answer = await self._node.read(write_tombstones, self._node.store, request)
+        membership = self._node.membership
+        view = membership.view if membership is not None else None
+        answer.map_version = view.version if view is not None else 0  # the version after the change
         return answer
 
     async def ListNames(self, request: pb.ListNamesRequest, context: Context) -> pb.ListNamesResponse:
-        try:
-            page = await self._node.read(names_page, self._node.store, request)
-        except LoaderError as error:
-            await abort(context, error)
+        page = await self._node.read(names_page, self._node.store, request)
         page.map_version = self._node.map_version
         return page

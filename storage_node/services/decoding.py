@@ -1,4 +1,4 @@
-"""Reading and decoding of requests: an invalid message is refused as InvalidRequest.
+"""Common path of all calls: reads and decodes the request, and turns a LoaderError into the status of the call.
 
 gRPC itself would read the request of a call with a single request. It waits for it as long as the client likes, and
 keeps all that has arrived in memory. Therefore a node declares such a call as one with many requests, and reads the
@@ -59,7 +59,8 @@ class RequestReader:
 
 
 def guarded(handler: grpc.RpcMethodHandler, *, sizes: bool, reader: RequestReader) -> grpc.RpcMethodHandler:
-    """Return a handler that refuses undecodable requests with INVALID_ARGUMENT; gRPC itself answers UNKNOWN.
+    """Return a handler that ends a call with the LoaderError of its method. An undecodable request is one too: it is
+    refused with INVALID_ARGUMENT; gRPC itself answers UNKNOWN.
 
     `sizes`: Pass streamed requests to the method as `Received`.
     """

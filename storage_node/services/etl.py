@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc
 from storage_node.cluster.errors import ReplicaLost
@@ -13,7 +12,7 @@ from storage_node.context.node import Node
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.registry.calls import TransformCalls
 from storage_node.services.access import CALLER, Role
-from storage_node.services.errors import Context, abort
+from storage_node.services.errors import Context
 from storage_node.services.etl_jobs import EtlJobsPeerService, EtlJobsService
 
 STATE_TIMEOUT_S = 5.0
@@ -27,32 +26,20 @@ class EtlService(EtlJobsService):
         self._calls = calls
 
     async def InitTransform(self, request: pb.InitTransformRequest, context: Context) -> pb.TransformInfo:
-        try:
-            return await self._calls.init(request)
-        except LoaderError as error:
-            await abort(context, error)
+        return await self._calls.init(request)
 
     async def ListTransforms(self, request: pb.ListTransformsRequest, context: Context) -> pb.ListTransformsResponse:
         return await self._calls.list()
 
     async def GetTransform(self, request: pb.GetTransformRequest, context: Context) -> pb.TransformInfo:
-        try:
-            return await self._calls.get(request.name, with_code=CALLER.get() is Role.OPERATOR)
-        except LoaderError as error:
-            await abort(context, error)
+        return await self._calls.get(request.name, with_code=CALLER.get() is Role.OPERATOR)
 
     async def SetTransform(self, request: pb.SetTransformRequest, context: Context) -> pb.TransformInfo:
-        try:
-            return await self._calls.set(request)
-        except LoaderError as error:
-            await abort(context, error)
+        return await self._calls.set(request)
 
     async def DeleteTransform(self, request: pb.DeleteTransformRequest, context: Context) -> pb.DeleteTransformResponse:
-        try:
-            await self._calls.delete(request.name)
-            return pb.DeleteTransformResponse()
-        except LoaderError as error:
-            await abort(context, error)
+        await self._calls.delete(request.name)
+        return pb.DeleteTransformResponse()
 
 
 class EtlPeerService(EtlJobsPeerService):

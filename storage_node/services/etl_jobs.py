@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from ais_loader.errors import LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc
@@ -23,7 +22,7 @@ from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.direct_put import direct_put_writer
 from storage_node.etl.values import Transforms
-from storage_node.services.errors import Context, abort
+from storage_node.services.errors import Context
 from storage_node.services.streaming import bounded, bounded_responses
 
 PART_TIMEOUT_S = 2.0
@@ -37,47 +36,29 @@ class EtlJobsService(ais_etl_pb2_grpc.EtlServicer):
         self._node, self._jobs = node, jobs
 
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.JobInfo:
-        try:
-            return await self._jobs.start(request)
-        except LoaderError as error:
-            await abort(context, error)
+        return await self._jobs.start(request)
 
     @bounded_responses(deadline=False)
     async def WatchJob(self, request: pb.WatchJobRequest, context: Context) -> AsyncIterator[pb.JobInfo]:
-        try:
-            async for info in self._jobs.watch(request):
-                yield info
-        except LoaderError as error:
-            await abort(context, error)
+        async for info in self._jobs.watch(request):
+            yield info
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
         return await self._jobs.list()
 
     async def ListJobFailures(self, request: pb.ListJobFailuresRequest, context: Context) -> pb.ListJobFailuresResponse:
-        try:
-            return await self._jobs.failures(request.name)
-        except LoaderError as error:
-            await abort(context, error)
+        return await self._jobs.failures(request.name)
 
     async def StopJob(self, request: pb.StopJobRequest, context: Context) -> pb.JobInfo:
-        try:
-            return await self._jobs.stop(request.name)
-        except LoaderError as error:
-            await abort(context, error)
+        return await self._jobs.stop(request.name)
 
     async def DeleteJob(self, request: pb.DeleteJobRequest, context: Context) -> pb.DeleteJobResponse:
-        try:
-            await self._jobs.delete(request.name)
-            return pb.DeleteJobResponse()
-        except LoaderError as error:
-            await abort(context, error)
+        await self._jobs.delete(request.name)
+        return pb.DeleteJobResponse()
 
     @bounded
     async def CopyObject(self, request: pb.CopyObjectRequest, context: Context) -> pb.CopyObjectResponse:
-        try:
-            return await self._jobs.copy(request)
-        except LoaderError as error:
-            await abort(context, error)
+        return await self._jobs.copy(request)
 
 
 class EtlJobsPeerService(ais_etl_pb2_grpc.EtlPeerServicer):

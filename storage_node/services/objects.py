@@ -26,7 +26,7 @@ from storage_node.etl.worker.stage import sandbox_state
 from storage_node.lane.socket_payload import SocketPayload
 from storage_node.limits.call_slots import tenant_of
 from storage_node.services.call_metrics import counted, counted_stream
-from storage_node.services.errors import Context, abort
+from storage_node.services.errors import Context
 from storage_node.services.reframing import Reframing
 from storage_node.services.streaming import bounded, bounded_requests, bounded_responses
 from storage_node.settings.command_template import parse_text
@@ -62,20 +62,14 @@ class BucketsService:
                 reframe=request.reframe,
             )
 
-        try:
-            if (view := self._cluster.view) is not None:
-                return await self._cluster.create(view, request)
-            return _bucket(request.name, await self._node.read(create))
-        except errors.LoaderError as error:
-            await abort(context, error)
+        if (view := self._cluster.view) is not None:
+            return await self._cluster.create(view, request)
+        return _bucket(request.name, await self._node.read(create))
 
     async def GetBucket(self, request: pb.GetBucketRequest, context: Context) -> pb.Bucket:
-        try:
-            if (view := self._cluster.view) is not None:
-                return self._cluster.get(view, request.name)
-            return _bucket(request.name, self._store.bucket(request.name))
-        except errors.LoaderError as error:
-            await abort(context, error)
+        if (view := self._cluster.view) is not None:
+            return self._cluster.get(view, request.name)
+        return _bucket(request.name, self._store.bucket(request.name))
 
     async def ListBuckets(self, request: pb.ListBucketsRequest, context: Context) -> pb.ListBucketsResponse:
         if (view := self._cluster.view) is not None:
@@ -84,26 +78,20 @@ class BucketsService:
         return pb.ListBucketsResponse(bucket=[_bucket(name, bucket) for name, bucket in found])
 
     async def SetBucket(self, request: pb.SetBucketRequest, context: Context) -> pb.Bucket:
-        try:
-            if (view := self._cluster.view) is not None:
-                return await self._cluster.set(view, request)
-            changed = await self._node.read(self._store.set_bucket, request.name, *asked_for(request))
-            return _bucket(request.name, changed)
-        except errors.LoaderError as error:
-            await abort(context, error)
+        if (view := self._cluster.view) is not None:
+            return await self._cluster.set(view, request)
+        changed = await self._node.read(self._store.set_bucket, request.name, *asked_for(request))
+        return _bucket(request.name, changed)
 
     async def DeleteBucket(self, request: pb.DeleteBucketRequest, context: Context) -> pb.DeleteBucketResponse:
         def delete() -> int:
             return self._store.delete_bucket(request.name, force=request.force)
 
-        try:
-            if (view := self._cluster.view) is not None:
-                deleted = await self._cluster.delete(view, request.name, force=request.force)
-                return pb.DeleteBucketResponse(deleted_objects=deleted)
-            deleted = await self._node.open_archives(tenant_of(context), delete)
+        if (view := self._cluster.view) is not None:
+            deleted = await self._cluster.delete(view, request.name, force=request.force)
             return pb.DeleteBucketResponse(deleted_objects=deleted)
-        except errors.LoaderError as error:
-            await abort(context, error)
+        deleted = await self._node.open_archives(tenant_of(context), delete)
+        return pb.DeleteBucketResponse(deleted_objects=deleted)
 
 
 class ObjectsService:
@@ -116,15 +104,12 @@ class ObjectsService:
     @bounded_requests
     @counted("put")
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
-        try:
-            messages_of_client = aiter(requests)
-            first = await anext(messages_of_client, None)
-            if first is not None and first.WhichOneof("part") == "header":
-                require_unreserved(first.header.metadata)
-            async with aclosing(self._reframing.messages(first, messages_of_client)) as messages:
-                return await self.store_messages(messages, getattr(context, "take_from_socket", None))
-        except errors.LoaderError as error:
-            await abort(context, error)
+        messages_of_client = aiter(requests)
+        first = await anext(messages_of_client, None)
+        if first is not None and first.WhichOneof("part") == "header":
+            require_unreserved(first.header.metadata)
+        async with aclosing(self._reframing.messages(first, messages_of_client)) as messages:
+            return await self.store_messages(messages, getattr(context, "take_from_socket", None))
 
     async def done_earlier(self, header: pb.PutHeader) -> pb.ObjectInfo | None:
         """Return what an earlier attempt of a write has stored; None if the write must proceed. Raises LoaderError,
@@ -172,12 +157,9 @@ class ObjectsService:
         self, requests: AsyncIterator[pb.PutManyRequest], context: Context
     ) -> AsyncIterator[pb.PutManyResponse]:
         async for request in requests:
-            try:
-                for small in request.object:
-                    require_unreserved(small.metadata)
-                yield await self._writes.put_many(await self._reframing.group(request), self._put_here)
-            except errors.LoaderError as error:
-                await abort(context, error)
+            for small in request.object:
+                require_unreserved(small.metadata)
+            yield await self._writes.put_many(await self._reframing.group(request), self._put_here)
 
     async def _put_here(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
         return await self._node.read(self._put_group, request)
@@ -222,8 +204,6 @@ class ObjectsService:
             yield pb.GetResponse(header=pb.GetHeader(info=info, length=reader.length))
             while chunk := await read(next, reader, b""):
                 yield pb.GetResponse(data=chunk)
-        except errors.LoaderError as error:
-            await abort(context, error)
         finally:
             if reader is not None:
                 reader.close()
@@ -253,24 +233,18 @@ class ObjectsService:
 
     @counted("head")
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
-        try:
-            entry = await self._node.read(self._store.head, request.bucket, request.name)
-            return info_of(request.bucket, request.name, entry)
-        except errors.LoaderError as error:
-            await abort(context, error)
+        entry = await self._node.read(self._store.head, request.bucket, request.name)
+        return info_of(request.bucket, request.name, entry)
 
     @counted("delete")
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
-        try:
-            if (replica_set := self._writes.replica_set(request.bucket)) is not None:
-                await self._writes.delete(replica_set, request.name, _condition_of(request))
-            else:
-                condition = _condition_of(request)
-                delete = functools.partial(self._store.delete, condition=condition)
-                await self._node.read(delete, request.bucket, request.name)
-            return pb.DeleteResponse()
-        except errors.LoaderError as error:
-            await abort(context, error)
+        if (replica_set := self._writes.replica_set(request.bucket)) is not None:
+            await self._writes.delete(replica_set, request.name, _condition_of(request))
+        else:
+            condition = _condition_of(request)
+            delete = functools.partial(self._store.delete, condition=condition)
+            await self._node.read(delete, request.bucket, request.name)
+        return pb.DeleteResponse()
 
     @bounded
     @counted("list")
@@ -297,12 +271,9 @@ class ObjectsService:
             )
 
         oldest = self._node.membership.lease.version
-        try:
-            page = await self._node.read(look)
-            shown = await self._writes.not_deleted(request.bucket, page.objects)
-            response = await self._node.read(answer, page, shown)
-        except errors.LoaderError as error:
-            await abort(context, error)
+        page = await self._node.read(look)
+        shown = await self._writes.not_deleted(request.bucket, page.objects)
+        response = await self._node.read(answer, page, shown)
         response.oldest_map_version = oldest
         if (let_go_s := self._store.replicas.let_go_s) is not None:
             response.let_go_ms = int((time.monotonic() - let_go_s) * 1000)
@@ -312,10 +283,7 @@ class ObjectsService:
     @bounded
     @counted("list")
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersResponse:
-        try:
-            return await self._node.open_archives(tenant_of(context), _members_page, self._store, request)
-        except errors.LoaderError as error:
-            await abort(context, error)
+        return await self._node.open_archives(tenant_of(context), _members_page, self._store, request)
 
 
 def _members_page(store: Store, request: pb.ListMembersRequest) -> pb.ListMembersResponse:

@@ -34,7 +34,7 @@ from storage_node.promote.into_store import promote_group
 from storage_node.promote.job import Job, Outcome, PromoteMetrics
 from storage_node.promote.store_folders import StoreFolders, of_store
 from storage_node.promote.walk import Folder, Found, Walk, Wanted, groups
-from storage_node.services.errors import Context, abort, encodable
+from storage_node.services.errors import Context, encodable
 
 THREADS = 4
 IN_FLIGHT = 2
@@ -97,10 +97,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         return answer
 
     async def Have(self, request: wire.HaveRequest, context: Context) -> wire.HaveResponse:
-        try:
-            return await self._work(have, self._node.store, request)
-        except LoaderError as error:
-            await abort(context, error)
+        return await self._work(have, self._node.store, request)
 
     async def Run(self, request: wire.PromoteRequest, context: Any) -> None:
         given_up = threading.Event()
@@ -109,22 +106,19 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
             if given_up.is_set() or self._stopping:
                 raise Closed("the promotion was given up")
 
-        try:
-            job = Job(request.bucket, request.move, request.overwrite or "changed", go_on)
-            replica_set = self._writes.replica_set(request.bucket)
-            self._node.store.bucket_to_change(request.bucket)
-            with self._node.streams.open(tenant_of(context)) as stream:
-                run = _Run(self._work, await self._groups_of(request, replica_set), self._promoter(job, replica_set))
-                try:
-                    async for response in run.responses():
-                        go_on()
-                        await stream.waiting(context.write(_response(request.bucket, response)))
-                        stream.slot.moved()
-                finally:
-                    given_up.set()
-                    await asyncio.shield(asyncio.ensure_future(run.close()))
-        except LoaderError as error:
-            await abort(context, error)
+        job = Job(request.bucket, request.move, request.overwrite or "changed", go_on)
+        replica_set = self._writes.replica_set(request.bucket)
+        self._node.store.bucket_to_change(request.bucket)
+        with self._node.streams.open(tenant_of(context)) as stream:
+            run = _Run(self._work, await self._groups_of(request, replica_set), self._promoter(job, replica_set))
+            try:
+                async for response in run.responses():
+                    go_on()
+                    await stream.waiting(context.write(_response(request.bucket, response)))
+                    stream.slot.moved()
+            finally:
+                given_up.set()
+                await asyncio.shield(asyncio.ensure_future(run.close()))
 
     # -- implementation
 

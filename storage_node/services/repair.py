@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import grpc
 
-from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.repair import Repair
-from storage_node.services.errors import Context, abort
+from storage_node.services.errors import Context
 
 
 class RepairService(ais_replica_pb2_grpc.RepairServicer):
@@ -17,10 +16,7 @@ class RepairService(ais_replica_pb2_grpc.RepairServicer):
         self._repair = repair
 
     async def Missed(self, request: wire.MissedRequest, context: Context) -> wire.MissedResponse:
-        try:
-            return await self._repair.missed(request)
-        except LoaderError as error:
-            await abort(context, error)
+        return await self._repair.missed(request)
 
     async def Returned(self, request: wire.ReturnedRequest, context: Context) -> wire.ReturnedResponse:
         try:
@@ -33,17 +29,12 @@ class RepairService(ais_replica_pb2_grpc.RepairServicer):
             return await self._repair.push(request)
         except ReplicaLost as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        except LoaderError as error:
-            await abort(context, error)
 
     async def RenewLease(self, request: wire.RenewLeaseRequest, context: Context) -> wire.RenewLeaseResponse:
         return self._repair.leases.renew(request)
 
     async def Relay(self, request: wire.RelayRequest, context: Context) -> wire.RelayResponse:
-        try:
-            return await self._repair.relay(request)
-        except LoaderError as error:
-            await abort(context, error)
+        return await self._repair.relay(request)
 
     async def TooFew(self, request: wire.TooFewRequest, context: Context) -> wire.TooFewResponse:
         return self._repair.too_few(request)

@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import Received, Stream
-from storage_node.services.errors import Context, abort
+from storage_node.services.errors import Context
 from storage_node.store.store import Store
 
 Q = TypeVar("Q")
@@ -29,19 +28,16 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
 
     async def Write(self, requests: AsyncIterator[Received[wire.WriteRequest]], context: Any) -> None:
         # Not a generator: one that is cancelled at a yield would keep what is staged until it is collected.
-        try:
-            with self._node.replica_streams.open("") as stream:
-                held = HeldWrite(self._store, self._known_map)
-                await context.send_initial_metadata(())  # this node is alive, however long the drive may take
-                try:
-                    await self._take_all(held, requests, stream, context)
-                finally:
-                    # Also when the coordinator has died: its stream ends, and no other node knows of the staged files.
-                    # Shielded: if it were cancelled before it runs, it would never run.
-                    if not held.has_ended:
-                        await asyncio.shield(self._node.read(held.abort))
-        except LoaderError as error:
-            await abort(context, error)
+        with self._node.replica_streams.open("") as stream:
+            held = HeldWrite(self._store, self._known_map)
+            await context.send_initial_metadata(())  # this node is alive, however long the drive may take
+            try:
+                await self._take_all(held, requests, stream, context)
+            finally:
+                # Also when the coordinator has died: its stream ends, and no other node knows of the staged files.
+                # Shielded: if it were cancelled before it runs, it would never run.
+                if not held.has_ended:
+                    await asyncio.shield(self._node.read(held.abort))
 
     async def _take_all(
         self, held: HeldWrite, requests: AsyncIterator[Received[wire.WriteRequest]], stream: Stream, context: Any
@@ -70,10 +66,7 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
         return self._node.map_version
 
     async def _answer(self, function: Callable[[Store, Q], R], request: Q, context: Context) -> R:
-        try:
-            return await self._node.read(function, self._store, request)
-        except LoaderError as error:
-            await abort(context, error)
+        return await self._node.read(function, self._store, request)
 
 
 def _is_group(request: wire.WriteRequest) -> bool:

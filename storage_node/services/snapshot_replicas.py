@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TypeVar
 
 import grpc
 
-from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, Unsupported
+from ais_loader.errors import DriveFailed, InvalidRequest, Unsupported
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc
@@ -20,7 +20,7 @@ from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import Received, Stream
-from storage_node.services.errors import Context, abort
+from storage_node.services.errors import Context
 from storage_node.store.drive.version_clock import check_counter
 from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import PAGE_BYTES, within
@@ -46,19 +46,16 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
         """For each bucket: the last cut, and the check that everything present at it has a counter up to the cut."""
 
     async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldResponse:
-        async def hold() -> pb.HoldResponse:
-            require_bucket(self._store, request.bucket.name, request.bucket.uuid)
-            _require_all_drives(self._store)
-            await self._commit_barrier.hold(request.bucket.uuid, request.attempt)
-            return pb.HoldResponse(clock=self._store.replicas.clock, wall_ms=self._store.clock.wall_ms())
-
-        return await _answered(hold(), context)
+        require_bucket(self._store, request.bucket.name, request.bucket.uuid)
+        _require_all_drives(self._store)
+        await self._commit_barrier.hold(request.bucket.uuid, request.attempt)
+        return pb.HoldResponse(clock=self._store.replicas.clock, wall_ms=self._store.clock.wall_ms())
 
     async def Armed(self, request: pb.ArmedRequest, context: Context) -> pb.ArmedResponse:
         uuid = request.bucket.uuid
         if request.cut not in self._store.record.current.cuts.get(uuid, []):
             return pb.ArmedResponse(armed=False)
-        check = await _answered(self._node.read(self._begin_check, uuid, request.cut), context)
+        check = await self._node.read(self._begin_check, uuid, request.cut)
         # Checked afterwards: then nothing has been committed in between.
         armed = self._commit_barrier.holds(uuid, request.attempt)
         if armed:
@@ -78,29 +75,24 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
 
     async def Seen(self, request: pb.SeenRequest, context: Context) -> pb.SeenResponse:
         map_version = self._node.membership.lease.version  # recorded before the look-up
-        answer = await _answered(self._node.read(_seen, self._store, request), context)
+        answer = await self._node.read(_seen, self._store, request)
         answer.map_version = map_version
         return answer
 
     async def Settle(self, request: pb.SettleRequest, context: Context) -> pb.SettleResponse:
         cut, check = self._checks.get(request.bucket.uuid, (0, None))
         if check is not None and cut == request.cut:
-            await _answered(asyncio.shield(check), context)
+            await asyncio.shield(check)
             self._checks.pop(request.bucket.uuid, None)
         try:
-            return await _answered(
-                self._convergence.page(request.bucket.uuid, request.cut, request.start_after), context
-            )
+            return await self._convergence.page(request.bucket.uuid, request.cut, request.start_after)
         except ReplicaLost as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
     async def Keep(self, requests: AsyncIterator[Received[pb.KeepRequest]], context: Context) -> pb.KeepResponse:
         """Retain a version. It uses a slot and the deadlines of other nodes' writes."""
-        try:
-            with self._node.replica_streams.open("") as stream:
-                await self._keep(requests, stream)
-        except LoaderError as error:
-            await abort(context, error)
+        with self._node.replica_streams.open("") as stream:
+            await self._keep(requests, stream)
         return pb.KeepResponse()
 
     async def _keep(self, requests: AsyncIterator[Received[pb.KeepRequest]], stream: Stream) -> None:
@@ -129,13 +121,6 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
     async def Making(self, request: pb.MakingRequest, context: Context) -> pb.MakingResponse:
         asked = request.bucket_uuid, request.name, request.created_ns
         return pb.MakingResponse(making=asked in self._snapshots.making)
-
-
-async def _answered(answer: Awaitable[T], context: Context) -> T:
-    try:
-        return await answer
-    except LoaderError as error:
-        await abort(context, error)
 
 
 def _require_all_drives(store: Store) -> None:

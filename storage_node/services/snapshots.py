@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import TypeVar
 
-from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshots_pb2 as pb
 from ais_loader.wire.generated import ais_snapshots_pb2_grpc
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.context.node import Node
-from storage_node.services.errors import Context, abort
+from storage_node.services.errors import Context
 from storage_node.store.snapshots import Snapshot
 
 T = TypeVar("T")
@@ -25,30 +23,21 @@ class SnapshotsService(ais_snapshots_pb2_grpc.SnapshotsServicer):
 
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.Snapshot:
         if self._cluster.view is not None:
-            return _message(await _run(context, self._cluster.create(request.bucket, request.name)))
-        made = self._node.read(self._store.snapshots.create, request.bucket, request.name)
-        return _message(await _run(context, made))
+            return _message(await self._cluster.create(request.bucket, request.name))
+        return _message(await self._node.read(self._store.snapshots.create, request.bucket, request.name))
 
     async def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: Context) -> pb.ListSnapshotsResponse:
         if self._cluster.view is not None:
-            of_all = await _run(context, self._cluster.listed(request.bucket))
-            return pb.ListSnapshotsResponse(snapshot=map(_message, of_all))
-        found = await _run(context, self._node.read(self._store.snapshots.of, request.bucket))
+            return pb.ListSnapshotsResponse(snapshot=map(_message, await self._cluster.listed(request.bucket)))
+        found = await self._node.read(self._store.snapshots.of, request.bucket)
         return pb.ListSnapshotsResponse(snapshot=map(_message, found))
 
     async def DeleteSnapshot(self, request: pb.DeleteSnapshotRequest, context: Context) -> pb.DeleteSnapshotResponse:
         if self._cluster.view is not None:
-            await _run(context, self._cluster.delete(request.bucket, request.name))
+            await self._cluster.delete(request.bucket, request.name)
         else:
-            await _run(context, self._node.read(self._store.snapshots.delete, request.bucket, request.name))
+            await self._node.read(self._store.snapshots.delete, request.bucket, request.name)
         return pb.DeleteSnapshotResponse()
-
-
-async def _run(context: Context, answer: Awaitable[T]) -> T:
-    try:
-        return await answer
-    except LoaderError as error:
-        await abort(context, error)
 
 
 def _message(snapshot: Snapshot | cluster_pb.MapSnapshot) -> pb.Snapshot:

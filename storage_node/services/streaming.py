@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
-from ais_loader.errors import LoaderError
 from storage_node.limits.call_slots import Streams, tenant_of
-from storage_node.services.errors import abort
 
 
 class _Serving(Protocol):
@@ -37,12 +35,9 @@ def bounded(method: Callable[[S, Any, Any], Awaitable[R]]) -> Callable[[S, Any, 
 
     @functools.wraps(method)
     async def call(self: S, request: Any, context: Any) -> R:
-        try:
-            with self._node.streams.open(tenant_of(context)) as stream:
-                await stream.keep(request.ByteSize())
-                return await method(self, request, context)
-        except LoaderError as error:
-            await abort(context, error)
+        with self._node.streams.open(tenant_of(context)) as stream:
+            await stream.keep(request.ByteSize())
+            return await method(self, request, context)
 
     return call
 
@@ -54,12 +49,9 @@ def bounded_requests(
 
     @functools.wraps(method)
     async def call(self: S, requests: AsyncIterator[Any], context: Any) -> R:
-        try:
-            with self._node.streams.open(tenant_of(context)) as stream:
-                async with aclosing(stream.messages(requests)) as messages:
-                    return await method(self, messages, context)
-        except LoaderError as error:
-            await abort(context, error)
+        with self._node.streams.open(tenant_of(context)) as stream:
+            async with aclosing(stream.messages(requests)) as messages:
+                return await method(self, messages, context)
 
     return call
 
@@ -78,17 +70,14 @@ def bounded_responses(
     ) -> Callable[[S, Any, Any], Awaitable[None]]:
         @functools.wraps(method)
         async def call(self: S, request: Any, context: Any) -> None:
-            try:
-                with self._node.streams.open(tenant_of(context)) as stream:
-                    if many_requests:
-                        request = stream.messages(request, deadline=deadline)
-                    responses: Any = method(self, request, context)
-                    async with aclosing(responses):
-                        async for response in responses:
-                            await stream.waiting(context.write(response))
-                            stream.slot.moved(_size_of(response))
-            except LoaderError as error:
-                await abort(context, error)
+            with self._node.streams.open(tenant_of(context)) as stream:
+                if many_requests:
+                    request = stream.messages(request, deadline=deadline)
+                responses: Any = method(self, request, context)
+                async with aclosing(responses):
+                    async for response in responses:
+                        await stream.waiting(context.write(response))
+                        stream.slot.moved(_size_of(response))
 
         return call
 
