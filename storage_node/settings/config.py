@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from storage_node.settings.command_template import WrongCommand, check_commands
+from storage_node.settings.setting import (
+    Address,
+    Advertised,
+    Commands,
+    Finite,
+    NotNegative,
+    Port,
+    Positive,
+    Range,
+    Seconds,
+    Share,
+    Weights,
+    absolute_paths,
+    declared,
+    split_advertised,
+)
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.permissions import others_access
 
@@ -69,176 +83,176 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     """The address to listen on. The default is loopback, because there is no authentication."""
-    port: int = 7480
+    port: Port = 7480
     """The port for clients. 0 picks a free port."""
-    advertise: str = ""
+    advertise: Advertised = ""
     """The name or address at which clients reach this node: HOST, which implies the port that the node listens on, or
     HOST:PORT if a proxy or a container maps the port. Defaults to `host`. If `host` means every address, as 0.0.0.0
     does, the default is unknown and the node does not change its endpoint in the cluster map."""
-    lane_port: int = 0
+    lane_port: Port = 0
     """The TCP port on `host` for clients' lanes; 0 picks a free port. Clients on the same machine do not need it."""
-    peer_host: str = "127.0.0.1"
+    peer_host: Address = "127.0.0.1"
     """The address to listen on for other nodes of the cluster and for operators' commands, which may do things that
     clients may not. Use loopback or the cluster's network."""
-    peer_port: int = 0
+    peer_port: Port = 0
     """The port for other nodes and operators. 0 picks the port that the cluster map has for this node, or else a free
     port."""
-    peer_lane_port: int = 0
+    peer_lane_port: Port = 0
     """The port on `peer_host` for lanes of nodes on other machines; 0 picks a free port."""
-    peer_advertise: str = ""
+    peer_advertise: Advertised = ""
     """The same as `advertise`, for other nodes and operators."""
     peer_secret_file: str = ""
     """A file with one line that every node of the cluster and every operator must know. Callers prove that they know
     it, and do not send it. If empty, `ais-loader serve` uses the file `peer-secret` in its first drive, which it
     creates, and `ais-loader cluster up` the file `.cluster/peer-secret` below the root. `peer_host` must be a loopback
     address if a node has no secret, or one of its own."""
-    metrics_port: int | None = None
+    metrics_port: Annotated[int | None, Range("0 to 65535, or None", 0, 65535)] = None
     """The port on `host` for Prometheus metrics; 0 picks a free port, and None disables metrics."""
     durability: Literal["process", "power"] = "process"
     """Durability of an acknowledged write: it survives the end of the process ("process"), or also a power failure
     ("power")."""
-    promote_roots: tuple[str, ...] = ()
+    promote_roots: Annotated[tuple[str, ...], absolute_paths("absolute paths of folders")] = ()
     """Folders on this machine whose files clients may promote into buckets. If empty, no file can be promoted."""
-    read_threads: int = 4
+    read_threads: Positive = 4
     """Threads that read from the drives. They release the interpreter lock while they read."""
-    archive_threads: int = 4
+    archive_threads: Positive = 4
     """Threads that open archives whose members are requested. The first time, this takes as long as reading the whole
     archive. One tenant uses at most all but one of these threads. Reads from the drives do not wait for them."""
-    readahead_bytes: int = 64 << 20
+    readahead_bytes: NotNegative = 64 << 20
     """The amount of page cache that the drives may be asked to fill ahead of the frames being read, for all batches
     together; 0 disables read-ahead."""
-    readahead_threads: int = 4
+    readahead_threads: Positive = 4
     """Threads that request read-ahead."""
-    memory_bytes: int = 256 << 20
+    memory_bytes: Positive = 256 << 20
     """Limit on frames that have been read but not yet handed to the network, for all sessions together. At this limit,
     readers wait."""
-    open_shards: int = 128
+    open_shards: Positive = 128
     """The number of archives kept open on each drive for reading their members; each takes two descriptors."""
-    shard_copy_bytes: int = 4 << 30
+    shard_copy_bytes: NotNegative = 4 << 30
     """Limit, for each drive, on decompressed copies of archives whose members cannot be read piece by piece. The copies
     are files that disappear with the process. Members of an archive that unpacks to more than this are refused."""
-    max_active_batches: int = 512
+    max_active_batches: Positive = 512
     """Maximum number of batches served at once. Further batches are rejected and can be retried."""
-    max_sessions: int = 8192
+    max_sessions: Positive = 8192
     """Maximum number of open sessions of clients and other nodes, including idle ones. One tenant gets at
     most seven eighths of them. If there are too many, the session that has been idle the longest, and for at least
     `still_s`, is closed; its owner opens another one with its next batch. If there is none, the new session is rejected
     and can be retried."""
-    max_request_bytes: int = 256 << 20
+    max_request_bytes: Positive = 256 << 20
     """Limit on the requests of all batches being served. A request that does not fit beside the others is rejected and
     can be retried."""
-    max_lanes: int = 8192
+    max_lanes: Positive = 8192
     """Maximum number of open lanes of clients, and of other nodes. If there are too many, the lane that has been idle
     the longest is closed; if none is idle, the new one is refused, and its client uses gRPC. Lanes also leave a quarter
     of the process's file descriptors to everything else."""
-    max_lanes_per_peer: int = 1024
+    max_lanes_per_peer: Positive = 1024
     """Maximum number of these lanes from one process on this machine, or from one address of another machine."""
-    max_connections: int = 8192
+    max_connections: Positive = 8192
     """Maximum number of gRPC connections of clients, and of other nodes; at most half of the process's file
     descriptors. Further connections are closed at once."""
-    message_timeout_s: float = 20.0
+    message_timeout_s: Finite = 20.0
     """Time limit for a message that a client has begun to send over a lane, and for the request of a gRPC call that
     has only one. Otherwise the lane is closed, or the call fails."""
-    still_s: float = 10.0
+    still_s: Finite = 10.0
     """A call whose client has neither received nor sent a significant amount for this time gives up its place and its
     memory to a call that waits for them. While there is enough for all calls, none is interrupted."""
-    max_streams: int = 512
+    max_streams: Positive = 512
     """Maximum number of objects that are being put or read in calls of their own (each holds a descriptor), together
     with pages of listings and of deletions. Further calls are rejected and can be retried. Small objects are read as
     batches and do not count."""
-    stall_timeout_s: float = 120.0
+    stall_timeout_s: Finite = 120.0
     """A call counted by `max_streams` is ended if its client has neither sent nor received a byte for this time."""
-    max_message_bytes: int = 256 << 20
+    max_message_bytes: Positive = 256 << 20
     """Limit on object data that clients have sent and that is being stored, for all calls together. The same limit
     applies separately to data from other nodes, including small objects that they have not committed yet. A call whose
     message does not fit is rejected and can be retried."""
-    reject_retry_after_ms: int = 100
+    reject_retry_after_ms: Positive = 100
     """The minimum delay before a rejected batch is retried."""
-    tenant_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
+    tenant_weights: Weights = field(default_factory=dict, hash=False)
     """Tenants with waiting batches are served in proportion to these weights. The default weight is 1; the tenant ""
     stands for clients that name none."""
-    critical_memory_bytes: int = 0
+    critical_memory_bytes: NotNegative = 0
     """New batches are rejected while the process uses more memory than this. 0 means four fifths of the memory that the
     machine, or the process's cgroup, has when the node starts."""
-    throttle_cpu_lag_s: float = 0.1
+    throttle_cpu_lag_s: Seconds = 0.1
     """How late the event loop may run before batches pause between their frames."""
-    throttle_drive_wait_s: float = 0.1
+    throttle_drive_wait_s: Seconds = 0.1
     """How long reads may wait for a reader thread before batches pause between their frames."""
-    max_throttle_s: float = 0.05
+    max_throttle_s: Seconds = 0.05
     """The longest such pause; 0 disables pauses."""
-    max_buffered_bytes: int = 128 << 20
+    max_buffered_bytes: Positive = 128 << 20
     """Limit on answers that are collected before they are sent (streaming=False), for all sessions together. An answer
     that does not fit beside the others is rejected and can be retried; a larger one is refused."""
 
-    assembly_bytes: int = 256 << 20
+    assembly_bytes: Positive = 256 << 20
     """Limit on bytes that peers have sent or may send for batches that this node gathers, for all batches together.
     Above it, only the peer whose entry is due next may continue, one frame at a time, and further batches are rejected
     and can be retried."""
-    peer_window_bytes: int = 4 << 20
+    peer_window_bytes: Positive = 4 << 20
     """The number of bytes that each peer may send ahead for one batch."""
-    peer_timeout_s: float = 10.0
+    peer_timeout_s: Finite = 10.0
     """How long a peer may be silent before its entries are requested from the next holder, or given up as
     unavailable."""
-    peer_idle_s: float = 60.0
+    peer_idle_s: Finite = 60.0
     """A session to a peer is closed if it has not been used for this time."""
-    hedge_budget: float = 0.05
+    hedge_budget: Share = 0.05
     """The share of the entries of gathered batches that may also be requested from a second holder if the first is
     unusually slow; 0 disables this. The share of up to 20,000 entries can be spent at once."""
-    max_recoveries: int = 20_000
+    max_recoveries: NotNegative = 20_000
     """Maximum number of entries of one batch that may be requested again from another holder; a batch that needs more
     fails. With the default, no batch fails for this reason while each entry has lost at most two copies."""
-    max_soft_errors: int = 10_000
+    max_soft_errors: NotNegative = 10_000
     """Maximum number of entries of one gathered batch that may fail without ending it. With the default, no batch ends
     for this reason."""
 
-    reach_timeout_s: float = 3.0
+    reach_timeout_s: Finite = 3.0
     """How long another node has to accept a write before the next host takes its place."""
-    reconcile_patience_s: float = 30.0
+    reconcile_patience_s: Seconds = 30.0
     """After a node starts, it does not serve copies that may be outdated until it has compared them with all other
     nodes. If some nodes do not respond within this time, it serves what it has and reports this."""
-    max_clock_offset_s: float = 60.0
+    max_clock_offset_s: Seconds = 60.0
     """The maximum difference between the clocks of nodes. Writes are ordered by time when nodes cannot reach each
     other; a write that involves a clock with a larger difference is refused. Use the same value on all nodes."""
-    read_lease_s: float = 3.0
+    read_lease_s: Seconds = 3.0
     """In a cluster of three or more nodes, a node that has not been in touch with a majority of them for this time
     serves no objects with several copies. If a node cannot be told about a write, the write waits for at most this
     time. With more than 32 nodes, the time grows in proportion. Use the same value on all nodes. 0 disables leases: a
     node that is cut off from writers but not from readers then serves objects that have since been replaced."""
-    repair_interval_s: float = 60.0
+    repair_interval_s: Finite = 60.0
     """The time from the end of one pass over all objects on this node, which searches for missing and outdated copies,
     to the next. While the cluster map is changing, or work is left, passes follow each other within seconds."""
-    repair_bytes_per_s: float = 256 << 20
+    repair_bytes_per_s: Finite = 256 << 20
     """Maximum rate at which this node sends data to make copies equal."""
-    repair_transfers: int = 2
+    repair_transfers: Positive = 2
     """The number of such transfers that run at once."""
-    tombstone_grace_s: float = 3600.0
+    tombstone_grace_s: Seconds = 3600.0
     """A deletion is remembered for at least this time, and until every node of the cluster has confirmed that it has
     nothing older."""
 
-    drive_errors: int = 10
+    drive_errors: Positive = 10
     """A drive is disabled after this many I/O errors within `drive_error_window_s`."""
-    drive_error_window_s: float = 60.0
+    drive_error_window_s: Finite = 60.0
     """The time window for `drive_errors`. Objects on a disabled drive are read from their other copies."""
-    drive_grace_s: float = 600.0
+    drive_grace_s: Seconds = 600.0
     """A drive that is missing, or disabled because of errors, is given up after this time if other nodes have copies of
     everything that may have been on it. These copies are then copied to this node's other drives. 0 means that a drive
     is given up only on an operator's command."""
-    drive_move_bytes_per_s: float = 256 << 20
+    drive_move_bytes_per_s: Finite = 256 << 20
     """Maximum rate at which the node moves data between its own drives after a drive was added or while one retires."""
 
-    scrub_interval_s: float = 7 * 86400.0
+    scrub_interval_s: Seconds = 7 * 86400.0
     """How often every drive is searched for objects whose bytes differ from what was put, from the start of one search
     to the start of the next. 0 disables scrubbing."""
-    scrub_bytes_per_s: float = 32 << 20
+    scrub_bytes_per_s: Finite = 32 << 20
     """Maximum rate at which the node reads data for this search."""
 
     etl_code: bool = False
     """Whether clients may run their own Python code on this node, in worker processes. See docs/etl.md for how it is
     isolated."""
-    etl_commands: Mapping[str, str] = field(default_factory=dict, hash=False)
+    etl_commands: Commands = field(default_factory=dict, hash=False)
     """Commands that clients may run on objects, by name, with typed arguments, such as `wav = "ffmpeg -v error -i
     {input} -ar {rate:int(8000,48000)} {output}.wav"`. Commands that clients write themselves need `etl_code`."""
-    etl_command_paths: tuple[str, ...] = ()
+    etl_command_paths: Annotated[tuple[str, ...], absolute_paths("absolute paths")] = ()
     """Files and folders that commands may read in their sandbox, besides the system's programs and libraries: programs
     in other places, models, fonts."""
     etl_sandbox: Literal["best_effort", "required", "off"] = "best_effort"
@@ -247,12 +261,12 @@ class ServerConfig:
     etl_servers: tuple[str, ...] = ()
     """Transform servers to which this node may send objects, such as http://127.0.0.1:9000; if empty, none are
     allowed."""
-    etl_http_host: str = "127.0.0.1"
+    etl_http_host: Address = "127.0.0.1"
     """The address at which transform servers fetch inputs (hpull) and put results (direct put). The node listens on it
     when it is first needed."""
-    etl_http_port: int = 0
+    etl_http_port: Annotated[int, Range("a port, or 0 for any", 0, 65535)] = 0
     """The port for `etl_http_host`; 0 picks a free port."""
-    etl_http_advertise: str = ""
+    etl_http_advertise: Advertised = ""
     """HOST:PORT at which transform servers on other machines reach that address. If empty, the address on which the
     node listens."""
     etl_python: str = ""
@@ -261,19 +275,19 @@ class ServerConfig:
     """On a node that Ray runs, whether packages that clients' code requires and this process's interpreter lacks are
     installed for it, in a Ray runtime environment. Code that these packages bring then runs as Ray's user, without
     isolation."""
-    etl_workers: int = 0
+    etl_workers: NotNegative = 0
     """The number of objects transformed at once; 0 means the number of CPU cores."""
-    etl_worker_memory_bytes: int = 2 << 30
+    etl_worker_memory_bytes: Positive = 2 << 30
     """Memory limit of one worker."""
-    etl_timeout_s: float = 300.0
+    etl_timeout_s: Finite = 300.0
     """Time limit for one object in one transform."""
-    etl_output_bytes: int = 8 << 30
+    etl_output_bytes: Positive = 8 << 30
     """Limit on the output of a transform for one object."""
-    etl_memory_bytes: int = 256 << 20
+    etl_memory_bytes: Positive = 256 << 20
     """Limit on inputs and outputs held in memory, for all transforms together. An object that does not fit waits."""
-    etl_spool_bytes: int = 16 << 30
+    etl_spool_bytes: Positive = 16 << 30
     """Limit on inputs and outputs held in files."""
-    etl_cache_bytes: int = 256 << 20
+    etl_cache_bytes: NotNegative = 256 << 20
     """Limit on outputs that are kept for repeated requests; 0 disables this cache."""
     etl_user: str = ""
     """The user that workers run as, if this process may switch users. If empty, the user of this process. The node must
@@ -282,128 +296,24 @@ class ServerConfig:
     """Whether workers may use the network. If false, they run in a network namespace of their own, or do not start."""
 
     def __post_init__(self) -> None:
-        limits = (
-            "read_threads",
-            "archive_threads",
-            "readahead_threads",
-            "memory_bytes",
-            "max_active_batches",
-            "max_request_bytes",
-            "max_sessions",
-            "max_lanes",
-            "max_lanes_per_peer",
-            "max_connections",
-            "max_streams",
-            "max_message_bytes",
-            "reject_retry_after_ms",
-            "max_buffered_bytes",
-            "assembly_bytes",
-            "peer_window_bytes",
-            "repair_transfers",
-            "drive_errors",
-            "open_shards",
-            "etl_worker_memory_bytes",
-            "etl_output_bytes",
-            "etl_memory_bytes",
-            "etl_spool_bytes",
-        )
-        for name in limits:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: need at least 1")
-        object.__setattr__(self, "promote_roots", tuple(self.promote_roots))
-        for root in self.promote_roots:
-            if not root.startswith("/") or "\0" in root or ".." in root.split("/"):
-                raise ValueError(f"promote_roots: {root!r}: need absolute paths of folders, without '..'")
-        object.__setattr__(self, "etl_servers", tuple(self.etl_servers))
-        object.__setattr__(self, "etl_command_paths", tuple(self.etl_command_paths))
-        for path in self.etl_command_paths:
-            if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
-                raise ValueError(f"etl_command_paths: {path!r}: need absolute paths, without '..'")
-        if self.etl_sandbox not in ("best_effort", "required", "off"):
-            raise ValueError(f"etl_sandbox={self.etl_sandbox!r}: need best_effort, required or off")
-        # Copies: the caller's mappings may change.
-        object.__setattr__(self, "tenant_weights", dict(self.tenant_weights))
-        object.__setattr__(self, "etl_commands", dict(self.etl_commands))
-        try:
-            check_commands(self.etl_commands)
-        except WrongCommand as error:
-            raise ValueError(f"etl_commands: {error}") from None
-        for tenant, weight in self.tenant_weights.items():
-            if not 1e-6 <= weight <= 1e6:
-                raise ValueError(f"tenant_weights: {tenant!r} has {weight}, need 0.000001 to 1000000")
-        for name in (
-            "readahead_bytes",
-            "max_recoveries",
-            "max_soft_errors",
-            "critical_memory_bytes",
-            "shard_copy_bytes",
-            "etl_workers",
-            "etl_cache_bytes",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: need at least 0")
-        for name in (
-            "message_timeout_s",
-            "still_s",
-            "stall_timeout_s",
-            "peer_timeout_s",
-            "peer_idle_s",
-            "reach_timeout_s",
-            "repair_interval_s",
-            "repair_bytes_per_s",
-            "drive_error_window_s",
-            "drive_move_bytes_per_s",
-            "scrub_bytes_per_s",
-            "etl_timeout_s",
-        ):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)}: need a finite number above 0")
-        for name in (
-            "throttle_cpu_lag_s",
-            "throttle_drive_wait_s",
-            "max_throttle_s",
-            "reconcile_patience_s",
-            "max_clock_offset_s",
-            "tombstone_grace_s",
-            "drive_grace_s",
-            "scrub_interval_s",
-            "read_lease_s",
-        ):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)}: need a number of seconds, at least 0")
-        if not 0 <= self.hedge_budget <= 1:
-            raise ValueError(f"hedge_budget={self.hedge_budget}: need a share, 0 to 1")
-        for name in ("port", "lane_port", "peer_port", "peer_lane_port"):
-            if not 0 <= getattr(self, name) < 65536:
-                raise ValueError(f"{name}={getattr(self, name)}: need 0 to 65535")
-        if not self.peer_host:
-            raise ValueError("peer_host: need an address of this machine, as 127.0.0.1")
-        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
-            raise ValueError(f"metrics_port={self.metrics_port}: need 0 to 65535, or None")
-
-        _split_advertised("advertise", self.advertise)
-        _split_advertised("peer_advertise", self.peer_advertise)
-        _split_advertised("etl_http_advertise", self.etl_http_advertise)
-        if not 0 <= self.etl_http_port < 65536:
-            raise ValueError(f"etl_http_port={self.etl_http_port}: need a port, or 0 for any")
+        for name, setting in SETTINGS.items():
+            object.__setattr__(self, name, setting.checked(getattr(self, name)))
         if self.etl_install and self.etl_python:
             raise ValueError(
                 f"etl_install and etl_python={self.etl_python}: either Ray makes environments, of the interpreter that "
                 "the node has, or there is one that has everything"
             )
-        if not self.etl_http_host:
-            raise ValueError("etl_http_host: need an address of this machine, as 127.0.0.1")
 
     def endpoint(self, port: int) -> str:
         """The host:port at which clients reach a node that listens on `port`; empty if unknown."""
-        host, outer_port = _split_advertised("advertise", self.advertise)
+        host, outer_port = split_advertised("advertise", self.advertise)
         return _endpoint(host or self.host, outer_port or port)
 
     def peer_endpoint(self, port: int) -> str:
         """The same for other nodes. If `peer_host` is every address, the host is the one that clients use."""
-        host, outer_port = _split_advertised("peer_advertise", self.peer_advertise)
+        host, outer_port = split_advertised("peer_advertise", self.peer_advertise)
         if not host and self.peer_host in EVERY_ADDRESS:
-            host = _split_advertised("advertise", self.advertise)[0] or self.host
+            host = split_advertised("advertise", self.advertise)[0] or self.host
         return _endpoint(host or self.peer_host, outer_port or port)
 
     @property
@@ -422,19 +332,9 @@ class ServerConfig:
         return {name: f"{value:.15g}" if isinstance(value, float) else str(value) for name, value in values.items()}
 
 
+SETTINGS = declared(ServerConfig)
+"""Declarations of all settings, by name."""
+
+
 def _endpoint(host: str, port: int) -> str:
     return "" if host in EVERY_ADDRESS else f"{host}:{port}"
-
-
-def _split_advertised(name: str, advertise: str) -> tuple[str, int]:
-    """Split into host and port, 0 if there is none; a bare IPv6 address is put in brackets. Raises ValueError."""
-    host, colon, port = advertise.rpartition(":")
-    if not colon or advertise.endswith("]"):
-        host, port = advertise, "0"
-    elif ":" in host and not (host.startswith("[") and host.endswith("]")):
-        host, port = f"[{advertise}]", "0"
-    elif not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"{name}={advertise!r}: need HOST or HOST:PORT, as in 10.0.0.5 or proxy.example.org:7480")
-    if "/" in host or any(letter.isspace() for letter in host):
-        raise ValueError(f"{name}={advertise!r}: need HOST or HOST:PORT, without grpc:// and spaces")
-    return host, int(port)

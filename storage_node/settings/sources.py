@@ -21,20 +21,18 @@ import re
 import tomllib
 import types
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 from ais_loader.name_matching import nearest
-from storage_node.settings.config import ServerConfig
+from storage_node.settings.config import SETTINGS, ServerConfig
 
 Settings = dict[str, Any]
 DEFAULT = "default"
 """Value that restores the default."""
 NODES = "nodes"
 WEIGHTS = "tenant_weights"
-_HINTS = get_type_hints(ServerConfig)
-_NAMES = tuple(one.name for one in fields(ServerConfig))
 _BYTES = {
     "": 1,
     "b": 1,
@@ -108,8 +106,8 @@ def configured(base: ServerConfig, settings: Mapping[str, Any]) -> ServerConfig:
     """Apply settings to a configuration. Raises WrongSetting if values contradict each other, are out of range, or
     belong to another version."""
     chosen = {name: value for name, value in settings.items() if value != DEFAULT and name != NODES}
-    if unknown := sorted(set(chosen) - set(_NAMES)):
-        raise WrongSetting(f"{unknown[0]}: no such setting{_near(unknown[0], _NAMES)}")
+    if unknown := sorted(set(chosen) - set(SETTINGS)):
+        raise WrongSetting(f"{unknown[0]}: no such setting{_near(unknown[0], SETTINGS)}")
     try:
         return replace(base, **chosen)
     except ValueError as error:
@@ -156,8 +154,8 @@ def _checked(given: Mapping[str, Any], where: str = "") -> Settings:
                 raise WrongSetting(f"{NODES}: need a table for each node, as in [{NODES}.node-1]")
             read[NODES] = {node: _checked(its, f"{NODES}.{node}.") for node, its in value.items()}
             continue
-        if name not in _NAMES:
-            raise WrongSetting(f"{where}{name}: no such setting{_near(name, _NAMES)}")
+        if name not in SETTINGS:
+            raise WrongSetting(f"{where}{name}: no such setting{_near(name, SETTINGS)}")
         try:
             read[name] = DEFAULT if value == DEFAULT else _value(name, value)
             configured(ServerConfig(), {name: _without_resets(read[name])})
@@ -171,7 +169,7 @@ def _without_resets(value: Any) -> Any:
 
 
 def _value(name: str, value: Any) -> Any:
-    hint = _HINTS[name]
+    hint = SETTINGS[name].type
     if get_origin(hint) in (Union, types.UnionType):  # the only union is `X | None`
         if value == "none":
             return None
