@@ -279,12 +279,13 @@ def reference() -> str:
 
 def settings_table() -> str:
     """Every setting of a node, with its default and what it does."""
-    from storage_node.settings.config import ServerConfig
+    from storage_node.settings.groups import GROUPS
 
-    said = field_docs(ServerConfig)
     rows = [
-        f"| `{one.name}` | {default(one)} | {cell(said.get(one.name, ''))} |"
-        for one in dataclasses.fields(ServerConfig)
+        f"| `{group.prefix}{one.name}` | {default(one)} | {cell(said.get(one.name, ''))} |"
+        for group in GROUPS.values()
+        for said in (field_docs(group),)
+        for one in dataclasses.fields(group)
     ]
     return "\n".join([BEGIN, "| setting | default | |", "|---|---|---|", *rows, END])
 

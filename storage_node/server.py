@@ -12,7 +12,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -146,7 +145,7 @@ class NodeServer:
         )
         try:
             if self._makes_secret and not self.config.peer_secret_file:
-                self.config = replace(self.config, peer_secret_file=str(_own_secret(self._store)))
+                self.config = self.config.replace(peer_secret_file=str(_own_secret(self._store)))
             require_apart(self.config.promote_roots, of_store(self._store), self.config.etl_command_paths)
             for warning in sandbox_warnings(self.config, of_store(self._store)):
                 log.warning("%s", warning)

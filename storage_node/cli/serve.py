@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -285,7 +284,7 @@ def _config(options: dict[str, Any], settings: dict[str, Any]) -> ServerConfig:
         chosen = configured(ServerConfig(), merged(merged({}, settings), typed))
     except WrongSetting as error:
         raise click.UsageError(str(error)) from error
-    return replace(chosen, host=_bracketed(chosen.host), peer_host=_bracketed(chosen.peer_host))
+    return chosen.replace(host=_bracketed(chosen.host), peer_host=_bracketed(chosen.peer_host))
 
 
 def _bracketed(host: str) -> str:

@@ -96,7 +96,11 @@ class Node:
 
     def limits(self) -> dict[str, str]:
         """Return the configuration's limits, with those that were determined at the start."""
-        return self.config.limits() | {"critical_memory_bytes": str(self.load.critical_bytes)}
+        return self.config.as_text() | {"critical_memory_bytes": str(self.load.critical_bytes)}
+
+    def _map_version(self) -> int:
+        view = self.membership.view if self.membership is not None else None
+        return view.version if view is not None else 0
 
     async def learn(self, map_: pb.ClusterMap) -> int:
         """See Membership.learn. One map at a time, and so on one reader thread: deleting a bucket takes time."""

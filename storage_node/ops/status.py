@@ -24,7 +24,7 @@ from storage_node.settings.config import ServerConfig
 from storage_node.store.drive.identity import CLUSTER_FILE_NAME
 
 _FOUND_AT_START = ("critical_memory_bytes",)
-_DEFAULTS = {name: value for name, value in ServerConfig().limits().items() if name not in _FOUND_AT_START}
+_DEFAULTS = {name: value for name, value in ServerConfig().as_text().items() if name not in _FOUND_AT_START}
 _WELL = ("active", "retiring")
 
 

@@ -213,7 +213,7 @@ class Supervisor:
         settings = for_node(kept, here.name, self.uuid)
         config = configured(base, settings)
         if config.metrics_port is not None:
-            config = replace(config, metrics_port=self._choose_metrics_port(said.metrics_port, config.metrics_port))
+            config = config.replace(metrics_port=self._choose_metrics_port(said.metrics_port, config.metrics_port))
         born_s = time.time()
         node_file.write(here.folder, replace(said, born_s=born_s))
         self._counted = True

@@ -1,43 +1,26 @@
-"""Settings of one node process: a frozen dataclass that validates itself."""
+"""Settings of one node process: a frozen value that validates itself."""
 
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
-from storage_node.settings.setting import (
-    Address,
-    Advertised,
-    Commands,
-    Finite,
-    NotNegative,
-    Port,
-    Positive,
-    Range,
-    Seconds,
-    Share,
-    Weights,
-    absolute_paths,
-    declared,
-    split_advertised,
+from storage_node.settings.groups import (
+    GROUPS,
+    SETTINGS,
+    ClusterSettings,
+    EtlSettings,
+    LimitSettings,
+    ListenSettings,
+    ReadSettings,
+    StoreSettings,
 )
+from storage_node.settings.setting import declared, split_advertised
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.permissions import others_access
 
-_WHERE = (
-    "host",
-    "port",
-    "lane_port",
-    "advertise",
-    "metrics_port",
-    "peer_host",
-    "peer_port",
-    "peer_lane_port",
-    "peer_advertise",
-    "peer_secret_file",
-)
 EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
 
@@ -55,285 +38,105 @@ def require_secrets(config: ServerConfig, *, makes_own: bool) -> None:
 
     `makes_own`: whether the node makes a secret if it is given none. Other nodes do not know that one.
     """
-    if config.peer_secret_file:
-        if config.etl_user and config.etl_network and (access := others_access(Path(config.peer_secret_file))):
+    listen, etl = config.listen, config.etl
+    if listen.peer_secret_file:
+        if etl.user and etl.network and (access := others_access(Path(listen.peer_secret_file))):
             raise ValueError(
-                f"etl_user={config.etl_user}: {config.peer_secret_file} must be readable by its owner alone, and "
+                f"etl_user={etl.user}: {listen.peer_secret_file} must be readable by its owner alone, and "
                 f"{access}; `chmod 600` closes it"
             )
         return
-    if not is_loopback(config.peer_host):
+    if not is_loopback(listen.peer_host):
         raise ValueError(
-            f"peer_host={config.peer_host} is more than loopback, and needs peer_secret_file: without a secret, anyone "
+            f"peer_host={listen.peer_host} is more than loopback, and needs peer_secret_file: without a secret, anyone "
             "who reaches this address can act as a node or an operator. Put the same file on every machine of the "
             "cluster; `openssl rand -hex 32` makes its line"
         )
-    if config.etl_user and config.etl_network and not makes_own:
+    if etl.user and etl.network and not makes_own:
         raise ValueError(
-            f"etl_user={config.etl_user} needs peer_secret_file, or etl_network=false: without a secret, a transform "
+            f"etl_user={etl.user} needs peer_secret_file, or etl_network=false: without a secret, a transform "
             "that can connect to this node's peer address can act as an operator"
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, init=False)
 class ServerConfig:
-    """The settings of a node. `durability` and `read_lease_s` change what clients can rely on; the others set speed and
-    limits.
+    """The settings of a node in six groups: `listen`, `store`, `reads`, `limits`, `cluster` and `etl`. `durability` and
+    `read_lease_s` change what clients can rely on; the others set speed and limits.
     """
 
-    host: str = "127.0.0.1"
-    """The address to listen on. The default is loopback, because there is no authentication."""
-    port: Port = 7480
-    """The port for clients. 0 picks a free port."""
-    advertise: Advertised = ""
-    """The name or address at which clients reach this node: HOST, which implies the port that the node listens on, or
-    HOST:PORT if a proxy or a container maps the port. Defaults to `host`. If `host` means every address, as 0.0.0.0
-    does, the default is unknown and the node does not change its endpoint in the cluster map."""
-    lane_port: Port = 0
-    """The TCP port on `host` for clients' lanes; 0 picks a free port. Clients on the same machine do not need it."""
-    peer_host: Address = "127.0.0.1"
-    """The address to listen on for other nodes of the cluster and for operators' commands, which may do things that
-    clients may not. Use loopback or the cluster's network."""
-    peer_port: Port = 0
-    """The port for other nodes and operators. 0 picks the port that the cluster map has for this node, or else a free
-    port."""
-    peer_lane_port: Port = 0
-    """The port on `peer_host` for lanes of nodes on other machines; 0 picks a free port."""
-    peer_advertise: Advertised = ""
-    """The same as `advertise`, for other nodes and operators."""
-    peer_secret_file: str = ""
-    """A file with one line that every node of the cluster and every operator must know. Callers prove that they know
-    it, and do not send it. If empty, `ais-loader serve` uses the file `peer-secret` in its first drive, which it
-    creates, and `ais-loader cluster up` the file `.cluster/peer-secret` below the root. `peer_host` must be a loopback
-    address if a node has no secret, or one of its own."""
-    metrics_port: Annotated[int | None, Range("0 to 65535, or None", 0, 65535)] = None
-    """The port on `host` for Prometheus metrics; 0 picks a free port, and None disables metrics."""
-    durability: Literal["process", "power"] = "process"
-    """Durability of an acknowledged write: it survives the end of the process ("process"), or also a power failure
-    ("power")."""
-    promote_roots: Annotated[tuple[str, ...], absolute_paths("absolute paths of folders")] = ()
-    """Folders on this machine whose files clients may promote into buckets. If empty, no file can be promoted."""
-    read_threads: Positive = 4
-    """Threads that read from the drives. They release the interpreter lock while they read."""
-    archive_threads: Positive = 4
-    """Threads that open archives whose members are requested. The first time, this takes as long as reading the whole
-    archive. One tenant uses at most all but one of these threads. Reads from the drives do not wait for them."""
-    readahead_bytes: NotNegative = 64 << 20
-    """The amount of page cache that the drives may be asked to fill ahead of the frames being read, for all batches
-    together; 0 disables read-ahead."""
-    readahead_threads: Positive = 4
-    """Threads that request read-ahead."""
-    memory_bytes: Positive = 256 << 20
-    """Limit on frames that have been read but not yet handed to the network, for all sessions together. At this limit,
-    readers wait."""
-    open_shards: Positive = 128
-    """The number of archives kept open on each drive for reading their members; each takes two descriptors."""
-    shard_copy_bytes: NotNegative = 4 << 30
-    """Limit, for each drive, on decompressed copies of archives whose members cannot be read piece by piece. The copies
-    are files that disappear with the process. Members of an archive that unpacks to more than this are refused."""
-    max_active_batches: Positive = 512
-    """Maximum number of batches served at once. Further batches are rejected and can be retried."""
-    max_sessions: Positive = 8192
-    """Maximum number of open sessions of clients and other nodes, including idle ones. One tenant gets at
-    most seven eighths of them. If there are too many, the session that has been idle the longest, and for at least
-    `still_s`, is closed; its owner opens another one with its next batch. If there is none, the new session is rejected
-    and can be retried."""
-    max_request_bytes: Positive = 256 << 20
-    """Limit on the requests of all batches being served. A request that does not fit beside the others is rejected and
-    can be retried."""
-    max_lanes: Positive = 8192
-    """Maximum number of open lanes of clients, and of other nodes. If there are too many, the lane that has been idle
-    the longest is closed; if none is idle, the new one is refused, and its client uses gRPC. Lanes also leave a quarter
-    of the process's file descriptors to everything else."""
-    max_lanes_per_peer: Positive = 1024
-    """Maximum number of these lanes from one process on this machine, or from one address of another machine."""
-    max_connections: Positive = 8192
-    """Maximum number of gRPC connections of clients, and of other nodes; at most half of the process's file
-    descriptors. Further connections are closed at once."""
-    message_timeout_s: Finite = 20.0
-    """Time limit for a message that a client has begun to send over a lane, and for the request of a gRPC call that
-    has only one. Otherwise the lane is closed, or the call fails."""
-    still_s: Finite = 10.0
-    """A call whose client has neither received nor sent a significant amount for this time gives up its place and its
-    memory to a call that waits for them. While there is enough for all calls, none is interrupted."""
-    max_streams: Positive = 512
-    """Maximum number of objects that are being put or read in calls of their own (each holds a descriptor), together
-    with pages of listings and of deletions. Further calls are rejected and can be retried. Small objects are read as
-    batches and do not count."""
-    stall_timeout_s: Finite = 120.0
-    """A call counted by `max_streams` is ended if its client has neither sent nor received a byte for this time."""
-    max_message_bytes: Positive = 256 << 20
-    """Limit on object data that clients have sent and that is being stored, for all calls together. The same limit
-    applies separately to data from other nodes, including small objects that they have not committed yet. A call whose
-    message does not fit is rejected and can be retried."""
-    reject_retry_after_ms: Positive = 100
-    """The minimum delay before a rejected batch is retried."""
-    tenant_weights: Weights = field(default_factory=dict, hash=False)
-    """Tenants with waiting batches are served in proportion to these weights. The default weight is 1; the tenant ""
-    stands for clients that name none."""
-    critical_memory_bytes: NotNegative = 0
-    """New batches are rejected while the process uses more memory than this. 0 means four fifths of the memory that the
-    machine, or the process's cgroup, has when the node starts."""
-    throttle_cpu_lag_s: Seconds = 0.1
-    """How late the event loop may run before batches pause between their frames."""
-    throttle_drive_wait_s: Seconds = 0.1
-    """How long reads may wait for a reader thread before batches pause between their frames."""
-    max_throttle_s: Seconds = 0.05
-    """The longest such pause; 0 disables pauses."""
-    max_buffered_bytes: Positive = 128 << 20
-    """Limit on answers that are collected before they are sent (streaming=False), for all sessions together. An answer
-    that does not fit beside the others is rejected and can be retried; a larger one is refused."""
+    listen: ListenSettings
+    store: StoreSettings
+    reads: ReadSettings
+    limits: LimitSettings
+    cluster: ClusterSettings
+    etl: EtlSettings
 
-    assembly_bytes: Positive = 256 << 20
-    """Limit on bytes that peers have sent or may send for batches that this node gathers, for all batches together.
-    Above it, only the peer whose entry is due next may continue, one frame at a time, and further batches are rejected
-    and can be retried."""
-    peer_window_bytes: Positive = 4 << 20
-    """The number of bytes that each peer may send ahead for one batch."""
-    peer_timeout_s: Finite = 10.0
-    """How long a peer may be silent before its entries are requested from the next holder, or given up as
-    unavailable."""
-    peer_idle_s: Finite = 60.0
-    """A session to a peer is closed if it has not been used for this time."""
-    hedge_budget: Share = 0.05
-    """The share of the entries of gathered batches that may also be requested from a second holder if the first is
-    unusually slow; 0 disables this. The share of up to 20,000 entries can be spent at once."""
-    max_recoveries: NotNegative = 20_000
-    """Maximum number of entries of one batch that may be requested again from another holder; a batch that needs more
-    fails. With the default, no batch fails for this reason while each entry has lost at most two copies."""
-    max_soft_errors: NotNegative = 10_000
-    """Maximum number of entries of one gathered batch that may fail without ending it. With the default, no batch ends
-    for this reason."""
+    def __init__(self, **settings: Any) -> None:
+        """Take settings by their own names, as in `ServerConfig(port=0, etl_workers=2)`; others keep their defaults.
 
-    reach_timeout_s: Finite = 3.0
-    """How long another node has to accept a write before the next host takes its place."""
-    reconcile_patience_s: Seconds = 30.0
-    """After a node starts, it does not serve copies that may be outdated until it has compared them with all other
-    nodes. If some nodes do not respond within this time, it serves what it has and reports this."""
-    max_clock_offset_s: Seconds = 60.0
-    """The maximum difference between the clocks of nodes. Writes are ordered by time when nodes cannot reach each
-    other; a write that involves a clock with a larger difference is refused. Use the same value on all nodes."""
-    read_lease_s: Seconds = 3.0
-    """In a cluster of three or more nodes, a node that has not been in touch with a majority of them for this time
-    serves no objects with several copies. If a node cannot be told about a write, the write waits for at most this
-    time. With more than 32 nodes, the time grows in proportion. Use the same value on all nodes. 0 disables leases: a
-    node that is cut off from writers but not from readers then serves objects that have since been replaced."""
-    repair_interval_s: Finite = 60.0
-    """The time from the end of one pass over all objects on this node, which searches for missing and outdated copies,
-    to the next. While the cluster map is changing, or work is left, passes follow each other within seconds."""
-    repair_bytes_per_s: Finite = 256 << 20
-    """Maximum rate at which this node sends data to make copies equal."""
-    repair_transfers: Positive = 2
-    """The number of such transfers that run at once."""
-    tombstone_grace_s: Seconds = 3600.0
-    """A deletion is remembered for at least this time, and until every node of the cluster has confirmed that it has
-    nothing older."""
-
-    drive_errors: Positive = 10
-    """A drive is disabled after this many I/O errors within `drive_error_window_s`."""
-    drive_error_window_s: Finite = 60.0
-    """The time window for `drive_errors`. Objects on a disabled drive are read from their other copies."""
-    drive_grace_s: Seconds = 600.0
-    """A drive that is missing, or disabled because of errors, is given up after this time if other nodes have copies of
-    everything that may have been on it. These copies are then copied to this node's other drives. 0 means that a drive
-    is given up only on an operator's command."""
-    drive_move_bytes_per_s: Finite = 256 << 20
-    """Maximum rate at which the node moves data between its own drives after a drive was added or while one retires."""
-
-    scrub_interval_s: Seconds = 7 * 86400.0
-    """How often every drive is searched for objects whose bytes differ from what was put, from the start of one search
-    to the start of the next. 0 disables scrubbing."""
-    scrub_bytes_per_s: Finite = 32 << 20
-    """Maximum rate at which the node reads data for this search."""
-
-    etl_code: bool = False
-    """Whether clients may run their own Python code on this node, in worker processes. See docs/etl.md for how it is
-    isolated."""
-    etl_commands: Commands = field(default_factory=dict, hash=False)
-    """Commands that clients may run on objects, by name, with typed arguments, such as `wav = "ffmpeg -v error -i
-    {input} -ar {rate:int(8000,48000)} {output}.wav"`. Commands that clients write themselves need `etl_code`."""
-    etl_command_paths: Annotated[tuple[str, ...], absolute_paths("absolute paths")] = ()
-    """Files and folders that commands may read in their sandbox, besides the system's programs and libraries: programs
-    in other places, models, fonts."""
-    etl_sandbox: Literal["best_effort", "required", "off"] = "best_effort"
-    """How commands are contained: as far as the kernel can ("best_effort"), fully or not run at all ("required"), or no
-    more than Python code is ("off")."""
-    etl_servers: tuple[str, ...] = ()
-    """Transform servers to which this node may send objects, such as http://127.0.0.1:9000; if empty, none are
-    allowed."""
-    etl_http_host: Address = "127.0.0.1"
-    """The address at which transform servers fetch inputs (hpull) and put results (direct put). The node listens on it
-    when it is first needed."""
-    etl_http_port: Annotated[int, Range("a port, or 0 for any", 0, 65535)] = 0
-    """The port for `etl_http_host`; 0 picks a free port."""
-    etl_http_advertise: Advertised = ""
-    """HOST:PORT at which transform servers on other machines reach that address. If empty, the address on which the
-    node listens."""
-    etl_python: str = ""
-    """The interpreter that runs clients' code. If empty, the interpreter of this process."""
-    etl_install: bool = False
-    """On a node that Ray runs, whether packages that clients' code requires and this process's interpreter lacks are
-    installed for it, in a Ray runtime environment. Code that these packages bring then runs as Ray's user, without
-    isolation."""
-    etl_workers: NotNegative = 0
-    """The number of objects transformed at once; 0 means the number of CPU cores."""
-    etl_worker_memory_bytes: Positive = 2 << 30
-    """Memory limit of one worker."""
-    etl_timeout_s: Finite = 300.0
-    """Time limit for one object in one transform."""
-    etl_output_bytes: Positive = 8 << 30
-    """Limit on the output of a transform for one object."""
-    etl_memory_bytes: Positive = 256 << 20
-    """Limit on inputs and outputs held in memory, for all transforms together. An object that does not fit waits."""
-    etl_spool_bytes: Positive = 16 << 30
-    """Limit on inputs and outputs held in files."""
-    etl_cache_bytes: NotNegative = 256 << 20
-    """Limit on outputs that are kept for repeated requests; 0 disables this cache."""
-    etl_user: str = ""
-    """The user that workers run as, if this process may switch users. If empty, the user of this process. The node must
-    have a peer secret that this user cannot read, or `etl_network` must be false."""
-    etl_network: bool = True
-    """Whether workers may use the network. If false, they run in a network namespace of their own, or do not start."""
-
-    def __post_init__(self) -> None:
-        for name, setting in SETTINGS.items():
-            object.__setattr__(self, name, setting.checked(getattr(self, name)))
-        if self.etl_install and self.etl_python:
+        Raises TypeError for an unknown name, and ValueError for a value out of range.
+        """
+        if unknown := sorted(settings.keys() - SETTINGS.keys()):
+            raise TypeError(f"{unknown[0]}: no such setting")
+        for name, group in GROUPS.items():
+            given = {one.field: settings[one.name] for one in declared(group) if one.name in settings}
+            object.__setattr__(self, name, group(**given))
+        if self.etl.install and self.etl.python:
             raise ValueError(
-                f"etl_install and etl_python={self.etl_python}: either Ray makes environments, of the interpreter that "
+                f"etl_install and etl_python={self.etl.python}: either Ray makes environments, of the interpreter that "
                 "the node has, or there is one that has everything"
             )
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.by_name()[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def by_name(self) -> dict[str, Any]:
+        """All settings by their own names."""
+        return {
+            one.name: getattr(getattr(self, name), one.field)
+            for name, group in GROUPS.items()
+            for one in declared(group)
+        }
+
+    def replace(self, **settings: Any) -> ServerConfig:
+        """Return a copy with other values of these settings. Raises TypeError, ValueError."""
+        return ServerConfig(**self.by_name() | settings)
+
     def endpoint(self, port: int) -> str:
         """The host:port at which clients reach a node that listens on `port`; empty if unknown."""
-        host, outer_port = split_advertised("advertise", self.advertise)
-        return _endpoint(host or self.host, outer_port or port)
+        host, outer_port = split_advertised("advertise", self.listen.advertise)
+        return _endpoint(host or self.listen.host, outer_port or port)
 
     def peer_endpoint(self, port: int) -> str:
         """The same for other nodes. If `peer_host` is every address, the host is the one that clients use."""
-        host, outer_port = split_advertised("peer_advertise", self.peer_advertise)
-        if not host and self.peer_host in EVERY_ADDRESS:
-            host = split_advertised("advertise", self.advertise)[0] or self.host
-        return _endpoint(host or self.peer_host, outer_port or port)
+        host, outer_port = split_advertised("peer_advertise", self.listen.peer_advertise)
+        if not host and self.listen.peer_host in EVERY_ADDRESS:
+            host = split_advertised("advertise", self.listen.advertise)[0] or self.listen.host
+        return _endpoint(host or self.listen.peer_host, outer_port or port)
 
     @property
     def shard_limits(self) -> ShardLimits:
         """Limits on the archives that are open on each drive, as one value."""
-        return ShardLimits(self.open_shards, self.shard_copy_bytes)
+        return ShardLimits(self.store.open_shards, self.store.shard_copy_bytes)
 
-    def limits(self) -> dict[str, str]:
-        """All settings except the node's addresses and ports, as text by field name."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _WHERE}
-        values["promote_roots"] = ":".join(self.promote_roots)
-        values["etl_servers"] = " ".join(self.etl_servers)
-        values["etl_command_paths"] = ":".join(self.etl_command_paths)
-        values["etl_commands"] = "; ".join(f"{name}={text}" for name, text in self.etl_commands.items())
-        values["tenant_weights"] = ",".join(f"{name}={weight:g}" for name, weight in self.tenant_weights.items())
-        return {name: f"{value:.15g}" if isinstance(value, float) else str(value) for name, value in values.items()}
+    def as_text(self) -> dict[str, str]:
+        """All settings except the node's addresses and ports, as text by name."""
+        where = {one.name for one in declared(ListenSettings)}
+        return {name: _text(name, value) for name, value in self.by_name().items() if name not in where}
 
 
-SETTINGS = declared(ServerConfig)
-"""Declarations of all settings, by name."""
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, tuple):
+        return (" " if name == "etl_servers" else ":").join(value)
+    if isinstance(value, dict):
+        if name == "tenant_weights":
+            return ",".join(f"{tenant}={weight:g}" for tenant, weight in value.items())
+        return "; ".join(f"{command}={words}" for command, words in value.items())
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def _endpoint(host: str, port: int) -> str:

@@ -84,9 +84,11 @@ Commands = Annotated[Mapping[str, str], _check_commands]
 
 
 class Setting(NamedTuple):
-    """Declaration of one setting: a field of a data class."""
+    """Declaration of one setting: a field of a group."""
 
     name: str
+    """The name that users write: the field's, behind the prefix of its group."""
+    field: str
     type: Any
     """The field's type without checks."""
     checks: tuple[Callable[[str, Any], object], ...]
@@ -109,13 +111,18 @@ class Setting(NamedTuple):
         return value
 
 
-def declared(owner: Any) -> dict[str, Setting]:
-    """Read the settings that a data class declares, by name."""
-    hints, found = get_type_hints(owner, include_extras=True), {}
-    for one in fields(owner):
-        kind, checks = hints[one.name], ()
-        if get_origin(kind) is Annotated:
-            kind, checks = kind.__origin__, kind.__metadata__
-        default = one.default if one.default_factory is MISSING else one.default_factory()
-        found[one.name] = Setting(one.name, kind, checks, default)
-    return found
+_declared: dict[type, tuple[Setting, ...]] = {}
+
+
+def declared(group: Any) -> tuple[Setting, ...]:
+    """Return the settings that a group declares."""
+    if group not in _declared:
+        hints, found = get_type_hints(group, include_extras=True), []
+        for one in fields(group):
+            kind, checks = hints[one.name], ()
+            if get_origin(kind) is Annotated:
+                kind, checks = kind.__origin__, kind.__metadata__
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            found.append(Setting(group.prefix + one.name, one.name, kind, checks, default))
+        _declared[group] = tuple(found)
+    return _declared[group]

@@ -21,12 +21,12 @@ import re
 import tomllib
 import types
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ais_loader.name_matching import nearest
-from storage_node.settings.config import SETTINGS, ServerConfig
+from storage_node.settings.config import ServerConfig
+from storage_node.settings.groups import SETTINGS
 
 Settings = dict[str, Any]
 DEFAULT = "default"
@@ -109,7 +109,7 @@ def configured(base: ServerConfig, settings: Mapping[str, Any]) -> ServerConfig:
     if unknown := sorted(set(chosen) - set(SETTINGS)):
         raise WrongSetting(f"{unknown[0]}: no such setting{_near(unknown[0], SETTINGS)}")
     try:
-        return replace(base, **chosen)
+        return base.replace(**chosen)
     except ValueError as error:
         raise WrongSetting(str(error)) from None
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from storage_node.settings.config import ServerConfig
+from storage_node.settings.groups import SETTINGS
 from storage_node.settings.sources import (
     WrongSetting,
     configured,
@@ -63,11 +63,11 @@ def test_the_example_of_the_documentation_is_right(tmp_path: Path) -> None:
 
 def test_every_field_can_be_set() -> None:
     """By the text in which it is shown: what status says may be given to another node."""
-    shown = ServerConfig(tenant_weights={}).limits()
+    shown = ServerConfig(tenant_weights={}).as_text()
     for name, text in shown.items():
         if text:
             assert configured(ServerConfig(), read_assignments([f"{name}={text}"])) == ServerConfig()
-    assert {one.name for one in fields(ServerConfig)} - set(shown) == {
+    assert set(SETTINGS) - set(shown) == {
         "host",
         "port",
         "lane_port",
@@ -177,7 +177,7 @@ def test_where_others_reach_a_node(host: str, advertise: str, endpoint: str) -> 
 def test_what_archives_may_hold_is_a_setting_with_units_and_a_range() -> None:
     config = configured(ServerConfig(), read_assignments(["shard_copy_bytes=512MiB", "open_shards=7"]))
     assert (config.shard_limits.open_shards, config.shard_limits.copy_bytes) == (7, 512 << 20)
-    assert (config.limits()["open_shards"], config.limits()["shard_copy_bytes"]) == ("7", str(512 << 20))
+    assert (config.as_text()["open_shards"], config.as_text()["shard_copy_bytes"]) == ("7", str(512 << 20))
     for wrong in ("open_shards=0", "shard_copy_bytes=-1"):
         with pytest.raises(WrongSetting, match=wrong.partition("=")[0]):
             read_assignments([wrong])
@@ -193,7 +193,7 @@ def test_addresses_of_transform_servers_are_a_list_in_which_a_colon_separates_no
     read = read_assignments(["etl_servers=http://127.0.0.1:9000 grpc://10.0.0.7:1"])
     chosen = configured(ServerConfig(), read)
     assert chosen.etl_servers == ("http://127.0.0.1:9000", "grpc://10.0.0.7:1")
-    shown = {"etl_servers": chosen.limits()["etl_servers"]}
+    shown = {"etl_servers": chosen.as_text()["etl_servers"]}
     assert configured(ServerConfig(), read_assignments([f"{name}={text}" for name, text in shown.items()])) == chosen
     with pytest.raises(WrongSetting, match="with spaces between them"):
         read_assignments(["etl_servers=1"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +164,7 @@ def test_while_lost_copies_are_looked_for_a_lack_is_no_answer(tmp_path: Path) ->
                 list(impatient.bucket(TWO).objects())
         assert cluster.report(1).refilling
         folders = [cluster.folder(0, drive) for drive in range(2)]
-        with NodeServer(folders, replace(config, port=port)) as back:
+        with NodeServer(folders, config.replace(port=port)) as back:
             cluster.nodes[0] = back
             cluster.settled(1)
             assert cluster.held(1, TWO).keys() == OBJECTS.keys()
@@ -211,7 +210,7 @@ def test_a_drive_that_is_missing_is_given_up_after_its_grace_and_no_sooner_than_
         config, port = cluster.nodes[2].config, cluster.nodes[2].port
         cluster.nodes[2].stop(grace_s=0.2)
         folders[1].rename(tmp_path / "away")
-        with NodeServer(folders, replace(config, port=port)) as back:
+        with NodeServer(folders, config.replace(port=port)) as back:
             cluster.nodes[2] = back
             eventually(lambda: "keeps one copy" in cluster.report(2).drive[1].kept_because, TIMEOUT_S)
             assert cluster.states(2) == ["ACTIVE", "MISSING"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,7 +62,7 @@ def everything_in_place(nodes: list[NodeServer], names: set[str], dead: set[str]
 def stopped(cluster: LocalCluster, number: int) -> ServerConfig:
     """Stop a node; what to start it with again."""
     node = cluster.nodes[number]
-    config = replace(node.config, port=node.port)
+    config = node.config.replace(port=node.port)
     node.stop(grace_s=0.2)
     return config
 

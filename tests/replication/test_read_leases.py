@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,7 +137,7 @@ def test_a_node_started_anew_knows_whom_it_must_not_grant_a_lease(tmp_path: Path
         writer.put(name, NEW)
         acknowledged_s = time.monotonic()
         node = cluster.nodes[2]
-        config = replace(node.config, port=node.port, peer_port=node.peer_port)
+        config = node.config.replace(port=node.port, peer_port=node.peer_port)
         node.stop(grace_s=0)
         assert lease_keeper._read([tmp_path / "node-2"]) == {cluster.map.node[1].uuid}
         with NodeServer([tmp_path / "node-2"], config):
