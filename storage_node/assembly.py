@@ -131,7 +131,7 @@ class Assembly:
         self.etl = etl = _etl_of(node, membership, environments)
         self.batches = BatchService(node, etl)
         self.confirmation = confirmation
-        self.methods = Methods(RequestReader(node.unread, config.message_timeout_s))
+        self.methods = Methods(RequestReader(node.unread, config.limits.message_timeout_s))
         self.check = PeerCheck(node, membership, at.peer_port, at.port)
         self.writes = writes = WriteCoordinator(
             node,
@@ -148,7 +148,7 @@ class Assembly:
             acceptor_store,
             repair,
             find,
-            lambda folder: require_apart(config.promote_roots, [folder], config.etl_command_paths),
+            lambda folder: require_apart(config.store.promote_roots, [folder], config.etl.command_paths),
         )
         self.jobs = jobs_of_node(
             node, membership, writes, etl.transforms if transforms is None else transforms(node), etl
@@ -234,10 +234,10 @@ class _Background:
 def _etl_of(node: Node, membership: Membership, environments: Environments | None) -> LocalEtl:
     config = node.config
     transform_http = TransformHttp(
-        host=config.etl_http_host,
-        port=config.etl_http_port,
-        advertise=config.etl_http_advertise,
-        peer_secret=read_secret(config.peer_secret_file),
+        host=config.etl.http_host,
+        port=config.etl.http_port,
+        advertise=config.etl.http_advertise,
+        peer_secret=read_secret(config.listen.peer_secret_file),
     )
     drive = next(drive.root for drive in node.store.drives if drive is not None)
     registry = NodeRegistry(node, membership)

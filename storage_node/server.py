@@ -129,24 +129,24 @@ class NodeServer:
     @property
     def url(self) -> str:
         """Where it listens, for `ais_loader.connect` on this machine."""
-        return f"grpc://{self.config.host}:{self.port}"
+        return f"grpc://{self.config.listen.host}:{self.port}"
 
     def start(self) -> NodeServer:
         """Open the store and listen.
 
         Raises what `Store.open` raises, ValueError for settings that need a secret, and OSError when it cannot listen.
         """
-        if self.config.metrics_port is not None:
+        if self.config.listen.metrics_port is not None:
             require_library()
         require_secrets(self.config, makes_own=self._makes_secret)
         raise_descriptor_limit()
         self._store = Store.open(
-            self._drives, mode="a", durability=self.config.durability, shard_limits=self.config.shard_limits
+            self._drives, mode="a", durability=self.config.store.durability, shard_limits=self.config.shard_limits
         )
         try:
-            if self._makes_secret and not self.config.peer_secret_file:
+            if self._makes_secret and not self.config.listen.peer_secret_file:
                 self.config = self.config.replace(peer_secret_file=str(_own_secret(self._store)))
-            require_apart(self.config.promote_roots, of_store(self._store), self.config.etl_command_paths)
+            require_apart(self.config.store.promote_roots, of_store(self._store), self.config.etl.command_paths)
             for warning in sandbox_warnings(self.config, of_store(self._store)):
                 log.warning("%s", warning)
             self.membership, self._acceptor_store = open_membership(self._store)
@@ -190,11 +190,11 @@ class NodeServer:
         """Run the node until `stop`. Parts start in order, and stop in the reverse order (`assembly`)."""
         assert self._store is not None
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        readers = ThreadPoolExecutor(self.config.read_threads, thread_name_prefix="ais-loader-read")
-        openers = ThreadPoolExecutor(self.config.archive_threads, thread_name_prefix="ais-loader-archive")
+        readers = ThreadPoolExecutor(self.config.reads.read_threads, thread_name_prefix="ais-loader-read")
+        openers = ThreadPoolExecutor(self.config.reads.archive_threads, thread_name_prefix="ais-loader-archive")
         with readers, openers, ExitStack() as held:
             membership, acceptor_store = self.membership, self._acceptor_store
-            secret = read_secret(self.config.peer_secret_file)
+            secret = read_secret(self.config.listen.peer_secret_file)
             caller = Caller(secret, membership.node_uuid, lambda: membership.map_version)
             confirmation = MapConfirmation(membership, acceptor_store, Channels(caller))
             node = Node(self._store, self.config, readers, openers, membership, caller, confirmation.require)
@@ -232,7 +232,9 @@ class NodeServer:
         """
         config, batches, methods = self.config, assembly.batches, assembly.methods
         carried = methods.of_lanes(LANE_METHODS, Role.CLIENT)
-        self.lanes = lanes = LaneListener(batches, config.host, config.lane_port, MAX_MESSAGE_BYTES, carried)
+        self.lanes = lanes = LaneListener(
+            batches, config.listen.host, config.listen.lane_port, MAX_MESSAGE_BYTES, carried
+        )
         held.callback(lanes.close)
         session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
@@ -240,7 +242,7 @@ class NodeServer:
         server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_tenant),))
         carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
         self.peer_lanes = peer_lanes = LaneListener(
-            batches, config.peer_host, config.peer_lane_port, MAX_MESSAGE_BYTES, carried
+            batches, config.listen.peer_host, config.listen.peer_lane_port, MAX_MESSAGE_BYTES, carried
         )
         held.callback(peer_lanes.close)
         # The peer listener has verified its callers; its tokens are valid for its own lanes only.
@@ -248,7 +250,7 @@ class NodeServer:
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
         peer_server = grpc.aio.server(options=_options(config), interceptors=(assembly.check,))
         peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
-        self.port = _bound(server, config.host, config.port)
+        self.port = _bound(server, config.listen.host, config.listen.port)
         self.peer_port = self._listen_for_peers(peer_server)
         by_opener = {"clients": lanes, "peers": peer_lanes}
         running = RunningNode(
@@ -270,11 +272,16 @@ class NodeServer:
     def _listen_for_peers(self, server: grpc.aio.Server) -> int:
         """The port; where any will do, the one that others know. Raises OSError."""
         config, view, position = self.config, self.membership.view, self.membership.position
-        if not config.peer_port and not config.peer_advertise and view is not None and position is not None:
+        if (
+            not config.listen.peer_port
+            and not config.listen.peer_advertise
+            and view is not None
+            and position is not None
+        ):
             port = view.nodes[position].peer_endpoint.rpartition(":")[2]
             with suppress(OSError):
-                return _bound(server, config.peer_host, int(port))
-        return _bound(server, config.peer_host, config.peer_port)
+                return _bound(server, config.listen.peer_host, int(port))
+        return _bound(server, config.listen.peer_host, config.listen.peer_port)
 
     def _lane_handler(self, lanes: LaneListener, port: Callable[[], int]) -> grpc.RpcMethodHandler:
         """GetBatch/OpenLane, of who reaches this node by `port`."""
@@ -303,7 +310,7 @@ def _own_secret(store: Store) -> Path:
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
-    connections = min(config.max_connections, descriptor_limit() // 2)
+    connections = min(config.limits.max_connections, descriptor_limit() // 2)
     return [*_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)]
 
 

@@ -31,18 +31,18 @@ class BatchResources:
     def __init__(self, node: Node, etl: LocalEtl) -> None:
         config = node.config
         self.node = node
-        self.budget = MemoryBudget(config.memory_bytes)
+        self.budget = MemoryBudget(config.reads.memory_bytes)
         # Separate from frames being sent, because a collected response stays in memory as long as its client takes.
-        self.buffered = MemoryBudget(config.max_buffered_bytes)
+        self.buffered = MemoryBudget(config.limits.max_buffered_bytes)
         self.peers = PeerPool(
-            timeout_s=config.peer_timeout_s,
-            idle_s=config.peer_idle_s,
+            timeout_s=config.reads.peer_timeout_s,
+            idle_s=config.reads.peer_idle_s,
             caller=node.caller,
-            transform_timeout_s=config.etl_timeout_s,
+            transform_timeout_s=config.etl.timeout_s,
         )
-        self.assembly = MemoryBudget(config.assembly_bytes)
+        self.assembly = MemoryBudget(config.reads.assembly_bytes)
         """Budget for bytes that peers have sent or may send."""
-        self.hedging = Hedging(config.hedge_budget)
+        self.hedging = Hedging(config.reads.hedge_budget)
         self.loads: NodeLoads[str] = NodeLoads()
         """Loads of the other nodes, by endpoint, as observed by batches that are gathered here."""
         self.batches_assembled = 0
@@ -52,16 +52,18 @@ class BatchResources:
         """Number of entries that were requested again from another holder."""
         self.soft_errors = 0
         """Number of entries of gathered batches that failed without ending the batch."""
-        self.batches = CallSlots(config.max_active_batches, config.still_s, config.tenant_weights)
-        self.parts = CallSlots(config.max_active_batches * _PARTS_PER_BATCH, config.still_s, config.tenant_weights)
+        self.batches = CallSlots(config.limits.max_active_batches, config.limits.still_s, config.limits.tenant_weights)
+        self.parts = CallSlots(
+            config.limits.max_active_batches * _PARTS_PER_BATCH, config.limits.still_s, config.limits.tenant_weights
+        )
         """Slots of requests for entries on this node's own drives only."""
-        self.requests = MemoryBudget(config.max_request_bytes)
+        self.requests = MemoryBudget(config.limits.max_request_bytes)
         self._request_bytes: dict[CallSlot, int] = {}
         self._answer_bytes: dict[CallSlot, int] = {}
         """Sizes of responses that are collected before they are sent."""
         self.etl = etl
-        self.slots = FrameSlots(self.budget, config.tenant_weights, config.read_threads + 1)
-        self.readahead = Readahead(config.readahead_bytes, config.readahead_threads)
+        self.slots = FrameSlots(self.budget, config.limits.tenant_weights, config.reads.read_threads + 1)
+        self.readahead = Readahead(config.reads.readahead_bytes, config.reads.readahead_threads)
 
     @property
     def reserved_bytes(self) -> int:

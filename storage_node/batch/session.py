@@ -59,7 +59,9 @@ class BatchService:
         self.resources = BatchResources(node, etl)
         self.stopping = False
         self._sessions: set[_Session] = set()
-        self.session_slots = CallSlots(node.config.max_sessions, node.config.still_s, node.config.tenant_weights)
+        self.session_slots = CallSlots(
+            node.config.limits.max_sessions, node.config.limits.still_s, node.config.limits.tenant_weights
+        )
         """Slots of sessions. A session is idle while its client requests nothing."""
 
     @property
@@ -79,7 +81,7 @@ class BatchService:
         Sessions hold the memory of frames that their clients do not read. While the process is short of memory, every
         idle call is evicted: gRPC may hold a large part of its next message, which cannot be measured here.
         """
-        node, resources, still_s = self.node, self.resources, self.node.config.still_s
+        node, resources, still_s = self.node, self.resources, self.node.config.limits.still_s
         held = (node.unread, node.streams.slots, self.session_slots, resources.batches, resources.parts)
         while True:
             await asyncio.sleep(_LOOK_S)
@@ -297,8 +299,8 @@ class _Session:
         def evict() -> None:
             nonlocal evicted
             evicted = True
-            if self.stuck_s() >= service.node.config.still_s:
-                self.end_stuck(service.node.config.still_s)
+            if self.stuck_s() >= service.node.config.limits.still_s:
+                self.end_stuck(service.node.config.limits.still_s)
             else:
                 self._batches[batch_id][0].cancel()
 
@@ -320,7 +322,7 @@ class _Session:
             task = asyncio.current_task()
             if not evicted or self._stuck is not None or task is None or task.uncancel():
                 raise
-            still_s = service.node.config.still_s
+            still_s = service.node.config.limits.still_s
             self._reject(response, f"nothing was taken for {still_s:g} s (still_s) while others waited for a place")
             tally.rejected("still")
         except Busy as busy:

@@ -61,32 +61,32 @@ class Node:
         self.caller = caller
         self._confirm_map = confirm_map
         self.peer_clocks = PeerClocks(lambda: store.clock.wall_ms())
-        store.clock.max_offset_ms = round(config.max_clock_offset_s * 1000)
+        store.clock.max_offset_ms = round(config.cluster.max_clock_offset_s * 1000)
         self.metrics = NodeCounters()
         self.load = LoadMonitor(config, lambda: readers.submit(give_memory_back))
         self.streams = Streams(
-            config.max_streams,
-            config.still_s,
-            config.stall_timeout_s,
-            config.tenant_weights,
-            message_bytes=config.max_message_bytes,
+            config.limits.max_streams,
+            config.limits.still_s,
+            config.limits.stall_timeout_s,
+            config.limits.tenant_weights,
+            message_bytes=config.limits.max_message_bytes,
         )
         """Streams of clients, which put and get objects."""
         self.replica_streams = Streams(
-            config.max_streams * _WRITES_PER_STREAM,
-            config.still_s,
-            config.stall_timeout_s,
-            message_bytes=config.max_message_bytes,
+            config.limits.max_streams * _WRITES_PER_STREAM,
+            config.limits.still_s,
+            config.limits.stall_timeout_s,
+            message_bytes=config.limits.max_message_bytes,
         )
         """Streams of nodes that coordinate writes, separate from those of clients: a node without a free slot for a
         replica must not make another node's write wait for one of its own clients."""
-        self.unread = CallSlots(_UNREAD_CALLS, _UNREAD_STILL_S, config.tenant_weights)
+        self.unread = CallSlots(_UNREAD_CALLS, _UNREAD_STILL_S, config.limits.tenant_weights)
         """Slots of gRPC calls with a single request, until it has arrived."""
         self._readers = readers
         self._archive_openers = archive_openers
-        self.opening = JobTurns(config.archive_threads, spare=1)
+        self.opening = JobTurns(config.reads.archive_threads, spare=1)
         """Turns at the threads that open archives."""
-        self.reading = JobTurns(_READS_PER_THREAD * config.read_threads)
+        self.reading = JobTurns(_READS_PER_THREAD * config.reads.read_threads)
         self._learning = asyncio.Lock()
 
     @property
@@ -97,10 +97,6 @@ class Node:
     def limits(self) -> dict[str, str]:
         """Return the configuration's limits, with those that were determined at the start."""
         return self.config.as_text() | {"critical_memory_bytes": str(self.load.critical_bytes)}
-
-    def _map_version(self) -> int:
-        view = self.membership.view if self.membership is not None else None
-        return view.version if view is not None else 0
 
     async def learn(self, map_: pb.ClusterMap) -> int:
         """See Membership.learn. One map at a time, and so on one reader thread: deleting a bucket takes time."""

@@ -55,10 +55,10 @@ class LocalEtl:
         self.spool, self.transform_http = Spool(drive / SPOOL), transform_http
         context = StageContext(config, self.spool, self._on_thread, transform_http, environments)
         self.transforms = NodeTransforms(registry.find, context)
-        self.cache = ResultCache(config.etl_cache_bytes)
-        self.memory = MemoryBudget(config.etl_memory_bytes)
+        self.cache = ResultCache(config.etl.cache_bytes)
+        self.memory = MemoryBudget(config.etl.memory_bytes)
         """Budget for inputs and outputs that are being processed."""
-        self.spooled = MemoryBudget(config.etl_spool_bytes)
+        self.spooled = MemoryBudget(config.etl.spool_bytes)
         """Budget for those that are files."""
         self._settings = RunSettings(
             self.transforms,

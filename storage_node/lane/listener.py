@@ -67,12 +67,12 @@ class LaneListener:
         self._max_request_bytes = max_request_bytes
         self._methods = methods
         config = batches.node.config
-        self._message_timeout_s = config.message_timeout_s
+        self._message_timeout_s = config.limits.message_timeout_s
         self._idle: set[asyncio.Task[None]] = set()
         """Tasks of lanes without a call in progress."""
-        self._slots = CallSlots(config.max_lanes, _IDLE_S, tenant_limit=config.max_lanes_per_peer)
+        self._slots = CallSlots(config.limits.max_lanes, _IDLE_S, tenant_limit=config.limits.max_lanes_per_peer)
         """Slots of lanes that have presented a token, by peer."""
-        self._waits = threading.Semaphore(config.read_threads // _WAITING_SHARE)
+        self._waits = threading.Semaphore(config.reads.read_threads // _WAITING_SHARE)
         """Limits the reader threads that wait for bytes of objects."""
         self.closed = dict.fromkeys(CLOSED_BECAUSE, 0)
         """Number of connections that the node itself has closed or refused, by reason."""

@@ -107,11 +107,11 @@ def pause_s(lag_s: float, wait_s: float, config: ServerConfig) -> tuple[float, s
 
     The pause is the excess of the worse delay over its threshold, capped at `max_throttle_s`.
     """
-    cpu_s, drives_s = lag_s - config.throttle_cpu_lag_s, wait_s - config.throttle_drive_wait_s
+    cpu_s, drives_s = lag_s - config.limits.throttle_cpu_lag_s, wait_s - config.limits.throttle_drive_wait_s
     longest_s = max(cpu_s, drives_s)
     if longest_s <= 0:
         return 0.0, ""
-    return min(longest_s, config.max_throttle_s), "cpu" if cpu_s >= drives_s else "drives"
+    return min(longest_s, config.limits.max_throttle_s), "cpu" if cpu_s >= drives_s else "drives"
 
 
 class LoadMonitor:
@@ -124,7 +124,7 @@ class LoadMonitor:
     def __init__(self, config: ServerConfig, relieve: Callable[[], object]) -> None:
         self._config = config
         self._relieve = relieve
-        self.critical_bytes = config.critical_memory_bytes or int(machine_memory_bytes() * _SHARE_OF_MACHINE)
+        self.critical_bytes = config.limits.critical_memory_bytes or int(machine_memory_bytes() * _SHARE_OF_MACHINE)
         self.measure: Callable[[], int] = resident_bytes
         self.resident_bytes = 0
         self._measured_at_s = -RSS_INTERVAL_S
@@ -155,7 +155,7 @@ class LoadMonitor:
 
     def retry_after_ms(self) -> int:
         """Return the retry delay of a batch that is rejected because of memory."""
-        return retry_after_ms(self._config.reject_retry_after_ms, self.resident_bytes, self.critical_bytes)
+        return retry_after_ms(self._config.limits.reject_retry_after_ms, self.resident_bytes, self.critical_bytes)
 
     def reader_waited(self, wait_s: float) -> None:
         """Note a wait, on a reader thread. Of two simultaneous calls, one measurement may be lost."""

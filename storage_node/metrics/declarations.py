@@ -173,7 +173,8 @@ METRICS = (
         lambda node: node.resources.parts.held, "Parts being served."
     ),
     metric("ais_loader_active_batches_limit", "gauge", "batches")(
-        lambda node: node.node.config.max_active_batches, "Maximum number of active batches; further ones are rejected."
+        lambda node: node.node.config.limits.max_active_batches,
+        "Maximum number of active batches; further ones are rejected.",
     ),
     metric("ais_loader_assembled_batches_total", "counter", "batches")(
         lambda node: node.resources.batches_assembled, "Batches for which this node gathered entries from other nodes."
@@ -183,7 +184,7 @@ METRICS = (
         "Reads and writes that a drive thread is executing or that wait for one: the node's queue.",
     ),
     metric("ais_loader_read_threads", "gauge", "threads")(
-        lambda node: node.node.config.read_threads, "Threads that process the read queue."
+        lambda node: node.node.config.reads.read_threads, "Threads that process the read queue."
     ),
     # Drives.
     metric("ais_loader_drive_up", "gauge", "1 or 0", "drive", "path")(

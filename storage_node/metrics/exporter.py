@@ -71,7 +71,7 @@ def metrics_served(config: ServerConfig, node: RunningNode) -> Iterator[int | No
 
     Nothing is served if the node's configuration has no port for it.
     """
-    host, port = config.host, config.metrics_port
+    host, port = config.listen.host, config.listen.metrics_port
     if port is None:
         yield None
         return

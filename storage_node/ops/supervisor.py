@@ -212,8 +212,10 @@ class Supervisor:
         )
         settings = for_node(kept, here.name, self.uuid)
         config = configured(base, settings)
-        if config.metrics_port is not None:
-            config = config.replace(metrics_port=self._choose_metrics_port(said.metrics_port, config.metrics_port))
+        if config.listen.metrics_port is not None:
+            config = config.replace(
+                metrics_port=self._choose_metrics_port(said.metrics_port, config.listen.metrics_port)
+            )
         born_s = time.time()
         node_file.write(here.folder, replace(said, born_s=born_s))
         self._counted = True
@@ -229,7 +231,7 @@ class Supervisor:
                     self.uuid,
                     endpoint,
                     listening=listening if listening != endpoint else "",
-                    peer=f"{config.peer_host}:{server.peer_port}",
+                    peer=f"{config.listen.peer_host}:{server.peer_port}",
                     metrics=metrics,
                     born_s=born_s,
                     short_lives=said.short_lives,

@@ -111,7 +111,7 @@ def jobs_of_node(
         NodeJobRecords(node, membership),
         transforms,
         PeerParts(node, writes.channels),
-        node.config.etl_workers,
+        node.config.etl.workers,
         etl.transform_http.results_url,
     )
     loop = asyncio.get_running_loop()

@@ -393,7 +393,7 @@ class NodeService:
             batches=sum(sum(ended.values()) for ended in counts.batches.values()),
             entries=sum(sum(good.values()) for good in counts.entries.values()),
             entry_bytes=sum(sum(good.values()) for good in counts.entry_bytes.values()),
-            etl_command={name: parse_text(text).usage for name, text in self._node.config.etl_commands.items()},
+            etl_command={name: parse_text(text).usage for name, text in self._node.config.etl.commands.items()},
             etl_sandbox=sandbox_state(self._node.config),
         )
 

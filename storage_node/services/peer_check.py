@@ -155,16 +155,18 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         member = view.nodes[position] if view is not None and position is not None else None
         if of_clients:
             port, known = self._client_port(), member.endpoint if member is not None else ""
-            return {config.endpoint(port), f"{config.host}:{port}", known} - {""}
+            return {config.endpoint(port), f"{config.listen.host}:{port}", known} - {""}
         port, known = self._port(), member.peer_endpoint if member is not None else ""
-        return {config.peer_endpoint(port), f"{config.peer_host}:{port}", known} - {""}
+        return {config.peer_endpoint(port), f"{config.listen.peer_host}:{port}", known} - {""}
 
     async def _is_here(self, target: str, of_clients: bool) -> bool:
         """Return whether this is an address of a listener."""
         if target in self._addresses(of_clients):
             return True
         config = self._node.config
-        listens_at, listens_on = (config.host, self._client_port()) if of_clients else (config.peer_host, self._port())
+        listens_at, listens_on = (
+            (config.listen.host, self._client_port()) if of_clients else (config.listen.peer_host, self._port())
+        )
         host, _, port = target.rpartition(":")
         if port != str(listens_on) or host in ("", *EVERY_ADDRESS):
             return False

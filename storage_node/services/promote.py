@@ -87,7 +87,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         answer = wire.LookResponse(machine=_machine(), map_version=self._known_map())
         answer.outside = True
         try:
-            root_of(request.path, self._node.config.promote_roots)
+            root_of(request.path, self._node.config.store.promote_roots)
             answer.outside = False
             walk = await self._work(self._walk, request.path, Wanted(recursive=request.recursive), _everything)
         except LoaderError as error:
@@ -144,7 +144,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         return _Groups(await self._work(self._walk, request.path, wanted, mine))
 
     def _walk(self, path: bytes, wanted: Wanted, mine: Callable[[str], bool]) -> Walk:
-        root, way = root_of(path, self._node.config.promote_roots)
+        root, way = root_of(path, self._node.config.store.promote_roots)
         try:
             folder = Folder(os.open(root, FOLDER))
         except OSError as error:

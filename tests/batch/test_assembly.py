@@ -272,7 +272,7 @@ def test_a_client_that_takes_nothing_bounds_what_its_peers_send(cluster: LocalCl
     with RawSession(cluster.nodes[0].url) as session:
         session.send(1, batch_of(names, ordered=True, credit=1))
         session.receive_frame()
-        window = 3 * service.node.config.peer_window_bytes
+        window = 3 * service.node.config.reads.peer_window_bytes
 
         def held() -> int:
             return service.resources.assembly.held_bytes

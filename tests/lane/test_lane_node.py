@@ -191,7 +191,7 @@ def test_who_reads_nothing_has_what_his_credit_allows_and_others_go_on(node: Nod
             batch_of_all = client.bucket("b").get_batch(list(DATA))
             assert [item.tobytes() for item in batch_of_all] == list(DATA.values())
         assert node.batches is not None
-        assert node.batches.resources.reserved_bytes <= node.config.memory_bytes
+        assert node.batches.resources.reserved_bytes <= node.config.reads.memory_bytes
 
 
 @pytest.mark.parametrize("tcp", [False, True])

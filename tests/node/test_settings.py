@@ -42,12 +42,16 @@ def test_a_file_sets_fields_in_their_own_units(tmp_path: Path) -> None:
     path.write_text(FILE)
     settings = read_file(path)
     config = configured(ServerConfig(), for_node(settings, "node-1"))
-    assert (config.memory_bytes, config.peer_timeout_s, config.read_threads) == (512 << 20, 0.5, 8)
-    assert (config.reject_retry_after_ms, config.durability, config.metrics_port) == (2000, "power", None)
-    assert config.tenant_weights == {"asr-team": 2.0, "a.b": 0.5}
+    assert (config.reads.memory_bytes, config.reads.peer_timeout_s, config.reads.read_threads) == (512 << 20, 0.5, 8)
+    assert (config.limits.reject_retry_after_ms, config.store.durability, config.listen.metrics_port) == (
+        2000,
+        "power",
+        None,
+    )
+    assert config.limits.tenant_weights == {"asr-team": 2.0, "a.b": 0.5}
     other = configured(ServerConfig(), for_node(settings, "node-2", "0" * 32))
     assert (other.memory_bytes, other.endpoint(7480)) == (1000, "proxy.example.org:17480")
-    assert other.tenant_weights == config.tenant_weights
+    assert other.tenant_weights == config.limits.tenant_weights
 
 
 def test_the_example_of_the_documentation_is_right(tmp_path: Path) -> None:
@@ -57,8 +61,8 @@ def test_the_example_of_the_documentation_is_right(tmp_path: Path) -> None:
     settings = read_file(path)
     require_cluster(settings)
     config = configured(ServerConfig(), for_node(settings, "node-2"))
-    assert (config.memory_bytes, config.durability, config.peer_timeout_s) == (2 << 30, "power", 5.0)
-    assert (config.endpoint(7480), config.tenant_weights) == ("proxy.example.org:17480", {"asr-team": 2.0})
+    assert (config.reads.memory_bytes, config.store.durability, config.reads.peer_timeout_s) == (2 << 30, "power", 5.0)
+    assert (config.endpoint(7480), config.limits.tenant_weights) == ("proxy.example.org:17480", {"asr-team": 2.0})
 
 
 def test_every_field_can_be_set() -> None:

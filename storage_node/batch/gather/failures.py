@@ -76,7 +76,7 @@ class Failures:
         if left[0] not in asked:  # retrying unreachable nodes is limited by time instead
             self._recoveries += 1
             self._resources.recoveries += 1
-            if self._recoveries > self._resources.node.config.max_recoveries:
+            if self._recoveries > self._resources.node.config.reads.max_recoveries:
                 self._fail(self._too_many("had to be asked of another node", "max_recoveries"))
         return True
 
@@ -91,7 +91,7 @@ class Failures:
         """Count an entry that fails finally."""
         self._soft_errors += 1
         self._resources.soft_errors += 1
-        if self._soft_errors > self._resources.node.config.max_soft_errors:
+        if self._soft_errors > self._resources.node.config.reads.max_soft_errors:
             self._fail(self._too_many("failed", "max_soft_errors"))
 
     def _too_many(self, what: str, setting: str) -> EntryFailed:
@@ -99,7 +99,7 @@ class Failures:
             f"{self._request.name[position]!r} ({fault.message or pb.Status.Name(status)})"
             for position, (status, fault) in list(self.said.items())[:_NAMES_IN_MESSAGE]
         ]
-        limit = getattr(self._resources.node.config, setting)
+        limit = getattr(self._resources.node.config.reads, setting)
         return EntryFailed(f"more than {limit:,} entries ({setting}) {what}, among them {', '.join(worst)}")
 
 

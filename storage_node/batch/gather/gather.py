@@ -111,7 +111,7 @@ class Gather:
         self._resources = resources
         self._request = request
         self._routing = routing
-        self.memory = SenderMemory(resources.assembly, resources.node.config.peer_window_bytes)
+        self.memory = SenderMemory(resources.assembly, resources.node.config.reads.peer_window_bytes)
         n = len(request.name)
         self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         self._ordered = request.ordered or request.buffered
@@ -398,7 +398,7 @@ class Gather:
         """
         now = clock_s()
         self._outdated_since = self._outdated_since or now
-        if now - self._outdated_since > self._resources.node.config.peer_timeout_s:
+        if now - self._outdated_since > self._resources.node.config.reads.peer_timeout_s:
             return False
         self._unplaced.update(missing)
         if self._planning is None:

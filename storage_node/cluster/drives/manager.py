@@ -107,7 +107,7 @@ class DriveManager:
         """Pending or last check of each drive's folder: whether it still exists."""
         self._problems: dict[Path, str] = {}
         """Reasons why drives that have returned cannot be used."""
-        self._throttle = Throttle(self._config.drive_move_bytes_per_s)
+        self._throttle = Throttle(self._config.store.drive_move_bytes_per_s)
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
         self.counts = DriveMetrics()
@@ -175,7 +175,7 @@ class DriveManager:
         """Describe the drives. Raises Closed."""
         states = await self._node.read(self._store.pool.states)
         self._look()
-        now, counts, grace_s = time.monotonic(), self.counts, self._config.drive_grace_s
+        now, counts, grace_s = time.monotonic(), self.counts, self._config.store.drive_grace_s
         response = pb.ListDrivesResponse(
             moving=self._store.pool.moving,
             objects_left=counts.objects_left,
@@ -318,7 +318,7 @@ class DriveManager:
                 continue
             self._away.pop(uuid, None)
             if uuid not in self._windows or self._windows[uuid][0] is not drive:
-                window = ErrorWindow(self._config.drive_errors, self._config.drive_error_window_s)
+                window = ErrorWindow(self._config.store.drive_errors, self._config.store.drive_error_window_s)
                 self._windows[uuid] = drive, window
         for gone in self._looks.keys() - self._windows.keys():
             del self._looks[gone]
@@ -340,7 +340,7 @@ class DriveManager:
                         if gone
                         else f"a sync failed, and what it was for may be lost: {drive.faults.sync_failed}"
                         if drive.faults.sync_failed
-                        else f"{window.recent(now)} I/O errors within {self._config.drive_error_window_s:g} s, "
+                        else f"{window.recent(now)} I/O errors within {self._config.store.drive_error_window_s:g} s, "
                         f"the last one: {drive.faults.last_io_error}; it is used again after "
                         "`ais-loader cluster drive enable`, or a restart of the node"
                     )
@@ -414,7 +414,7 @@ class DriveManager:
         return look.exception() is None and not look.result() and self._windows[uuid][0] is drive
 
     async def _perhaps_give_up(self, uuid: str, away: _Away) -> None:
-        now, grace_s = time.monotonic(), self._config.drive_grace_s
+        now, grace_s = time.monotonic(), self._config.store.drive_grace_s
         if not grace_s or away.by_hand or now < away.since_s + grace_s or now < away.asked_at_s + KEPT_INTERVAL_S:
             return
         away.asked_at_s = now
@@ -449,7 +449,7 @@ class DriveManager:
     async def _move(self) -> None:
         """Move objects to the drives that they belong to, step by step."""
         failures, said = 0, ""
-        step_bytes = max(1, min(MOVE_BYTES, int(MOVE_S * self._config.drive_move_bytes_per_s)))
+        step_bytes = max(1, min(MOVE_BYTES, int(MOVE_S * self._config.store.drive_move_bytes_per_s)))
         while True:
             if not self._store.pool.moving:
                 self.counts.objects_left = 0

@@ -45,7 +45,7 @@ class DamageRepair:
         self._found = asyncio.Event()
         self._said: dict[tuple[bytes, str], Version] = {}
         """Damaged versions that were logged already. It may take a long time until an intact replica is found."""
-        self._throttle = Throttle(node.config.scrub_bytes_per_s)
+        self._throttle = Throttle(node.config.store.scrub_bytes_per_s)
         self.scrubs: dict[Drive, DriveScrub] = {}
         self.scrubbed_bytes = 0
         """Bytes read since the node started."""
@@ -136,7 +136,7 @@ class DamageRepair:
 
     async def scrub(self) -> None:
         """Read all drives at the scrub rate until cancelled."""
-        step_bytes = max(1, min(STEP_BYTES, int(STEP_S * self._node.config.scrub_bytes_per_s)))
+        step_bytes = max(1, min(STEP_BYTES, int(STEP_S * self._node.config.store.scrub_bytes_per_s)))
         try:
             while True:
                 read_bytes = 0
@@ -158,7 +158,7 @@ class DamageRepair:
             self.scrubs[drive] = await self._node.read(DriveScrub, drive, self._damaged)
             await self._node.read(self.scrubs[drive].save)
         scrub = self.scrubs[drive]
-        if not scrub.is_due(self._node.config.scrub_interval_s):
+        if not scrub.is_due(self._node.config.store.scrub_interval_s):
             return 0
         return await self._node.read(scrub.step, most_bytes)
 

@@ -98,7 +98,7 @@ class Reconciler:
     async def _return(self) -> None:
         """Compare this node with all others. Afterwards, no bucket counts as stale as a whole."""
         began_s, asked = time.monotonic(), self._asked
-        deadline_s = began_s + self._node.config.reconcile_patience_s
+        deadline_s = began_s + self._node.config.cluster.reconcile_patience_s
         view, silent = await self._announce(deadline_s)
         if view is None:
             return

@@ -194,7 +194,7 @@ class Repair:
             if view is not None and not asked and time.monotonic() < due_s and self._is_in_place_by(view):
                 self._in_place, self.metrics.clean_version = view, view.version
             else:
-                wait_s = self._node.config.repair_interval_s
+                wait_s = self._node.config.cluster.repair_interval_s
                 if view is not None and self._membership.position is not None:
                     before = self._done()
                     try:
@@ -358,7 +358,7 @@ class Repair:
         here, nodes = view.position[self._membership.node_uuid], len(view.nodes)
 
         def place() -> Page:
-            grace_s = self._node.config.tombstone_grace_s
+            grace_s = self._node.config.cluster.tombstone_grace_s
             return page_of(view, bucket, held, now_ns=time.time_ns(), grace_s=grace_s)
 
         page = await self._node.read(place)

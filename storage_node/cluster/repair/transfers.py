@@ -84,8 +84,8 @@ class Transfers:
         self._node = node
         self._channels = channels
         self._counts = counts
-        self._throttle = Throttle(node.config.repair_bytes_per_s)
-        self._slots = asyncio.Semaphore(node.config.repair_transfers)
+        self._throttle = Throttle(node.config.cluster.repair_bytes_per_s)
+        self._slots = asyncio.Semaphore(node.config.cluster.repair_transfers)
         self._sending: Counter[tuple[bytes, str]] = Counter()
         self._going: set[tuple[bytes, str]] = set()
 

@@ -68,7 +68,7 @@ class ReadLeases:
         self._heard_of_map = heard_of_map
         self._keep_up = keep_up
         self._compare = compare
-        self._base_s = node.config.read_lease_s
+        self._base_s = node.config.cluster.read_lease_s
         # A node that knows no map at its start has granted no leases before.
         view = self._view
         self._granted = LeasesGranted(

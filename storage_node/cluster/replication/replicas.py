@@ -204,7 +204,7 @@ class StagedReplicas(Participant):
         self.stream: ReplicaStream = (
             LocalReplicaStream(here, held)
             if node == replica_set.position
-            else RemoteReplicaStream(self.endpoint, replicas.channels, here.config.reach_timeout_s)
+            else RemoteReplicaStream(self.endpoint, replicas.channels, here.config.cluster.reach_timeout_s)
         )
 
     def staged(self, answer: wire.WriteResponse | ReplicaLost) -> None:
@@ -329,7 +329,7 @@ class Replicas:
         stub = ais_cluster_pb2_grpc.ClusterStub(self.channels.to(endpoint))
         try:
             answer: cluster_pb.LearnResponse = await stub.Learn(
-                cluster_pb.LearnRequest(map=view.map), timeout=self.node.config.reach_timeout_s
+                cluster_pb.LearnRequest(map=view.map), timeout=self.node.config.cluster.reach_timeout_s
             )
         except grpc.aio.AioRpcError:
             return False
@@ -343,7 +343,7 @@ class Replicas:
             return True
         others = [] if view is None else [node.peer_endpoint for node in view.nodes]
         for one in dict.fromkeys([endpoint, *others]):
-            newer = await newer_map(self.channels.to(one), known, self.node.config.peer_timeout_s)
+            newer = await newer_map(self.channels.to(one), known, self.node.config.reads.peer_timeout_s)
             if newer is not None and await self.node.learn(newer) >= version:
                 return True
         return False
@@ -408,7 +408,7 @@ class Replicas:
     ) -> wire.NewestResponse:
         """Return the node's entries of these names. Raises ReplicaLost."""
         request = wire.NewestRequest(bucket=_ref(replica_set), name=names, allow_unknown=allow_unknown)
-        timeout_s = self.node.config.reach_timeout_s if len(names) <= _FEW_NAMES else STEP_TIMEOUT_S
+        timeout_s = self.node.config.cluster.reach_timeout_s if len(names) <= _FEW_NAMES else STEP_TIMEOUT_S
         found = await self.ask(replica_set, node, replica.newest, request, timeout_s)
         if node != replica_set.position:
             self.note_clock(replica_set, node, found.wall_ms)

@@ -80,7 +80,7 @@ class NodeTransforms:
         self._known, self._context = known, context
         self._opened: dict[str, _Opened] = {}
         self._of_name: dict[str, tuple[StageLog, StageCounts]] = {}
-        self._turns = JobTurns(workers_of(context.config), context.config.tenant_weights, clock_s=time.monotonic)
+        self._turns = JobTurns(workers_of(context.config), context.config.limits.tenant_weights, clock_s=time.monotonic)
         self._bursts: dict[tuple[Stage, str, str], Bursts] = {}
         """Keyed by stage, arguments and tenant."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -381,7 +381,7 @@ class NodeTransforms:
 
     def prepare(self, transforms: Sequence[pb.Transform]) -> None:
         """Create environments for transforms that other nodes use already, before a request waits for them."""
-        if self._context.environments is None or not self._context.config.etl_install or self._closed:
+        if self._context.environments is None or not self._context.config.etl.install or self._closed:
             return
         for transform in transforms:
             if transform.python.requirement and not transform.stopped and transform.name not in self._problems:

@@ -59,9 +59,9 @@ class WorkerStage(ABC):
         """Read the limits of the transform. Raises TransformRefused."""
         self._transform, self._context = transform, context
         config, limits = context.config, transform.limits
-        self._timeout_s = min(limits.timeout_s or config.etl_timeout_s, config.etl_timeout_s)
-        self._max_bytes = min(limits.output_bytes or config.etl_output_bytes, config.etl_output_bytes)
-        self._memory_bytes = min(limits.memory_bytes or config.etl_worker_memory_bytes, config.etl_worker_memory_bytes)
+        self._timeout_s = min(limits.timeout_s or config.etl.timeout_s, config.etl.timeout_s)
+        self._max_bytes = min(limits.output_bytes or config.etl.output_bytes, config.etl.output_bytes)
+        self._memory_bytes = min(limits.memory_bytes or config.etl.worker_memory_bytes, config.etl.worker_memory_bytes)
         self._free = asyncio.Semaphore(min(transform.workers or 1 << 20, workers_of(config)))
         self._idle: list[WorkerProcess] = []
         self._busy: set[WorkerProcess] = set()
@@ -80,7 +80,7 @@ class WorkerStage(ABC):
 
     async def _python(self) -> str:
         """Return the interpreter that runs workers; "" for this process's own. Raises TransformFailed."""
-        return self._context.config.etl_python
+        return self._context.config.etl.python
 
     @property
     def problem(self) -> str:
@@ -200,12 +200,12 @@ class WorkerStage(ABC):
         )
         self._context.counts.workers += 1
         config = self._context.config
-        processes = PROCESSES_PER_WORKER * workers_of(config) if config.etl_user else 0
-        fences = ProcessLimits(self._memory_bytes, self._max_bytes, config.etl_network, processes, os.getpid())
+        processes = PROCESSES_PER_WORKER * workers_of(config) if config.etl.user else 0
+        fences = ProcessLimits(self._memory_bytes, self._max_bytes, config.etl.network, processes, os.getpid())
         setup, code = self._setup()
         self._busy.add(worker)
         try:
-            await worker.start(setup, code, fences, python=await self._python(), user=config.etl_user)
+            await worker.start(setup, code, fences, python=await self._python(), user=config.etl.user)
         except BaseException as error:
             self._context.counts.workers -= 1
             if isinstance(error, OSError):
@@ -273,7 +273,7 @@ class PythonStage(WorkerStage):
     """A function or a class of a client."""
 
     def __init__(self, transform: pb.Transform, context: StageContext) -> None:
-        if not context.config.etl_code:
+        if not context.config.etl.code:
             raise TransformRefused(
                 f"{transform.name}: this node runs no code of clients': its operator would have to allow it "
                 "(etl_code = true, or serve --etl-code)"
@@ -281,7 +281,7 @@ class PythonStage(WorkerStage):
         super().__init__(transform, context)
         self._environment: asyncio.Task[Environment] | None = None
         requirements = self._requirements = list(transform.python.requirement)
-        installs = context.config.etl_install and context.environments is not None
+        installs = context.config.etl.install and context.environments is not None
         self._needs_environment = installs and is_needed(requirements)
 
     def prepare(self) -> None:
@@ -361,8 +361,8 @@ class CommandStage(WorkerStage):
         if found is None:
             raise TransformRefused(f"{transform.name}: there is no program {words[0]!r} on this node (PATH)")
         self._words = [os.path.abspath(found), *words[1:]]
-        self._sandbox = None if config.etl_sandbox == "off" else sandbox.offered()
-        if config.etl_sandbox == "required" and self._sandbox is not None and self._sandbox.lacking:
+        self._sandbox = None if config.etl.sandbox == "off" else sandbox.offered()
+        if config.etl.sandbox == "required" and self._sandbox is not None and self._sandbox.lacking:
             raise TransformRefused(
                 f"{transform.name}: this node runs commands in a full sandbox only (etl_sandbox = required), and here "
                 f"{'; '.join(self._sandbox.lacking)}"
@@ -371,19 +371,19 @@ class CommandStage(WorkerStage):
     def _words_of(self, command: pb.Command, config: ServerConfig) -> tuple[list[str], str]:
         """Return the words, and the suffix of errors about an argument. Raises TransformRefused, WrongCommand."""
         if not command.template:
-            if not config.etl_code:
+            if not config.etl.code:
                 raise TransformRefused(
                     f"{self._transform.name}: this node runs no commands that clients write: its operator would have "
-                    f"to allow them (etl_code = true, or serve --etl-code); it has {listed(config.etl_commands)}"
+                    f"to allow them (etl_code = true, or serve --etl-code); it has {listed(config.etl.commands)}"
                 )
             words = list(command.argument)
             parse(words)
             return words, ""
-        text = config.etl_commands.get(command.template)
+        text = config.etl.commands.get(command.template)
         if text is None:
             raise TransformRefused(
                 f"{self._transform.name}: this node has no command {command.template!r}: it has "
-                f"{listed(config.etl_commands)}; its operator lists them (etl_commands, or serve --etl-command)"
+                f"{listed(config.etl.commands)}; its operator lists them (etl_commands, or serve --etl-command)"
             )
         return words_of(text), f"; {command.template} takes {parse_text(text).usage}"
 
@@ -414,7 +414,7 @@ class CommandStage(WorkerStage):
             "input_suffix": command.input_suffix,
             "output_suffix": command.output_suffix,
             "sandbox": None if self._sandbox is None else self._sandbox.as_json(),
-            "readable": [os.path.realpath(self._words[0]), *config.etl_command_paths],
+            "readable": [os.path.realpath(self._words[0]), *config.etl.command_paths],
         }
         return setup, b""
 
@@ -426,17 +426,17 @@ def listed(commands: Mapping[str, str]) -> str:
 
 def sandbox_state(config: ServerConfig) -> str:
     """The mechanisms that contain the commands of a node, for status; empty if it runs none."""
-    if not config.etl_commands and not config.etl_code:
+    if not config.etl.commands and not config.etl.code:
         return ""
-    return "off" if config.etl_sandbox == "off" else str(sandbox.offered())
+    return "off" if config.etl.sandbox == "off" else str(sandbox.offered())
 
 
 def sandbox_warnings(config: ServerConfig, drives: Sequence[Path]) -> list[str]:
     """Return warnings for the operator of a node that starts: what its sandbox of commands lacks."""
-    if not sandbox_state(config) or config.etl_sandbox == "off":
+    if not sandbox_state(config) or config.etl.sandbox == "off":
         return []
-    then = "commands are refused" if config.etl_sandbox == "required" else "a command is not fully contained"
-    found = [f"etl_sandbox={config.etl_sandbox}: {then}: {lacking}" for lacking in sandbox.offered().lacking]
+    then = "commands are refused" if config.etl.sandbox == "required" else "a command is not fully contained"
+    found = [f"etl_sandbox={config.etl.sandbox}: {then}: {lacking}" for lacking in sandbox.offered().lacking]
     for folder in sandbox.SYSTEM_FOLDERS:
         inside = [str(drive) for drive in drives if drive.resolve().is_relative_to(Path(folder).resolve())]
         if inside:
@@ -446,4 +446,4 @@ def sandbox_warnings(config: ServerConfig, drives: Sequence[Path]) -> list[str]:
 
 def workers_of(config: ServerConfig) -> int:
     """Return the number of objects that are transformed concurrently."""
-    return config.etl_workers or len(os.sched_getaffinity(0))
+    return config.etl.workers or len(os.sched_getaffinity(0))
