@@ -52,10 +52,9 @@ class BatchResources:
         """Number of entries that were requested again from another holder."""
         self.soft_errors = 0
         """Number of entries of gathered batches that failed without ending the batch."""
-        self.batches = CallSlots(config.limits.max_active_batches, config.limits.still_s, config.limits.tenant_weights)
-        self.parts = CallSlots(
-            config.limits.max_active_batches * _PARTS_PER_BATCH, config.limits.still_s, config.limits.tenant_weights
-        )
+        limits = config.limits
+        self.batches = CallSlots(limits.max_active_batches, limits.still_s, limits.tenant_weights)
+        self.parts = CallSlots(limits.max_active_batches * _PARTS_PER_BATCH, limits.still_s, limits.tenant_weights)
         """Slots of requests for entries on this node's own drives only."""
         self.requests = MemoryBudget(config.limits.max_request_bytes)
         self._request_bytes: dict[CallSlot, int] = {}

@@ -16,9 +16,8 @@ import click
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import Lines, count_text, note, printable, waiting
 from storage_node.cli.cluster_drives import drive
-from storage_node.cli.etl_options import etl_assignments, takes_etl
 from storage_node.cli.insecure import WHY, insecure_option
-from storage_node.cli.settings import config_option, given_settings, set_option
+from storage_node.cli.settings import config_option, etl_options, given_settings, set_option, setting_option
 
 if TYPE_CHECKING:
     from storage_node.ops.commands import Result
@@ -95,13 +94,8 @@ def cluster() -> None:
     show_default=True,
     help="Whether DIR's own Ray has a dashboard: `ray job submit` needs it; it takes 200 MB of memory.",
 )
-@click.option(
-    "--durability",
-    type=click.Choice(["process", "power"]),
-    help="What an acknowledged write survives; the same as --set durability=...  "
-    "[default: as before; process at first]",
-)
-@takes_etl
+@setting_option("--durability", default="as before; process at first")
+@etl_options
 @insecure_option
 @config_option
 @set_option
@@ -114,10 +108,6 @@ def up(
     address: str,
     host_per_node: bool | None,
     dashboard: bool,
-    durability: str | None,
-    etl_code: bool,
-    etl_command: tuple[str, ...],
-    etl_server: tuple[str, ...],
     insecure: bool,
     config: Path | None,
     assignments: tuple[str, ...],
@@ -136,9 +126,6 @@ def up(
     from storage_node.ops.ray_head import require_ray
 
     require_ray()  # before anything is created
-    if durability is not None:
-        assignments = (*assignments, f"durability={durability}")
-    assignments += etl_assignments(etl_code=etl_code, etl_command=etl_command, etl_server=etl_server)
     settings = given_settings(config, assignments, of_cluster=True)
     if not _ray_address(address):
         _make_room(_absolute(root))

@@ -88,12 +88,6 @@ class ServerConfig:
                 "the node has, or there is one that has everything"
             )
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.by_name()[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
     def by_name(self) -> dict[str, Any]:
         """All settings by their own names."""
         return {

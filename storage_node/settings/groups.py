@@ -44,7 +44,8 @@ class ListenSettings(SettingsGroup):
     """Addresses, ports, and the secret of callers."""
 
     host: str = "127.0.0.1"
-    """The address to listen on. The default is loopback, because there is no authentication."""
+    """The address to listen on. The default is loopback, because there is no authentication; any other address needs
+    --insecure."""
     port: Port = 7480
     """The port for clients. 0 picks a free port."""
     advertise: Advertised = ""
@@ -55,7 +56,8 @@ class ListenSettings(SettingsGroup):
     """The TCP port on `host` for clients' lanes; 0 picks a free port. Clients on the same machine do not need it."""
     peer_host: Address = "127.0.0.1"
     """The address to listen on for other nodes of the cluster and for operators' commands, which may do things that
-    clients may not. Use loopback or the cluster's network."""
+    clients may not. Use loopback or the cluster's network; any address other than loopback needs --insecure and
+    `peer_secret_file`."""
     peer_port: Port = 0
     """The port for other nodes and operators. 0 picks the port that the cluster map has for this node, or else a free
     port."""
@@ -237,8 +239,8 @@ class EtlSettings(SettingsGroup):
     prefix: ClassVar[str] = "etl_"
 
     code: bool = False
-    """Whether clients may run their own Python code on this node, in worker processes. See docs/etl.md for how it is
-    isolated."""
+    """Whether clients may run their own Python code and commands on this node, in worker processes. See docs/etl.md for
+    how they are isolated."""
     commands: Commands = field(default_factory=dict, hash=False)
     """Commands that clients may run on objects, by name, with typed arguments, such as `wav = "ffmpeg -v error -i
     {input} -ar {rate:int(8000,48000)} {output}.wav"`. Commands that clients write themselves need `etl_code`."""

@@ -5,12 +5,14 @@ A kind is a type with the checks of its values, which stand beside the field: `m
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from ais_loader.field_help import field_docs
 from storage_node.settings.command_template import WrongCommand, check_commands
 
 _LEAST, _MOST = math.nextafter(0, 1), sys.float_info.max
@@ -83,16 +85,28 @@ Weights = Annotated[Mapping[str, float], _check_weights]
 Commands = Annotated[Mapping[str, str], _check_commands]
 
 
+_meanings = functools.cache(field_docs)
+
+
 class Setting(NamedTuple):
     """Declaration of one setting: a field of a group."""
 
     name: str
     """The name that users write: the field's, behind the prefix of its group."""
+    group: Any
     field: str
     type: Any
     """The field's type without checks."""
     checks: tuple[Callable[[str, Any], object], ...]
     default: Any
+
+    @property
+    def meaning(self) -> str:
+        """The string below the field; empty if the source is not installed."""
+        try:
+            return _meanings(self.group).get(self.field, "")
+        except OSError:
+            return ""
 
     @property
     def range(self) -> Range | None:
@@ -123,6 +137,6 @@ def declared(group: Any) -> tuple[Setting, ...]:
             if get_origin(kind) is Annotated:
                 kind, checks = kind.__origin__, kind.__metadata__
             default = one.default if one.default_factory is MISSING else one.default_factory()
-            found.append(Setting(group.prefix + one.name, one.name, kind, checks, default))
+            found.append(Setting(group.prefix + one.name, group, one.name, kind, checks, default))
         _declared[group] = tuple(found)
     return _declared[group]

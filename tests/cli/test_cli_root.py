@@ -15,8 +15,8 @@ from ais_loader.cli.main import _SHORT_HELP as SHORT_HELP
 from ais_loader.cli.main import one_line
 from ais_loader.cli.show import count_text, printable, size_text
 from ais_loader.extras import install_command
-from storage_node.cli.etl_options import etl_assignments
-from storage_node.settings.sources import read_assignments
+from storage_node.cli.cluster import up
+from storage_node.cli.settings import given_settings
 from tests.cli.kit import TIMEOUT_S, Run, environment, run_process
 
 HEAVY = ("grpc", "torch", "rocksdict", "ray", "storage_node.store", "storage_node.server")
@@ -214,10 +214,11 @@ def test_a_command_for_clients_that_is_wrong_is_refused_before_anything_starts(t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_assignments_of_commands_keep_every_character() -> None:
+def test_options_of_commands_keep_every_character(tmp_path: Path) -> None:
     words = """sox "a b" {input} -r {rate:int(8000,48000)=16000} 'x="y"' {output}.wav"""
-    given = etl_assignments(etl_code=True, etl_command=(f"wav={words}",), etl_server=())
-    assert read_assignments(given) == {"etl_code": True, "etl_commands": {"wav": words}}
+    with up.make_context("up", ["--root", str(tmp_path), "--etl-code", "--etl-command", f"wav={words}"]):
+        given = given_settings(None, (), of_cluster=True)
+    assert given == {"etl_code": True, "etl_commands": {"wav": words}}
 
 
 def test_serve_allows_transforms_that_are_named_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +239,7 @@ def test_serve_allows_transforms_that_are_named_and_no_others(tmp_path: Path, mo
     for options in ([], allowed):
         result = CliRunner().invoke(main, ["serve", "--drive", str(tmp_path), "--port", "0", *options])
         assert result.exit_code == 0, result.output
-    assert [(one.etl_code, one.etl_commands, one.etl_servers) for one in served] == [
+    assert [(one.etl.code, one.etl.commands, one.etl.servers) for one in served] == [
         (False, {}, ()),
         (
             True,

@@ -50,8 +50,8 @@ def test_a_file_sets_fields_in_their_own_units(tmp_path: Path) -> None:
     )
     assert config.limits.tenant_weights == {"asr-team": 2.0, "a.b": 0.5}
     other = configured(ServerConfig(), for_node(settings, "node-2", "0" * 32))
-    assert (other.memory_bytes, other.endpoint(7480)) == (1000, "proxy.example.org:17480")
-    assert other.tenant_weights == config.limits.tenant_weights
+    assert (other.reads.memory_bytes, other.endpoint(7480)) == (1000, "proxy.example.org:17480")
+    assert other.limits.tenant_weights == config.limits.tenant_weights
 
 
 def test_the_example_of_the_documentation_is_right(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_setting_that_is_true_or_false_is_read_as_that() -> None:
 def test_addresses_of_transform_servers_are_a_list_in_which_a_colon_separates_nothing() -> None:
     read = read_assignments(["etl_servers=http://127.0.0.1:9000 grpc://10.0.0.7:1"])
     chosen = configured(ServerConfig(), read)
-    assert chosen.etl_servers == ("http://127.0.0.1:9000", "grpc://10.0.0.7:1")
+    assert chosen.etl.servers == ("http://127.0.0.1:9000", "grpc://10.0.0.7:1")
     shown = {"etl_servers": chosen.as_text()["etl_servers"]}
     assert configured(ServerConfig(), read_assignments([f"{name}={text}" for name, text in shown.items()])) == chosen
     with pytest.raises(WrongSetting, match="with spaces between them"):
@@ -206,13 +206,13 @@ def test_addresses_of_transform_servers_are_a_list_in_which_a_colon_separates_no
 def test_commands_are_set_by_their_names_and_checked_at_once(tmp_path: Path) -> None:
     text = "ffmpeg -i {input} -ar {rate:int(8000,48000)=16000} {output}.wav"
     read = read_assignments([f"etl_commands.wav={text}", "etl_commands.same=cat"])
-    assert configured(ServerConfig(), read).etl_commands == {"wav": text, "same": "cat"}
+    assert configured(ServerConfig(), read).etl.commands == {"wav": text, "same": "cat"}
     file = tmp_path / "settings.toml"
     file.write_text(f'[etl_commands]\nwav = "{text}"\n[nodes.a.etl_commands]\nwav = "cat"\n')
     of_file = read_file(file)
     assert of_file["etl_commands"] == {"wav": text} and for_node(of_file, "a")["etl_commands"] == {"wav": "cat"}
     left = merged(read, read_assignments(["etl_commands.wav=default"]))
-    assert configured(ServerConfig(), left).etl_commands == {"same": "cat"}
+    assert configured(ServerConfig(), left).etl.commands == {"same": "cat"}
     for wrong, what in [
         ("etl_commands=ffmpeg", "need NAME = TEXT for each"),
         ("etl_commands.wav=ffmpeg {args.rate}", r"\{args.rate\} has no type"),
