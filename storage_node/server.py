@@ -147,7 +147,7 @@ class NodeServer:
             if self._makes_secret and not self.config.listen.peer_secret_file:
                 self.config = self.config.replace(peer_secret_file=str(_own_secret(self._store)))
             require_apart(self.config.store.promote_roots, of_store(self._store), self.config.etl.command_paths)
-            for warning in sandbox_warnings(self.config, of_store(self._store)):
+            for warning in sandbox_warnings(self.config.etl, of_store(self._store)):
                 log.warning("%s", warning)
             self.membership, self._acceptor_store = open_membership(self._store)
         except BaseException:
@@ -230,27 +230,25 @@ class NodeServer:
 
         Raises OSError. `held` closes what the part's stop does not.
         """
-        config, batches, methods = self.config, assembly.batches, assembly.methods
+        listen, batches, methods = self.config.listen, assembly.batches, assembly.methods
         carried = methods.of_lanes(LANE_METHODS, Role.CLIENT)
-        self.lanes = lanes = LaneListener(
-            batches, config.listen.host, config.listen.lane_port, MAX_MESSAGE_BYTES, carried
-        )
+        self.lanes = lanes = LaneListener(batches, listen.host, listen.lane_port, MAX_MESSAGE_BYTES, carried)
         held.callback(lanes.close)
         session = {"Session": _session_handler(batches), "OpenLane": self._lane_handler(lanes, lambda: self.port)}
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-        server = grpc.aio.server(options=_options(config))
+        server = grpc.aio.server(options=_options(self.config))
         server.add_generic_rpc_handlers((methods.served_to(Role.CLIENT, note_tenant),))
         carried = methods.of_lanes(PEER_LANE_METHODS, INSIDE)
         self.peer_lanes = peer_lanes = LaneListener(
-            batches, config.listen.peer_host, config.listen.peer_lane_port, MAX_MESSAGE_BYTES, carried
+            batches, listen.peer_host, listen.peer_lane_port, MAX_MESSAGE_BYTES, carried
         )
         held.callback(peer_lanes.close)
         # The peer listener has verified its callers; its tokens are valid for its own lanes only.
         session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-        peer_server = grpc.aio.server(options=_options(config), interceptors=(assembly.check,))
+        peer_server = grpc.aio.server(options=_options(self.config), interceptors=(assembly.check,))
         peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
-        self.port = _bound(server, config.listen.host, config.listen.port)
+        self.port = _bound(server, listen.host, listen.port)
         self.peer_port = self._listen_for_peers(peer_server)
         by_opener = {"clients": lanes, "peers": peer_lanes}
         running = RunningNode(
@@ -271,17 +269,12 @@ class NodeServer:
 
     def _listen_for_peers(self, server: grpc.aio.Server) -> int:
         """The port; where any will do, the one that others know. Raises OSError."""
-        config, view, position = self.config, self.membership.view, self.membership.position
-        if (
-            not config.listen.peer_port
-            and not config.listen.peer_advertise
-            and view is not None
-            and position is not None
-        ):
+        listen, view, position = self.config.listen, self.membership.view, self.membership.position
+        if not listen.peer_port and not listen.peer_advertise and view is not None and position is not None:
             port = view.nodes[position].peer_endpoint.rpartition(":")[2]
             with suppress(OSError):
-                return _bound(server, config.listen.peer_host, int(port))
-        return _bound(server, config.listen.peer_host, config.listen.peer_port)
+                return _bound(server, listen.peer_host, int(port))
+        return _bound(server, listen.peer_host, listen.peer_port)
 
     def _lane_handler(self, lanes: LaneListener, port: Callable[[], int]) -> grpc.RpcMethodHandler:
         """GetBatch/OpenLane, of who reaches this node by `port`."""

@@ -29,20 +29,20 @@ class BatchResources:
     """Resources that all batches of a node share. Belongs to the node's event loop."""
 
     def __init__(self, node: Node, etl: LocalEtl) -> None:
-        config = node.config
+        limits, reads = node.config.limits, node.config.reads
         self.node = node
-        self.budget = MemoryBudget(config.reads.memory_bytes)
+        self.budget = MemoryBudget(reads.memory_bytes)
         # Separate from frames being sent, because a collected response stays in memory as long as its client takes.
-        self.buffered = MemoryBudget(config.limits.max_buffered_bytes)
+        self.buffered = MemoryBudget(limits.max_buffered_bytes)
         self.peers = PeerPool(
-            timeout_s=config.reads.peer_timeout_s,
-            idle_s=config.reads.peer_idle_s,
+            timeout_s=reads.peer_timeout_s,
+            idle_s=reads.peer_idle_s,
             caller=node.caller,
-            transform_timeout_s=config.etl.timeout_s,
+            transform_timeout_s=node.config.etl.timeout_s,
         )
-        self.assembly = MemoryBudget(config.reads.assembly_bytes)
+        self.assembly = MemoryBudget(reads.assembly_bytes)
         """Budget for bytes that peers have sent or may send."""
-        self.hedging = Hedging(config.reads.hedge_budget)
+        self.hedging = Hedging(reads.hedge_budget)
         self.loads: NodeLoads[str] = NodeLoads()
         """Loads of the other nodes, by endpoint, as observed by batches that are gathered here."""
         self.batches_assembled = 0
@@ -52,17 +52,16 @@ class BatchResources:
         """Number of entries that were requested again from another holder."""
         self.soft_errors = 0
         """Number of entries of gathered batches that failed without ending the batch."""
-        limits = config.limits
         self.batches = CallSlots(limits.max_active_batches, limits.still_s, limits.tenant_weights)
         self.parts = CallSlots(limits.max_active_batches * _PARTS_PER_BATCH, limits.still_s, limits.tenant_weights)
         """Slots of requests for entries on this node's own drives only."""
-        self.requests = MemoryBudget(config.limits.max_request_bytes)
+        self.requests = MemoryBudget(limits.max_request_bytes)
         self._request_bytes: dict[CallSlot, int] = {}
         self._answer_bytes: dict[CallSlot, int] = {}
         """Sizes of responses that are collected before they are sent."""
         self.etl = etl
-        self.slots = FrameSlots(self.budget, config.limits.tenant_weights, config.reads.read_threads + 1)
-        self.readahead = Readahead(config.reads.readahead_bytes, config.reads.readahead_threads)
+        self.slots = FrameSlots(self.budget, limits.tenant_weights, reads.read_threads + 1)
+        self.readahead = Readahead(reads.readahead_bytes, reads.readahead_threads)
 
     @property
     def reserved_bytes(self) -> int:

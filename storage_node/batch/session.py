@@ -59,9 +59,8 @@ class BatchService:
         self.resources = BatchResources(node, etl)
         self.stopping = False
         self._sessions: set[_Session] = set()
-        self.session_slots = CallSlots(
-            node.config.limits.max_sessions, node.config.limits.still_s, node.config.limits.tenant_weights
-        )
+        limits = node.config.limits
+        self.session_slots = CallSlots(limits.max_sessions, limits.still_s, limits.tenant_weights)
         """Slots of sessions. A session is idle while its client requests nothing."""
 
     @property

@@ -58,8 +58,8 @@ def setting_option(
     read: Callable[[Any], Any] | None = None,
     default: str | None = None,
 ) -> Callable[[F], F]:
-    """Add an option that sets one field, whose type, range, default and meaning it shows. It overrides other settings,
-    if it is given.
+    """Add an option that sets one field, whose type, range, default and meaning it shows. If it is given, it overrides
+    --set and --config. Numbers are whole.
 
     Args:
         sets: the setting, if it is not called as the option.

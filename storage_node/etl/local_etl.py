@@ -67,7 +67,7 @@ class LocalEtl:
             self.spooled,
             self.spool,
             read,
-            _AHEAD_PER_WORKER * workers_of(config),
+            _AHEAD_PER_WORKER * workers_of(config.etl),
         )
 
     async def _on_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:

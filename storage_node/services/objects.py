@@ -394,7 +394,7 @@ class NodeService:
             entries=sum(sum(good.values()) for good in counts.entries.values()),
             entry_bytes=sum(sum(good.values()) for good in counts.entry_bytes.values()),
             etl_command={name: parse_text(text).usage for name, text in self._node.config.etl.commands.items()},
-            etl_sandbox=sandbox_state(self._node.config),
+            etl_sandbox=sandbox_state(self._node.config.etl),
         )
 
 

@@ -164,9 +164,8 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if target in self._addresses(of_clients):
             return True
         config = self._node.config
-        listens_at, listens_on = (
-            (config.listen.host, self._client_port()) if of_clients else (config.listen.peer_host, self._port())
-        )
+        host, peer_host = config.listen.host, config.listen.peer_host
+        listens_at, listens_on = (host, self._client_port()) if of_clients else (peer_host, self._port())
         host, _, port = target.rpartition(":")
         if port != str(listens_on) or host in ("", *EVERY_ADDRESS):
             return False

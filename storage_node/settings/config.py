@@ -7,16 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage_node.settings.groups import (
-    GROUPS,
-    SETTINGS,
-    ClusterSettings,
-    EtlSettings,
-    LimitSettings,
-    ListenSettings,
-    ReadSettings,
-    StoreSettings,
-)
+from storage_node.settings import groups
+from storage_node.settings.groups import GROUPS, SETTINGS
 from storage_node.settings.setting import declared, split_advertised
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.permissions import others_access
@@ -65,23 +57,23 @@ class ServerConfig:
     `read_lease_s` change what clients can rely on; the others set speed and limits.
     """
 
-    listen: ListenSettings
-    store: StoreSettings
-    reads: ReadSettings
-    limits: LimitSettings
-    cluster: ClusterSettings
-    etl: EtlSettings
+    listen: groups.ListenSettings
+    store: groups.StoreSettings
+    reads: groups.ReadSettings
+    limits: groups.LimitSettings
+    cluster: groups.ClusterSettings
+    etl: groups.EtlSettings
 
     def __init__(self, **settings: Any) -> None:
         """Take settings by their own names, as in `ServerConfig(port=0, etl_workers=2)`; others keep their defaults.
 
         Raises TypeError for an unknown name, and ValueError for a value out of range.
         """
-        if unknown := sorted(settings.keys() - SETTINGS.keys()):
-            raise TypeError(f"{unknown[0]}: no such setting")
         for name, group in GROUPS.items():
-            given = {one.field: settings[one.name] for one in declared(group) if one.name in settings}
+            given = {one.field: settings.pop(one.name) for one in declared(group) if one.name in settings}
             object.__setattr__(self, name, group(**given))
+        if settings:
+            raise TypeError(f"{min(settings)}: no such setting")
         if self.etl.install and self.etl.python:
             raise ValueError(
                 f"etl_install and etl_python={self.etl.python}: either Ray makes environments, of the interpreter that "
@@ -90,11 +82,8 @@ class ServerConfig:
 
     def by_name(self) -> dict[str, Any]:
         """All settings by their own names."""
-        return {
-            one.name: getattr(getattr(self, name), one.field)
-            for name, group in GROUPS.items()
-            for one in declared(group)
-        }
+        owned = ((getattr(self, name), declared(group)) for name, group in GROUPS.items())
+        return {one.name: getattr(group, one.field) for group, settings in owned for one in settings}
 
     def replace(self, **settings: Any) -> ServerConfig:
         """Return a copy with other values of these settings. Raises TypeError, ValueError."""
@@ -119,8 +108,8 @@ class ServerConfig:
 
     def as_text(self) -> dict[str, str]:
         """All settings except the node's addresses and ports, as text by name."""
-        where = {one.name for one in declared(ListenSettings)}
-        return {name: _text(name, value) for name, value in self.by_name().items() if name not in where}
+        values = self.by_name().items()
+        return {name: _text(name, one) for name, one in values if SETTINGS[name].group is not groups.ListenSettings}
 
 
 def _text(name: str, value: Any) -> str:

@@ -80,7 +80,9 @@ class NodeTransforms:
         self._known, self._context = known, context
         self._opened: dict[str, _Opened] = {}
         self._of_name: dict[str, tuple[StageLog, StageCounts]] = {}
-        self._turns = JobTurns(workers_of(context.config), context.config.limits.tenant_weights, clock_s=time.monotonic)
+        self._turns = JobTurns(
+            workers_of(context.config.etl), context.config.limits.tenant_weights, clock_s=time.monotonic
+        )
         self._bursts: dict[tuple[Stage, str, str], Bursts] = {}
         """Keyed by stage, arguments and tenant."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -239,7 +241,7 @@ class NodeTransforms:
         bursts = self._bursts.get(key)
         if bursts is None:
             bursts = self._bursts[key] = Bursts(
-                workers_of(self._context.config),
+                workers_of(self._context.config.etl),
                 lambda: opened.burst,
                 lambda: self._turns.turn(tenant),
                 lambda inputs: self._counted_burst(opened, stage, inputs),

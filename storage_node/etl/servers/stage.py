@@ -84,10 +84,10 @@ class ServerStage:
         """Check the address. Raises TransformRefused if the operator has not listed it, or a library is missing."""
         self._transform, self._context, self._gone_after_s = transform, context, gone_after_s
         self._server = server = transform.server
-        limits, config = transform.limits, context.config
-        address = require_allowed(server, config.etl.servers)
-        self._timeout_s = min(limits.timeout_s or config.etl.timeout_s, config.etl.timeout_s)
-        self._max_bytes = min(limits.output_bytes or config.etl.output_bytes, config.etl.output_bytes)
+        limits, etl = transform.limits, context.config.etl
+        address = require_allowed(server, etl.servers)
+        self._timeout_s = min(limits.timeout_s or etl.timeout_s, etl.timeout_s)
+        self._max_bytes = min(limits.output_bytes or etl.output_bytes, etl.output_bytes)
         self._retries = limits.retries or DEFAULT_RETRIES
         self._channel = self._new_channel(address)
         connections = server.connections or max(4, 2 * len(os.sched_getaffinity(0)))

@@ -38,7 +38,7 @@ from storage_node.settings.command_template import (
     parse_text,
     words_of,
 )
-from storage_node.settings.config import ServerConfig
+from storage_node.settings.groups import EtlSettings
 
 IDLE_S = 60.0
 DEFAULT_RETRIES = 1
@@ -58,11 +58,11 @@ class WorkerStage(ABC):
     def __init__(self, transform: pb.Transform, context: StageContext) -> None:
         """Read the limits of the transform. Raises TransformRefused."""
         self._transform, self._context = transform, context
-        config, limits = context.config, transform.limits
-        self._timeout_s = min(limits.timeout_s or config.etl.timeout_s, config.etl.timeout_s)
-        self._max_bytes = min(limits.output_bytes or config.etl.output_bytes, config.etl.output_bytes)
-        self._memory_bytes = min(limits.memory_bytes or config.etl.worker_memory_bytes, config.etl.worker_memory_bytes)
-        self._free = asyncio.Semaphore(min(transform.workers or 1 << 20, workers_of(config)))
+        etl, limits = context.config.etl, transform.limits
+        self._timeout_s = min(limits.timeout_s or etl.timeout_s, etl.timeout_s)
+        self._max_bytes = min(limits.output_bytes or etl.output_bytes, etl.output_bytes)
+        self._memory_bytes = min(limits.memory_bytes or etl.worker_memory_bytes, etl.worker_memory_bytes)
+        self._free = asyncio.Semaphore(min(transform.workers or 1 << 20, workers_of(etl)))
         self._idle: list[WorkerProcess] = []
         self._busy: set[WorkerProcess] = set()
         self._ending: asyncio.TimerHandle | None = None
@@ -199,13 +199,13 @@ class WorkerStage(ABC):
             self._context.spool, self._memory_bytes, 2 * self._max_bytes, self._context.on_thread, self._context.log.add
         )
         self._context.counts.workers += 1
-        config = self._context.config
-        processes = PROCESSES_PER_WORKER * workers_of(config) if config.etl.user else 0
-        fences = ProcessLimits(self._memory_bytes, self._max_bytes, config.etl.network, processes, os.getpid())
+        etl = self._context.config.etl
+        processes = PROCESSES_PER_WORKER * workers_of(etl) if etl.user else 0
+        fences = ProcessLimits(self._memory_bytes, self._max_bytes, etl.network, processes, os.getpid())
         setup, code = self._setup()
         self._busy.add(worker)
         try:
-            await worker.start(setup, code, fences, python=await self._python(), user=config.etl.user)
+            await worker.start(setup, code, fences, python=await self._python(), user=etl.user)
         except BaseException as error:
             self._context.counts.workers -= 1
             if isinstance(error, OSError):
@@ -347,9 +347,9 @@ class CommandStage(WorkerStage):
 
     def __init__(self, transform: pb.Transform, context: StageContext) -> None:
         super().__init__(transform, context)
-        command, config = transform.command, context.config
+        command, etl = transform.command, context.config.etl
         try:
-            words, self._usage = self._words_of(command, config)
+            words, self._usage = self._words_of(command, etl)
             self._fixed = self._fixed_arguments(words, command)
             for suffix in (command.input_suffix, command.output_suffix):
                 check_suffix(suffix)
@@ -361,29 +361,29 @@ class CommandStage(WorkerStage):
         if found is None:
             raise TransformRefused(f"{transform.name}: there is no program {words[0]!r} on this node (PATH)")
         self._words = [os.path.abspath(found), *words[1:]]
-        self._sandbox = None if config.etl.sandbox == "off" else sandbox.offered()
-        if config.etl.sandbox == "required" and self._sandbox is not None and self._sandbox.lacking:
+        self._sandbox = None if etl.sandbox == "off" else sandbox.offered()
+        if etl.sandbox == "required" and self._sandbox is not None and self._sandbox.lacking:
             raise TransformRefused(
                 f"{transform.name}: this node runs commands in a full sandbox only (etl_sandbox = required), and here "
                 f"{'; '.join(self._sandbox.lacking)}"
             )
 
-    def _words_of(self, command: pb.Command, config: ServerConfig) -> tuple[list[str], str]:
+    def _words_of(self, command: pb.Command, etl: EtlSettings) -> tuple[list[str], str]:
         """Return the words, and the suffix of errors about an argument. Raises TransformRefused, WrongCommand."""
         if not command.template:
-            if not config.etl.code:
+            if not etl.code:
                 raise TransformRefused(
                     f"{self._transform.name}: this node runs no commands that clients write: its operator would have "
-                    f"to allow them (etl_code = true, or serve --etl-code); it has {listed(config.etl.commands)}"
+                    f"to allow them (etl_code = true, or serve --etl-code); it has {listed(etl.commands)}"
                 )
             words = list(command.argument)
             parse(words)
             return words, ""
-        text = config.etl.commands.get(command.template)
+        text = etl.commands.get(command.template)
         if text is None:
             raise TransformRefused(
                 f"{self._transform.name}: this node has no command {command.template!r}: it has "
-                f"{listed(config.etl.commands)}; its operator lists them (etl_commands, or serve --etl-command)"
+                f"{listed(etl.commands)}; its operator lists them (etl_commands, or serve --etl-command)"
             )
         return words_of(text), f"; {command.template} takes {parse_text(text).usage}"
 
@@ -405,7 +405,7 @@ class CommandStage(WorkerStage):
         return fixed
 
     def _setup(self) -> tuple[dict[str, Any], bytes]:
-        command, config = self._transform.command, self._context.config
+        command, etl = self._transform.command, self._context.config.etl
         setup = {
             "kind": "command",
             "argument": self._words,
@@ -414,7 +414,7 @@ class CommandStage(WorkerStage):
             "input_suffix": command.input_suffix,
             "output_suffix": command.output_suffix,
             "sandbox": None if self._sandbox is None else self._sandbox.as_json(),
-            "readable": [os.path.realpath(self._words[0]), *config.etl.command_paths],
+            "readable": [os.path.realpath(self._words[0]), *etl.command_paths],
         }
         return setup, b""
 
@@ -424,19 +424,19 @@ def listed(commands: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({parse_text(text).usage})" for name, text in commands.items()) or "none"
 
 
-def sandbox_state(config: ServerConfig) -> str:
+def sandbox_state(etl: EtlSettings) -> str:
     """The mechanisms that contain the commands of a node, for status; empty if it runs none."""
-    if not config.etl.commands and not config.etl.code:
+    if not etl.commands and not etl.code:
         return ""
-    return "off" if config.etl.sandbox == "off" else str(sandbox.offered())
+    return "off" if etl.sandbox == "off" else str(sandbox.offered())
 
 
-def sandbox_warnings(config: ServerConfig, drives: Sequence[Path]) -> list[str]:
+def sandbox_warnings(etl: EtlSettings, drives: Sequence[Path]) -> list[str]:
     """Return warnings for the operator of a node that starts: what its sandbox of commands lacks."""
-    if not sandbox_state(config) or config.etl.sandbox == "off":
+    if not sandbox_state(etl) or etl.sandbox == "off":
         return []
-    then = "commands are refused" if config.etl.sandbox == "required" else "a command is not fully contained"
-    found = [f"etl_sandbox={config.etl.sandbox}: {then}: {lacking}" for lacking in sandbox.offered().lacking]
+    then = "commands are refused" if etl.sandbox == "required" else "a command is not fully contained"
+    found = [f"etl_sandbox={etl.sandbox}: {then}: {lacking}" for lacking in sandbox.offered().lacking]
     for folder in sandbox.SYSTEM_FOLDERS:
         inside = [str(drive) for drive in drives if drive.resolve().is_relative_to(Path(folder).resolve())]
         if inside:
@@ -444,6 +444,6 @@ def sandbox_warnings(config: ServerConfig, drives: Sequence[Path]) -> list[str]:
     return found
 
 
-def workers_of(config: ServerConfig) -> int:
+def workers_of(etl: EtlSettings) -> int:
     """Return the number of objects that are transformed concurrently."""
-    return config.etl.workers or len(os.sched_getaffinity(0))
+    return etl.workers or len(os.sched_getaffinity(0))
