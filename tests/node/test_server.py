@@ -24,7 +24,7 @@ MiB = 1 << 20
 
 
 def test_a_node_listens_on_loopback_alone_unless_told_otherwise(tmp_path: Path) -> None:
-    assert ServerConfig().host == "127.0.0.1"
+    assert ServerConfig().listen.host == "127.0.0.1"
     with serving(tmp_path) as node:
         assert node.url == f"grpc://127.0.0.1:{node.port}"
         others = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} - {"127.0.0.1"}

@@ -120,7 +120,7 @@ def test_roots_are_absolute_paths(root: str) -> None:
 def test_roots_are_set_as_a_list_or_as_one_text(tmp_path: Path) -> None:
     (tmp_path / "set.toml").write_text('promote_roots = ["/a b", "/c"]')
     for settings in (read_file(tmp_path / "set.toml"), read_assignments(["promote_roots=/a b:/c"])):
-        assert configured(ServerConfig(), json.loads(json.dumps(settings))).promote_roots == ("/a b", "/c")
+        assert configured(ServerConfig(), json.loads(json.dumps(settings))).store.promote_roots == ("/a b", "/c")
     with pytest.raises(WrongSetting, match="promote_roots"):
         read_assignments(["promote_roots=7"])
 
