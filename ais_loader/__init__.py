@@ -175,7 +175,7 @@ def __getattr__(name: str) -> Any:
         with GATE.call():  # a forked child would wait forever for another thread's import
             value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
             if isinstance(value, type) and is_dataclass(value):
-                from ais_loader.values.field_help import describe_fields
+                from ais_loader.wire.field_help import describe_fields
 
                 describe_fields(value)
         return value

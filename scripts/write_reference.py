@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ais_loader.values.field_help import DocWithFields, field_docs
+from ais_loader.wire.field_help import DocWithFields, field_docs
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"

@@ -254,7 +254,7 @@ class NodeServer:
         running = RunningNode(
             batches, self.membership, assembly.repair, assembly.drives, assembly.promote.metrics, by_opener
         )
-        self.metrics_port = held.enter_context(metrics_served(config, running))
+        self.metrics_port = held.enter_context(metrics_served(self.config, running))
 
         async def begin() -> None:
             await peer_server.start()

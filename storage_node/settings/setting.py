@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from ais_loader.field_help import field_docs
+from ais_loader.wire.field_help import field_docs
 from storage_node.settings.command_template import WrongCommand, check_commands
 
 _LEAST, _MOST = math.nextafter(0, 1), sys.float_info.max

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import ais_loader
-from ais_loader.values.field_help import field_docs
+from ais_loader.wire.field_help import field_docs
 from scripts.check_docstrings import wrong_openings
 
 OURS = ("ais_loader", "storage_node")
