@@ -130,11 +130,7 @@ class CommitProtocol:
                 async with self.barrier.passing(write.replica_set.bucket.uuid for write in going):
                     await self._ask_former(going)
                     await self._end_absent(going)
-                    try:
-                        await self._commit(_open(going), staged)
-                    except LoaderError as error:
-                        for write in going:
-                            write.fail(error)
+                    await self._commit(_open(going), staged)
             return [write.settled or write.unfinished(0) for write in writes]
         finally:
             lease.end(version)
@@ -218,8 +214,12 @@ class CommitProtocol:
                 write.plan = planned
 
     async def _commit(self, writes: Sequence[PendingWrite], staged: Sequence[StagedReplicas]) -> None:
-        """Commit writes, and set their results. Raises LoaderError, with nothing changed."""
-        await self._replicas.node.read(self._plan, writes)
+        """Commit writes, and set their results."""
+        try:
+            await self._replicas.node.read(self._plan, writes)
+        except LoaderError as error:  # this node cannot issue versions
+            for write in writes:
+                write.fail(error)
         plans = {write: write.plan for write in _open(writes) if write.plan is not None}
         if not plans:
             return

@@ -64,17 +64,17 @@ async def resolve(replicas: Replicas, writes: Sequence[PendingWrite]) -> None:
         for row, write in enumerate(mine):
             found: dict[int, CatalogEntry | None] = {}
             silent: dict[int, str] = {}
-            for node, answer in zip(nodes, answers, strict=True):
+            for at, (node, answer) in enumerate(zip(nodes, answers, strict=True)):
                 try:
                     if isinstance(answer, ReplicaLost):
                         if not isinstance(answer.refusal, BucketNotFound):
                             silent[node.number] = str(answer)
                         else:
-                            found[node.number] = None  # it does not know the bucket yet
+                            found[at] = None  # it does not know the bucket yet
                     elif answer.object[row].unknown:
                         silent[node.number] = f"{node.peer_endpoint}: its drive fails"
                     else:
-                        found[node.number] = from_state(answer.object[row])
+                        found[at] = from_state(answer.object[row])
                 except InvalidRequest as error:
                     silent[node.number] = f"{node.peer_endpoint}: {error}"
             assert write.condition is not None

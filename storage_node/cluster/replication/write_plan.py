@@ -322,8 +322,9 @@ def judged(
     """Decide the outcome of a write: the entry that it made if it must not run again, an error, or `Repeat`.
 
     Args:
-        found: the entry of the name on each node that has answered, by the node's number; None if it has none.
+        found: the entry of the name on each node that has answered, by the node's index; None if it has none.
         silent: why other nodes have not answered, by their numbers.
+        owners: the owners' indices.
     """
     entries = [entry for entry in found.values() if entry is not None]
     newest = max(entries, key=_version, default=None)
