@@ -77,7 +77,7 @@ def histories(draw: st.DrawFn) -> list[CatalogEntry]:
 def view_of(size: int, copies: int, min_copies: int) -> ClusterView:
     map_ = cluster_pb.ClusterMap(cluster_uuid=b"c" * 16, version=7)
     for at in range(size):
-        map_.node.add(uuid=bytes([48 + at]) * 16, number=at, host=f"h{at}", endpoint=f"h{at}:1", weight=1.0)
+        map_.node.add(uuid=bytes([48 + at]) * 16, number=at + 10, host=f"h{at}", endpoint=f"h{at}:1", weight=1.0)
     map_.bucket.add(name="b", uuid=BUCKET_UUID, copies=copies, min_copies=min_copies)
     return ClusterView(map_)
 
@@ -220,7 +220,7 @@ def test_a_repeat_of_what_was_replaced_since_does_not_run_again(case: Case, dele
     condition = Condition(write_id=MINE, began_ns=NOW_NS)
     write = case.write(is_deletion=deletes, condition=condition)
     found = {node: case.entries[node] for node in case.answers}
-    silent = {node: "no answer" for node in case.entries if node not in found}
+    silent = {node + 10: "no answer" for node in case.entries if node not in found}
     outcome = judged("b/name", condition, found, silent, write.owners)
     write.resolve(outcome)
     entries = [entry for entry in found.values() if entry is not None]

@@ -1,8 +1,9 @@
 """Replicas of a write as its coordinator drives them, on this node or on another one over gRPC.
 
-`Replicas` calls the nodes of a map, including this one. A `ReplicaStream` is one replica of a write. Every step has a
-deadline. A replica that misses one is lost, as is one whose node cannot be reached, and the coordinator continues
-without it. Closing a stream that was not committed removes what it staged. `replica` is the other side.
+`Replicas` calls the nodes of a map, including this one. A `Participant` is one node's part in a group of writes: it
+stages puts over a `ReplicaStream`, or writes tombstones. Every step has a deadline. A node that misses one is lost to
+the writes, as is one that cannot be reached, and the coordinator continues without it. Closing a stream that was not
+committed removes what it staged. `replica` is the other side.
 
 Belongs to the node's event loop.
 """

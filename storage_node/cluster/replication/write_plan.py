@@ -200,10 +200,12 @@ class PendingWrite(ReplicaSelection):
 
         A deletion that was done on some nodes finds its own tombstone, so the object did exist.
         """
+        if not self.is_deletion or self.not_above is not None:
+            return False
         newest = max((entry for entry in self.found.values() if entry), key=_version, default=None)
-        existed = self.not_above is not None or (newest is not None and not newest.is_tombstone)
+        existed = newest is not None and not newest.is_tombstone
         existed |= any(done_before(self.condition, entry) is not None for entry in self.before)
-        return self.is_deletion and not existed and self.replica_set.nobody_has(self.name, self.found)
+        return not existed and self.replica_set.nobody_has(self.name, self.found)
 
     def fail_as_not_found(self, message: str) -> None:
         """End a deletion of nothing, if all owners say so.
@@ -237,7 +239,10 @@ class PendingWrite(ReplicaSelection):
         if self.overtaken_by:
             # Replicas of two attempts then have two versions, until an attempt that knows both repeats the write.
             enough = not self.committed and len(self.overtaken_by) >= self.replica_set.min_copies
-            self.fail(self.unfinished(count)) if not enough else self._succeed(max(self.overtaken_by), 0)
+            if enough:
+                self._succeed(max(self.overtaken_by), 0)
+            else:
+                self.fail(self.unfinished(count))
         elif 0 < self.too_late == len(self.plan.commits):
             self.fail(WriteTooLate(f"{'; '.join(dict.fromkeys(self.problems))}; nothing was changed"))
         elif count < self.replica_set.min_copies or not told:
