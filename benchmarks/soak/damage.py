@@ -31,6 +31,8 @@ BITS = 4
 """Most bits that are flipped in one file."""
 SETTLED_S = 1.0
 """A younger file may be of a write whose other copy is still under way."""
+WRITTEN_S = 30.0
+"""For the first writes, on a busy machine."""
 SIZES = Sizes(large_share=0.1)
 _READS: Mapping[str, float] = {**READS, "file": 3, "stream": 2}
 _MIXED: Mapping[str, float] = {**_READS, **WRITES, "snapshot": 0.02}
@@ -92,9 +94,11 @@ class DamageSoak(ClusterSoak):
     def _begin(self, name: str) -> bool:
         victim = self._victim
         assert victim is not None
-        files = [path for drive in victim.process.drives for path in _settled(drive / "objects")]
-        if not files:
-            return False
+        deadline = time.monotonic() + WRITTEN_S
+        while not (files := [path for drive in victim.process.drives for path in _settled(drive / "objects")]):
+            if time.monotonic() > deadline:
+                return False
+            self._until(time.monotonic() + 0.2)
         chosen = self._draw.sample(files, min(FILES, len(files)))
         flipped: list[list[object]] = []
 
