@@ -24,6 +24,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
 from storage_node.store.stale_replicas import StaleReplicas
+from tests.node.node_kit import kept_port
 
 BUCKET = "b"
 LEASE_S = 1.0
@@ -90,8 +91,9 @@ class LocalCluster:
         self.map = cluster_pb.ClusterMap(cluster_uuid=uuid.uuid4().bytes, version=1)
         try:
             for number in range(nodes):
+                ports = {name: self._held.enter_context(kept_port()) for name in ("port", "peer_port")}
                 settings = ServerConfig(
-                    port=0, **{"read_lease_s": LEASE_S, **config, **(configs or {}).get(number, {})}
+                    **{"read_lease_s": LEASE_S, **ports, **config, **(configs or {}).get(number, {})}
                 )
                 node = self._held.enter_context(NodeServer([root / f"node-{number}"], settings, transforms=transforms))
                 self.nodes.append(node)

@@ -19,6 +19,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.replica_state import StoredVersion
 from storage_node.store.store import Store
+from tests.node.node_kit import kept_port
 
 TIMEOUT_S = 90.0
 
@@ -91,7 +92,8 @@ def drive_cluster(
     with ExitStack() as held:
         for number in range(nodes):
             folders = [made.folder(number, drive) for drive in range(drives)]
-            node = held.enter_context(NodeServer(folders, ServerConfig(port=0, **settings)))
+            ports = {name: held.enter_context(kept_port()) for name in ("port", "peer_port")}
+            node = held.enter_context(NodeServer(folders, ServerConfig(**ports, **settings)))
             made.nodes.append(node)
             endpoint = node.url.removeprefix("grpc://")
             node_file.write(root / f"node-{number}", NodeFile(node.membership.node_uuid.hex(), endpoint))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,15 @@ from storage_node.settings.config import ServerConfig
 
 CALL_TIMEOUT_S = 30.0
 PLENTY = 1 << 40
+
+
+@contextmanager
+def kept_port() -> Iterator[int]:
+    """A port for a node that stops and may start again, which nobody else gets as a free one meanwhile."""
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server sets it: both may be bound
+        keeper.bind(("127.0.0.1", 0))
+        yield keeper.getsockname()[1]
 
 
 @contextmanager
