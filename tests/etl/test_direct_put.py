@@ -15,6 +15,7 @@ import pytest
 from ais_loader import Client, connect
 from ais_loader.errors import NodeUnavailable
 from ais_loader.testing import seeded_bytes
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.jobs.run import DIRECT_BYTES
@@ -90,6 +91,12 @@ def side_of(cluster: LocalCluster, number: int) -> TransformHttp:
     return etl.transform_http
 
 
+def receiving(cluster: LocalCluster) -> set[int]:
+    """First owners of large results whose sources are on another node."""
+    owners = {name: (first_owner(cluster, BUCKET, name), first_owner(cluster, "to", name)) for name in LARGE}
+    return {owner for source, owner in owners.values() if source != owner}
+
+
 @contextlib.contextmanager
 def cluster_with_server(folder: Path, *, secret: bool = True, copies: int = 1) -> Iterator[tuple[LocalCluster, Client]]:
     """With the sources in its bucket, and the transform "twice"."""
@@ -102,7 +109,11 @@ def cluster_with_server(folder: Path, *, secret: bool = True, copies: int = 1) -
     with Twice().running() as address, LocalCluster(folder, copies=copies, etl_servers=(address,), **config) as cluster:
         server = pb.TransformServer(address=address, direct_put=True)
         cluster.map.transform.append(pb.Transform(name="twice", uuid=uuid.uuid4().bytes, server=server))
-        cluster.map.bucket.add(name="to", uuid=uuid.uuid4().bytes, copies=copies, min_copies=copies)
+        to = cluster.map.bucket.add(name="to", uuid=uuid.uuid4().bytes, copies=copies, min_copies=copies)
+        cluster.view = ClusterView(cluster.map)
+        while len(receiving(cluster)) < len(cluster.nodes):
+            to.uuid = uuid.uuid4().bytes
+            cluster.view = ClusterView(cluster.map)
         cluster.learn()
         cluster.await_compared()
         with connect("grpc://" + ",".join(node.endpoint for node in cluster.nodes)) as client:
