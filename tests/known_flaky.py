@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from _pytest.terminal import TerminalReporter
 
-KNOWN_FLAKY: dict[str, str] = {}
+KNOWN_FLAKY: dict[str, str] = {
+    "tests/batch/test_damaged_replicas.py"
+    "::test_an_object_is_not_called_corrupt_while_a_drive_that_may_have_it_is_missing": (
+        "on a very busy machine the emptied drive is used again before the last read, which then says CorruptObject; "
+        "what makes its folder anew is not known"
+    ),
+}
 """Ids of tests without their parameters, with the reason or the suspicion."""
 
 

@@ -136,12 +136,12 @@ QUICK = {("embedded", "12"), ("unix", "3"), ("tcp", "12"), ("grpc", "0.3"), ("di
 
 
 def _cases() -> Iterator[Any]:
-    """Transports and sizes: each once in the quick set, each with each in the slow one."""
-    for transport in TRANSPORTS:
+    """Transports and sizes: each once in the quick set, each transport with one more in the slow one."""
+    for number, transport in enumerate(TRANSPORTS):
+        others = [size for size in SIZES if (transport, size) not in QUICK]
         for size in SIZES:
-            yield pytest.param(
-                transport, size, marks=() if (transport, size) in QUICK else pytest.mark.slow, id=f"{transport}-{size}"
-            )
+            mark = pytest.mark.slow if size == others[number % len(others)] else pytest.mark.exhaustive
+            yield pytest.param(transport, size, marks=() if size not in others else mark, id=f"{transport}-{size}")
 
 
 cases = pytest.mark.parametrize(("stored", "size"), list(_cases()), indirect=["stored"])

@@ -132,6 +132,7 @@ def bucket(client: Client) -> Bucket:
 
 @ways
 @pytest.mark.parametrize("at", list(AT.values()), ids=list(AT))
+@pytest.mark.sampled(40)
 def test_an_object_is_read_whole_where_one_replica_is_damaged(
     cluster: LocalCluster, bucket: Bucket, way: Way, at: int
 ) -> None:
