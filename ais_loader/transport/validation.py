@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ais_loader import errors
-from ais_loader.wire.reserved import reserved_fault
+from ais_loader.wire.reserved import require_unreserved
 
 MAX_COPIES = 2**32 - 1
 """Largest number of copies of an object that a request can carry. A store keeps at most one on each host."""
@@ -58,8 +58,7 @@ def require_metadata(metadata: Mapping[str, str]) -> None:
                 for char in text:
                     if unicodedata.category(char) == "Cc" and char not in allowed:
                         raise errors.InvalidRequest(f"metadata {key!r}: control character {char!r} in its {where}")
-    if fault := reserved_fault(metadata):
-        raise errors.InvalidRequest(fault)
+    require_unreserved(metadata)
     if size_bytes > MAX_METADATA_BYTES:
         raise errors.InvalidRequest(
             f"metadata has {size_bytes:,} bytes, keys and values together; {MAX_METADATA_BYTES:,} are allowed"

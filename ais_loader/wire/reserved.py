@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ais_loader.errors import InvalidRequest
+
 ORIGINAL_SIZE = "ais-original-size"
 """Size in bytes of the object as it was put, if it is stored in another form."""
 ORIGINAL_CHECKSUM = "ais-original-crc32c"
@@ -25,16 +27,15 @@ def is_reserved(key: str) -> bool:
     return key.startswith(STORE_PREFIX) or key in RESERVED
 
 
-def reserved_fault(keys: Iterable[str]) -> str | None:
-    """Why a client may not give an object metadata with these keys; None if it may."""
+def require_unreserved(keys: Iterable[str]) -> None:
+    """Check metadata from a client. Raises InvalidRequest for a key that is reserved for the store."""
     for key in keys:
         if is_reserved(key):
             names = " and ".join(sorted(RESERVED))
-            return (
+            raise InvalidRequest(
                 f"metadata {key!r}: keys that begin with {STORE_PREFIX!r}, and {names}, are set by the store alone; "
                 "use another key"
             )
-    return None
 
 
 def of_client(metadata: Mapping[str, str]) -> dict[str, str]:

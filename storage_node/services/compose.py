@@ -16,6 +16,7 @@ from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects
 from ais_loader.wire.object_info import info_of
+from ais_loader.wire.reserved import require_unreserved
 from storage_node.cluster.repair.source_reader import Source, SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
@@ -25,7 +26,7 @@ from storage_node.services.errors import Context
 from storage_node.services.objects import ObjectsService
 from storage_node.services.streaming import bounded, bounded_responses
 from storage_node.store.checksum import combine, crc32c
-from storage_node.store.compose import check_parts, composed_metadata, done_earlier, require_unreserved, tar_end
+from storage_node.store.compose import check_parts, composed_metadata, done_earlier, tar_end
 
 PROGRESS_S = 1.0
 

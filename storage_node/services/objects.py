@@ -17,6 +17,7 @@ from ais_loader import errors
 from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import info_of
+from ais_loader.wire.reserved import require_unreserved
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
 from storage_node.cluster.replication.coordinator import WriteCoordinator
@@ -30,7 +31,7 @@ from storage_node.services.errors import Context
 from storage_node.services.reframing import Reframing
 from storage_node.services.streaming import bounded, bounded_requests, bounded_responses
 from storage_node.settings.command_template import parse_text
-from storage_node.store.compose import done_earlier, require_unreserved
+from storage_node.store.compose import done_earlier
 from storage_node.store.drive.preconditions import Condition, condition_of, parse_condition
 from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import PAGE_BYTES

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects
-from ais_loader.wire.reserved import of_client, of_store, reserved_fault
+from ais_loader.wire.reserved import of_client, of_store
 from storage_node.store.archives.source import FdSource
 from storage_node.store.archives.tar_end import find_end
 from storage_node.store.drive.drive import Drive
@@ -34,12 +34,6 @@ def check_parts(request: pb.ComposeRequest) -> None:
         raise InvalidRequest("a part that is neither bytes nor a range of an object")
     if request.inherit_metadata and (not request.part or not request.part[0].HasField("range")):
         raise InvalidRequest("metadata is that of the first part, which must be a range of an object then")
-
-
-def require_unreserved(keys: Iterable[str]) -> None:
-    """Check metadata from a client. Raises InvalidRequest for a key that is reserved for the store."""
-    if fault := reserved_fault(keys):
-        raise InvalidRequest(fault)
 
 
 def composed_metadata(request: pb.ComposeRequest, source: Mapping[str, str], source_bytes: int) -> dict[str, str]:
