@@ -32,7 +32,7 @@ from storage_node.cluster.map.sync import MapSync
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.snapshots.node import NodeSnapshots
-from storage_node.context.caller import read_secret
+from storage_node.context.channels import read_secret
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import NodeRegistry

@@ -25,8 +25,7 @@ from storage_node.assembly import Addresses, Assembly, Part, start, stop
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.confirmation import MapConfirmation
 from storage_node.cluster.map.open import open_membership
-from storage_node.context.caller import Caller, make_secret, read_secret
-from storage_node.context.channels import Channels
+from storage_node.context.channels import Caller, Channels, make_secret, read_secret
 from storage_node.context.node import Node
 from storage_node.etl.values import Transforms
 from storage_node.etl.worker.environments import Environments

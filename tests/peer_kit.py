@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from ais_loader.testing.node import peer_secret_file
-from storage_node.context.caller import Caller, read_secret
+from storage_node.context.channels import Caller, read_secret
 from storage_node.server import NodeServer
 
 OPTIONS = [("grpc.use_local_subchannel_pool", 1)]

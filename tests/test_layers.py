@@ -46,7 +46,7 @@ NODE = f"""
 storage_node.store.checksum storage_node.store.commit_mark storage_node.store.failpoints storage_node.store.names
 storage_node.store.permissions
 storage_node.store.format
-storage_node.store.write_memory
+storage_node.store.drive.preconditions
 storage_node.store.files
 storage_node.store.archives
 storage_node.store.store_record

@@ -33,7 +33,7 @@ from benchmarks.soak.register import Violation
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.mutations import add_node, begin_leave, create_cluster
-from storage_node.context.caller import Caller, read_secret
+from storage_node.context.channels import Caller, read_secret
 from storage_node.ops.ask_nodes import ask_node, newest_map
 
 BUCKET = "soak"

@@ -32,7 +32,7 @@ from benchmarks.soak.outcome import Outcome
 from benchmarks.soak.register import Violation
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_cluster
-from storage_node.context.caller import Caller, Metadata
+from storage_node.context.channels import Caller, Metadata
 from storage_node.ops.ask_nodes import ask_node
 
 SECRET = "0123456789abcdef-of-the-soak"

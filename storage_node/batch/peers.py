@@ -37,7 +37,7 @@ from ais_loader.wire.suspects import Suspects
 from storage_node.batch.peer_lane import CONNECT_TIMEOUT_S, PeerLane, open_lane
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerSilent, PeerStream, PeerUnavailable
 from storage_node.cluster.map.sync import newer_map
-from storage_node.context.caller import Caller
+from storage_node.context.channels import Caller
 
 log = logging.getLogger(__name__)
 

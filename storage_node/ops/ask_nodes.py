@@ -14,7 +14,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as objects_rpc
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from ais_loader.wire.generated import ais_replica_pb2_grpc as replica_rpc
-from storage_node.context.caller import OPERATOR, Caller, resolved
+from storage_node.context.channels import OPERATOR, Caller, resolved
 
 CALL_TIMEOUT_S = 3.0
 _AT_ONCE = 32

@@ -20,7 +20,7 @@ from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.consensus.proposer import Edit
 from storage_node.cluster.map.mutations import add_node, begin_leave, create_cluster, remove_node, set_endpoints
-from storage_node.context.caller import Caller
+from storage_node.context.channels import Caller
 from storage_node.ops import node_file, node_log, peer_secret, ray_actors, ray_head, rolling_settings
 from storage_node.ops.ask_nodes import ask_node, ask_nodes, newest_map
 from storage_node.ops.decommission import wait_until_out

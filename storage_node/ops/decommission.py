@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.context.caller import Caller
+from storage_node.context.channels import Caller
 from storage_node.ops.ask_nodes import Answer, ask_nodes, newest_map
 from storage_node.ops.ray_head import ClusterError
 

@@ -16,7 +16,7 @@ import grpc
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
-from storage_node.context.caller import OPERATOR, Caller, resolved
+from storage_node.context.channels import OPERATOR, Caller, resolved
 from storage_node.ops import peer_secret
 from storage_node.ops.ask_nodes import ask_nodes, newest_map
 from storage_node.ops.node_discovery import find_nodes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from storage_node.context.caller import Caller, make_secret, read_secret
+from storage_node.context.channels import Caller, make_secret, read_secret
 from storage_node.ops import settings_store
 from storage_node.ops.ray_head import FOLDER_NAME, ClusterError
 from storage_node.settings.sources import WrongSetting

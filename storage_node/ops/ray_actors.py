@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.extras import needs
-from storage_node.context.caller import read_secret
+from storage_node.context.channels import read_secret
 from storage_node.ops import node_file, node_log, peer_secret
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.actor import StorageNodeActor

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage_node.context.caller import Caller
+from storage_node.context.channels import Caller
 from storage_node.ops import ray_actors
 from storage_node.ops.ask_nodes import ask_node
 from storage_node.ops.ray_actors import Host, Started

@@ -24,7 +24,7 @@ from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, ProofCheck, ProofEr
 from ais_loader.wire.reserved import NODE_ROLE, OPERATOR_ROLE, ROLE_KEY
 from storage_node.cluster.errors import NotAMember
 from storage_node.cluster.map.sync import newer_map
-from storage_node.context import caller
+from storage_node.context import channels
 from storage_node.context.channels import Channels
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
@@ -133,7 +133,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 "caller too",
             )
         claim = CallClaim(
-            method, told.get(ROLE_KEY, ""), told.get(caller.NODE_KEY, ""), told.get(caller.MAP_VERSION_KEY, "")
+            method, told.get(ROLE_KEY, ""), told.get(channels.NODE_KEY, ""), told.get(channels.MAP_VERSION_KEY, "")
         )
         try:
             target = self._proofs.check(proof, claim)
@@ -224,8 +224,8 @@ def _told(metadata: Any) -> dict[str, str]:
 def _sender(told: dict[str, str]) -> tuple[bytes, int]:
     """Return the uuid and the map version of the sender. Raises _Refused."""
     try:
-        uuid = bytes.fromhex(told[caller.NODE_KEY])
-        version = int(told[caller.MAP_VERSION_KEY])
+        uuid = bytes.fromhex(told[channels.NODE_KEY])
+        version = int(told[channels.MAP_VERSION_KEY])
     except (KeyError, ValueError):
         uuid, version = b"", -1
     if len(uuid) != 16 or not 0 <= version <= _MAX_VERSION:
@@ -257,7 +257,7 @@ def _refusal(error: _Refused | _Stranger | LoaderError) -> grpc.RpcMethodHandler
         if isinstance(error, _Refused):
             await context.abort(error.code, str(error))
         if isinstance(error, _Stranger):
-            await abort(context, error.error, ((caller.MAP_VERSION_KEY, str(error.map_version)),))
+            await abort(context, error.error, ((channels.MAP_VERSION_KEY, str(error.map_version)),))
         await abort(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse)

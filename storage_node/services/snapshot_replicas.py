@@ -14,7 +14,7 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc
 from storage_node.cluster.errors import ReplicaLost
-from storage_node.cluster.replication.locks import SnapshotBarrier
+from storage_node.cluster.replication.commit import SnapshotBarrier
 from storage_node.cluster.replication.replica import from_wire, require_bucket, to_wire
 from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator

@@ -17,8 +17,7 @@ from ais_loader.errors import DriveFailed, LoaderError
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
 from storage_node.store.names import PARTS_PREFIX
-from storage_node.store.pool.drive_set import DriveSet
-from storage_node.store.pool.placement import DrivePlacement
+from storage_node.store.pool.drive_set import DrivePlacement, DriveSet
 
 Named = tuple[str, CatalogEntry]
 PAGE_BYTES = 1 << 20

@@ -19,13 +19,11 @@ from storage_node.store import format as fmt
 from storage_node.store.archives.open_archives import Indexing
 from storage_node.store.drive.commit_files import PendingObject
 from storage_node.store.drive.drive import Drive
-from storage_node.store.drive.preconditions import Condition, done_before, require
+from storage_node.store.drive.preconditions import SUPERSEDED, Condition, done_before, memory_of, require
 from storage_node.store.files.clone_or_copy import Taken, fill
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import CatalogEntry, Version
-from storage_node.store.pool.drive_set import DriveSet
-from storage_node.store.pool.placement import DrivePlacement
-from storage_node.store.write_memory import SUPERSEDED, memory_of
+from storage_node.store.pool.drive_set import DrivePlacement, DriveSet
 
 MAX_METADATA_BYTES = 4096
 R = TypeVar("R")

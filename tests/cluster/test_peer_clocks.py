@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage_node.context.peer_clocks import FORGOTTEN_S, PeerClocks, Verdict, judge
+from storage_node.context.node import FORGOTTEN_S, PeerClocks, Verdict, judge
 
 MOST_MS = 60_000
 HOUR_MS = 3_600_000

@@ -17,7 +17,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.mutations import create_cluster
-from storage_node.context.caller import OPERATOR, Caller, read_secret
+from storage_node.context.channels import OPERATOR, Caller, read_secret
 from storage_node.ops import peer_secret, ray_actors
 from storage_node.ops.ask_nodes import ask_node
 from storage_node.ops.node_discovery import Found

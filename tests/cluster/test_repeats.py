@@ -7,9 +7,8 @@ import pytest
 from ais_loader.errors import LoaderError, OutcomeUnknown
 from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.replication.write_plan import Repeat, judged
-from storage_node.store.drive.preconditions import Condition
+from storage_node.store.drive.preconditions import REMEMBERED, Condition, after, memory_of
 from storage_node.store.format import CatalogEntry, Version
-from storage_node.store.write_memory import REMEMBERED, after, memory_of
 
 S = 10**9
 BEGAN_S = 100

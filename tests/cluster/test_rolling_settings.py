@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ais_loader.wire.generated.ais_replica_pb2 import ProgressResponse
-from storage_node.context.caller import OPERATOR
+from storage_node.context.channels import OPERATOR
 from storage_node.ops import ray_actors, rolling_settings
 from storage_node.ops.ask_nodes import Answer
 from storage_node.ops.node_discovery import Found, NodeDrives

@@ -23,7 +23,7 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_cluster
-from storage_node.context.caller import OPERATOR
+from storage_node.context.channels import OPERATOR
 from storage_node.ops import crash_backoff, drive_commands, node_file, node_log
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops import supervisor as supervisor

@@ -25,9 +25,8 @@ from storage_node.cluster.replication.write_plan import (
     nonparticipants,
     plan_write,
 )
-from storage_node.store.drive.preconditions import Condition, done_before
+from storage_node.store.drive.preconditions import Condition, after, done_before, memory_of
 from storage_node.store.format import CatalogEntry, Version
-from storage_node.store.write_memory import after, memory_of
 
 NAME, BUCKET_UUID = "name", b"b" * 16
 MINE = b"m" * 16

@@ -18,7 +18,7 @@ from storage_node.cluster.consensus.change import Channels, drive
 from storage_node.cluster.consensus.effects import Answers, Ask
 from storage_node.cluster.consensus.proposer import Proposer
 from storage_node.cluster.map.mutations import create_bucket
-from storage_node.context.caller import Caller, read_secret
+from storage_node.context.channels import Caller, read_secret
 
 STEPS = ("surveyed", "prepared:1", "prepared:3", "accepted:1", "accepted:2", "accepted:3", "learned:1", "learned:2")
 """What was done last, and on how many nodes."""

@@ -16,7 +16,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc as etl_rpc
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import create_bucket, create_cluster
-from storage_node.context.caller import OPERATOR, Caller, make_secret, read_secret
+from storage_node.context.channels import OPERATOR, Caller, make_secret, read_secret
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member

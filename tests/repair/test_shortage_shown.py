@@ -15,7 +15,7 @@ from ais_loader.cli.show import Lines
 from ais_loader.errors import CorruptObject
 from ais_loader.testing import eventually, seeded_bytes
 from storage_node.cli.cluster_status import counted, show_condition
-from storage_node.context.caller import Caller
+from storage_node.context.channels import Caller
 from storage_node.ops import status
 from storage_node.ops.ask_nodes import Answer
 from storage_node.server import NodeServer

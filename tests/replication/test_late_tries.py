@@ -21,7 +21,7 @@ from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_contents_pb2_grpc as contents_rpc
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication import replica
-from storage_node.cluster.replication.locks import SnapshotBarrier
+from storage_node.cluster.replication.commit import SnapshotBarrier
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET
 from tests.node.write_kit import Writer, cluster_of, copies_of

@@ -14,8 +14,7 @@ import pytest
 from ais_loader.testing import FaultyLink, eventually
 from storage_node.cluster.replication import invalidation, lease_keeper
 from storage_node.cluster.replication.lease_renewal import LeaseRenewal
-from storage_node.context.caller import Caller
-from storage_node.context.channels import Channels
+from storage_node.context.channels import Caller, Channels
 from storage_node.server import NodeServer
 from tests.node.cluster_kit import LocalCluster
 from tests.node.write_kit import DOUBT, NOTHING, Writer, name_with, said

@@ -18,7 +18,7 @@ from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from ais_loader.wire.generated import ais_replica_pb2_grpc as replica_rpc
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.mutations import add_node, create_cluster, remove_node
-from storage_node.context.caller import Caller
+from storage_node.context.channels import Caller
 from storage_node.limits.call_slots import CallSlots
 from storage_node.server import NodeServer
 from storage_node.services.access import ANYONE, TABLE, Methods, Role

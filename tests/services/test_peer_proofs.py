@@ -13,7 +13,7 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.wire.peer_proof import MAX_SKEW_S, OVERTAKEN, PROOF_KEY, CallClaim, ProofCheck, ProofError, Prover
-from storage_node.context.caller import Caller, make_secret, read_secret
+from storage_node.context.channels import Caller, make_secret, read_secret
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.node.cluster_kit import LocalCluster

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from storage_node.cluster.errors import TooFewCopies
-from storage_node.cluster.replication import locks
-from storage_node.cluster.replication.locks import SnapshotBarrier
+from storage_node.cluster.replication import commit as commit_module
+from storage_node.cluster.replication.commit import SnapshotBarrier
 from tests.node.loop_kit import run, settle
 
 B, OTHER, FIRST, SECOND = b"b" * 16, b"o" * 16, b"1" * 16, b"2" * 16
@@ -63,7 +63,7 @@ def test_a_hold_waits_for_the_writes_that_pass_and_the_others_for_its_release() 
 def test_a_hold_ends_by_itself_and_gives_up_on_writes_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         barrier = SnapshotBarrier()
-        monkeypatch.setattr(locks, "DRAIN_S", 0.02)
+        monkeypatch.setattr(commit_module, "DRAIN_S", 0.02)
         slow = Write(barrier, B)
         await settle()
         with pytest.raises(TooFewCopies, match=r"under way for 0\.02 s"):
@@ -73,7 +73,7 @@ def test_a_hold_ends_by_itself_and_gives_up_on_writes_that_take_too_long(monkeyp
         assert next_one.passing
         await slow.end()
         await next_one.end()
-        monkeypatch.setattr(locks, "HOLD_S", 0.02)
+        monkeypatch.setattr(commit_module, "HOLD_S", 0.02)
         await barrier.hold(B, FIRST)
         waiting = Write(barrier, B)
         await waiting.end()

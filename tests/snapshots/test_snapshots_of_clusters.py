@@ -19,7 +19,7 @@ from ais_loader.wire.generated import ais_replica_pb2_grpc, ais_snapshot_copies_
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map import snapshot_mutations
-from storage_node.cluster.replication import locks
+from storage_node.cluster.replication import commit as commit_module
 from storage_node.cluster.snapshots import coordinator as snapshotting
 from storage_node.cluster.snapshots import sweep as snapshot_care
 from storage_node.store.format import Version
@@ -172,7 +172,7 @@ def test_a_snapshot_needs_all_nodes_to_be_made_and_none_in_particular_to_be_read
 
 @pytest.mark.slow
 def test_who_holds_a_bucket_and_dies_holds_it_for_seconds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "HOLD_S", 0.5)
+    monkeypatch.setattr(commit_module, "HOLD_S", 0.5)
     with three_nodes(tmp_path) as (cluster, client):
         bucket = client.bucket(BUCKET)
         ref = wire.BucketRef(name=BUCKET, uuid=cluster.map.bucket[0].uuid)

@@ -19,7 +19,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.cluster.consensus.effects import Answers, Ask, Edit, Failure, Pause, Request, Response, Steps
 from storage_node.cluster.consensus.proposer import Proposer
-from storage_node.context.caller import OPERATOR, Caller
+from storage_node.context.channels import OPERATOR, Caller
 
 CALL_TIMEOUT_S = 5.0
 LEARN_TIMEOUT_S = 30.0

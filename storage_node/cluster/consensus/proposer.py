@@ -32,7 +32,7 @@ from storage_node.cluster.consensus.acceptor import BallotOrder, ballot_order
 from storage_node.cluster.consensus.effects import Answers, Ask, Edit, Failure, Pause, Steps
 from storage_node.cluster.consensus.errors import Contended, NoMajority, OtherCluster, OutcomeUnknown
 from storage_node.cluster.consensus.map_bounds import MAX_BALLOT_LEAD
-from storage_node.context.caller import resolved
+from storage_node.context.channels import resolved
 
 __all__ = ["Edit", "Proposer"]
 

@@ -36,7 +36,7 @@ from storage_node.context.node import Node
 from storage_node.limits.tasks import keep_going
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.drive import Drive
-from storage_node.store.pool.status import DriveState
+from storage_node.store.pool.membership import DriveState
 
 WATCH_INTERVAL_S = 0.25
 KEPT_INTERVAL_S = 5.0

@@ -27,7 +27,7 @@ from storage_node.cluster.consensus.change import AsyncChannels, change_map_asyn
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import NodesSilent
 from storage_node.cluster.map import mutations
-from storage_node.context.caller import Caller
+from storage_node.context.channels import Caller
 from storage_node.context.membership import Membership
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_bucket_name
 

@@ -24,7 +24,7 @@ from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.map.mutations import set_endpoints
-from storage_node.context.caller import Caller
+from storage_node.context.channels import Caller
 from storage_node.context.membership import Membership
 
 BACKOFF = Backoff(2.5, 18.75, jitter=0.4)

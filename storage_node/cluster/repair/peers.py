@@ -15,7 +15,7 @@ from storage_node.cluster.repair.plan import UNKNOWN, Answer, State
 from storage_node.cluster.repair.transfers import bucket_ref
 from storage_node.cluster.replication.replica import from_wire
 from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
-from storage_node.context.peer_clocks import PeerClocks
+from storage_node.context.node import PeerClocks
 from storage_node.store.format import Version
 
 PAGE_NAMES = 1000

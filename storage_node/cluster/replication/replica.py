@@ -12,13 +12,12 @@ from ais_loader.errors import LoaderError, WriteTooLate
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.store.drive.preconditions import Condition
+from storage_node.store.drive.preconditions import SUPERSEDED, Condition, checked, id_of
 from storage_node.store.drive.version_clock import MAX_EPOCH, check_counter
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.listing import PAGE_BYTES, within
 from storage_node.store.store import Store
 from storage_node.store.write import Upload, check_content
-from storage_node.store.write_memory import SUPERSEDED, checked, id_of
 
 ELSEWHERE = b"elsewhere"
 """Replaces the path of an object that is on another node."""

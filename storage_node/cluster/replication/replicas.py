@@ -34,8 +34,7 @@ from storage_node.cluster.replication.replica_set import ReplicaSelection, Repli
 from storage_node.cluster.replication.write_plan import Answer, PendingWrite, WritePlan
 from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
 from storage_node.context.membership import Membership
-from storage_node.context.node import Node
-from storage_node.context.peer_clocks import Verdict, judge
+from storage_node.context.node import Node, Verdict, judge
 from storage_node.store.format import Version
 from storage_node.store.store import Store
 from storage_node.store.write import Upload

@@ -30,9 +30,16 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, info_of
 from storage_node.cluster.errors import ReplicaLost, TooFewCopies
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
-from storage_node.store.drive.preconditions import Condition, done_before, undecided
+from storage_node.store.drive.preconditions import (
+    UNCERTAINTY_NS,
+    Condition,
+    after,
+    done_before,
+    memory_of,
+    took_part,
+    undecided,
+)
 from storage_node.store.format import CatalogEntry, Version
-from storage_node.store.write_memory import UNCERTAINTY_NS, after, memory_of, took_part
 
 NOTHING = Version(0, 0)
 Result: TypeAlias = pb.ObjectInfo | LoaderError

@@ -33,7 +33,7 @@ from storage_node.cluster.map import snapshot_mutations
 from storage_node.cluster.map.mutations import unchanged
 from storage_node.cluster.repair.peers import reach
 from storage_node.cluster.repair.transfers import bucket_ref
-from storage_node.cluster.replication.locks import DRAIN_S, HOLD_S
+from storage_node.cluster.replication.commit import DRAIN_S, HOLD_S
 from storage_node.cluster.snapshots.converge import KEEP_TIMEOUT_S
 from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
 from storage_node.context.membership import Membership

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from ais_loader.errors import OutcomeUnknown, StoreFormatError, VersionConflict
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import REBUILD_HINT, Catalog, WriteBatch
-from storage_node.store.drive.preconditions import Condition, done_before, undecided
+from storage_node.store.drive.preconditions import SUPERSEDED, Condition, done_before, undecided
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.segment_writer import SegmentDraft
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import CatalogEntry, Version
-from storage_node.store.write_memory import SUPERSEDED
 
 _RESERVED_AT_ONCE = 1 << 16
 

@@ -1,19 +1,206 @@
 """Preconditions of writes, checked under the lock of the commit: of several writers with the same condition one wins.
 
 A writer that has not received the answer to a write sends it again. The retry must neither conflict with the first try
-nor take effect twice. A write therefore carries an id, the same for all its tries, which the store remembers; see
-`write_memory`.
+nor take effect twice. A write therefore carries an id, the same for all its tries, which the store remembers.
+
+The memory of writes holds the id of an entry's own write and the outcomes of the writes that it superseded. It travels
+with the entry, in the same commit and to other nodes, so every replica of a version knows which writes came before it.
+It is bounded. `forgotten_ns` is the time of the newest write that was dropped. A missing id proves that its write did
+not take effect only if that write began after this time.
 """
 
 from __future__ import annotations
 
+import struct
 import time
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ais_loader.errors import InvalidRequest, OutcomeUnknown, VersionConflict, WriteTooLate
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.store.format import WRITE_ID, CatalogEntry, Version
-from storage_node.store.write_memory import ID_BYTES, UNCERTAINTY_NS, find, forgotten_ns
+
+ID_BYTES = 16
+NO_ID = bytes(ID_BYTES)
+REMEMBERED = 32
+"""Maximum number of superseded writes of one name."""
+REMEMBERED_NS = 900 * 10**9
+"""Age relative to an entry at which it drops a write; much longer than clients retry."""
+UNCERTAINTY_NS = 61 * 10**9
+"""Margin for "began after": a repeat, which tells how long ago its write began, may be delayed by a minute, and the
+clocks of nodes differ."""
+
+SUPERSEDED = b"superseded"
+"""Replaces the path of an object that no longer exists."""
+
+_UNKNOWN = 255
+"""Replaces the number of nodes that took no part."""
+_HEAD = struct.Struct("<B16s")
+_NODE = struct.Struct("<I")
+_FORGOTTEN = struct.Struct("<Q")
+_PAST = struct.Struct("<16sIQIQIQB")
+_MODIFIED, _MODIFIED_FROM_END = struct.Struct("<Q"), 9
+
+
+class PastWrite(NamedTuple):
+    """Outcome of a write that a newer one has replaced."""
+
+    write_id: bytes
+    epoch: int
+    counter: int
+    node: int
+    size_bytes: int
+    checksum: int
+    modified_ns: int
+    is_deletion: int
+
+    def entry(self, raw_metadata: bytes = b"") -> CatalogEntry:
+        """Return its former entry. File and metadata are gone; a client that retries knows the metadata."""
+        path = b"" if self.is_deletion else SUPERSEDED
+        return CatalogEntry(*self[1:7], 0, path, raw_metadata)
+
+
+def memory_of(write_id: bytes, missing: Collection[int] | None = None) -> bytes:
+    """Return the memory of an entry that superseded nothing.
+
+    Args:
+        missing: numbers of the owners that took no part in the write; None if unknown.
+    """
+    if missing is None or len(missing) >= _UNKNOWN:
+        return _HEAD.pack(_UNKNOWN, write_id) if write_id else b""
+    return _HEAD.pack(len(missing), write_id) + b"".join(map(_NODE.pack, sorted(missing)))
+
+
+def _head_bytes(memory: bytes) -> int:
+    return _HEAD.size + (_NODE.size * memory[0] if memory and memory[0] != _UNKNOWN else 0)
+
+
+def checked(memory: bytes) -> bytes:
+    """Check a memory from another node. Raises InvalidRequest."""
+    head = _head_bytes(memory)
+    count, rest = divmod(len(memory) - head - _FORGOTTEN.size, _PAST.size)
+    if len(memory) not in (0, head) and (rest or not 0 <= count <= REMEMBERED):
+        raise InvalidRequest(f"a memory of writes of {len(memory):,} bytes")
+    return memory
+
+
+def id_of(memory: bytes) -> bytes:
+    """Return the id of the entry's own write; empty if it had none."""
+    write_id = memory[1 : _HEAD.size]
+    return write_id if any(write_id) else b""
+
+
+def took_part(memory: bytes, node: int) -> bool:
+    """Whether the node with this number took part in the write, or was not an owner then."""
+    if not memory or memory[0] == _UNKNOWN:
+        return False
+    return all(missing != node for (missing,) in _NODE.iter_unpack(memory[_HEAD.size : _head_bytes(memory)]))
+
+
+def forgotten_ns(memory: bytes) -> int:
+    """Return the time of the newest write that was dropped; 0 if none was."""
+    head = _head_bytes(memory)
+    return int(_FORGOTTEN.unpack_from(memory, head)[0]) if len(memory) > head else 0
+
+
+def superseded(memory: bytes) -> list[PastWrite]:
+    """Return superseded writes, newest first."""
+    start = _head_bytes(memory) + _FORGOTTEN.size
+    return [PastWrite._make(fields) for fields in _PAST.iter_unpack(memory[start:])] if len(memory) > start else []
+
+
+def find(memory: bytes, write_id: bytes) -> PastWrite | None:
+    """Return the outcome of a write that was superseded."""
+    if not write_id or len(memory) <= _HEAD.size or memory.find(write_id, _HEAD.size) < 0:
+        return None
+    return next((past for past in superseded(memory) if past.write_id == write_id), None)
+
+
+def after(before: Sequence[CatalogEntry], brought: bytes, modified_ns: int, *, forgotten_before_ns: int = 0) -> bytes:
+    """Return the memory of an entry that replaces those in `before`, on one node or several, and brings some of its
+    own.
+
+    Args:
+        forgotten_before_ns: time up to which writes of the name may have been forgotten otherwise.
+    """
+    if not forgotten_before_ns and all(not entry.writes for entry in before):
+        return brought
+    head = brought[: _head_bytes(brought)] or _HEAD.pack(_UNKNOWN, NO_ID)
+    if len(before) > 1 and all(_agree(entry, before[0]) for entry in before[1:]):
+        before = [max(before, key=_modified_ns)]  # replicas that agree, the usual case
+    if len(before) == 1 and before[0].writes.find(head[1 : _HEAD.size]) < 0:
+        prepended = _prepended(head, before[0], modified_ns, forgotten_before_ns)
+        # A coordinator builds it from the same entry, unless replicas differ.
+        if len(brought) <= len(head) or brought == prepended:
+            return prepended
+        if _differs_by_a_later_time(brought, prepended, len(head)):
+            return brought
+    write_id = head[1 : _HEAD.size]
+    oldest_ns = modified_ns - REMEMBERED_NS
+    found: dict[bytes, PastWrite] = {}
+    forgotten = max([forgotten_before_ns, forgotten_ns(brought), *(forgotten_ns(entry.writes) for entry in before)])
+    for past in _all_past(before, brought):
+        known = found.get(past.write_id)
+        if past.write_id != write_id and (known is None or _order(known) < _order(past)):
+            found[past.write_id] = past
+    newest_first = sorted(found.values(), key=lambda past: past[1:4], reverse=True)
+    kept = [past for past in newest_first if past.modified_ns >= oldest_ns][:REMEMBERED]
+    forgotten = max([forgotten, *(past.modified_ns for past in newest_first if past not in kept)])
+    if not kept and not forgotten:
+        return brought[: _head_bytes(brought)]
+    return b"".join((head, _FORGOTTEN.pack(forgotten), *(_PAST.pack(*past) for past in kept)))
+
+
+def _agree(one: CatalogEntry, other: CatalogEntry) -> bool:
+    """Whether two replicas are of one write. Each owner dates a tombstone by its own clock."""
+    return one == other or (one.is_tombstone and one._replace(modified_ns=other.modified_ns) == other)
+
+
+def _modified_ns(entry: CatalogEntry) -> int:
+    return entry.modified_ns
+
+
+def _order(past: PastWrite) -> tuple[int, int, int, int]:
+    """Sort key of outcomes of one write: the one to keep is last. It includes the time, so that all owners keep the
+    same."""
+    return past.epoch, past.counter, past.node, past.modified_ns
+
+
+def _differs_by_a_later_time(brought: bytes, own: bytes, head_bytes: int) -> bool:
+    """Whether a coordinator's memory equals the one built from this node's entry, except for a later time of the last
+    write: a deletion that another owner dated later."""
+    at = head_bytes + _FORGOTTEN.size + _PAST.size - _MODIFIED_FROM_END
+    end = at + _MODIFIED.size
+    if len(brought) != len(own) or len(own) <= end or brought[:at] != own[:at] or brought[end:] != own[end:]:
+        return False
+    return bool(_MODIFIED.unpack_from(brought, at) >= _MODIFIED.unpack_from(own, at))
+
+
+def _prepended(head: bytes, before: CatalogEntry, modified_ns: int, forgotten: int) -> bytes:
+    """Return the memory after one entry, as `after` does. This is the usual case, and needs no decoding of all that it
+    remembers."""
+    writes = before.writes
+    start = _head_bytes(writes)
+    past = writes[start + _FORGOTTEN.size :]
+    if len(writes) > start:
+        forgotten = max(forgotten, _FORGOTTEN.unpack_from(writes, start)[0])
+    if write_id := before.write_id:
+        past = _PAST.pack(write_id, *before[:6], not before.path) + past
+    while past:
+        (last_ns,) = _MODIFIED.unpack_from(past, len(past) - _MODIFIED_FROM_END)
+        if len(past) <= REMEMBERED * _PAST.size and last_ns >= modified_ns - REMEMBERED_NS:
+            break
+        forgotten = max(forgotten, last_ns)
+        past = past[: -_PAST.size]
+    return head + _FORGOTTEN.pack(forgotten) + past if past or forgotten else head
+
+
+def _all_past(before: Iterable[CatalogEntry], brought: bytes) -> Iterable[PastWrite]:
+    for entry in before:
+        if entry.write_id:
+            yield PastWrite(entry.write_id, *entry[:6], entry.is_tombstone)
+        yield from superseded(entry.writes)
+    yield from superseded(brought)
 
 
 class Condition(NamedTuple):

@@ -67,14 +67,23 @@ from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.commit_files import CommitFiles, PendingObject, SequenceNumbers
 from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.garbage import Garbage
-from storage_node.store.drive.preconditions import Condition, done_before, require, too_late, undecided
+from storage_node.store.drive.preconditions import (
+    REMEMBERED_NS,
+    Condition,
+    after,
+    done_before,
+    find,
+    memory_of,
+    require,
+    too_late,
+    undecided,
+)
 from storage_node.store.drive.retained_versions import Ended, Retention
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import CatalogEntry, Version
-from storage_node.store.write_memory import REMEMBERED_NS, after, find, memory_of
 
 MAX_DELETIONS = 1 << 14
 

@@ -29,7 +29,7 @@ from storage_node.store.fsck.file_identity import (
     stored_bytes,
 )
 from storage_node.store.fsck.report import PROGRESS_EVERY, Finding, Progress
-from storage_node.store.pool.placement import DrivePlacement
+from storage_node.store.pool.drive_set import DrivePlacement
 from storage_node.store.store_record import StoreRecord
 
 _LOOKS_AT_A_MOVING_OBJECT = 20

@@ -2,6 +2,7 @@
 
 Retiring a drive loses nothing: it leaves the store only after everything on it has moved. Forgetting a drive loses its
 contents. Disabling one changes nothing durably: its names raise DriveFailed until it is enabled or forgotten.
+`DriveState` is what a store tells of one drive.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, StoreFormatError
 from storage_node.store import store_record as records
@@ -20,10 +23,9 @@ from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.permissions import close_to_others
-from storage_node.store.pool.drive_set import DriveSet
+from storage_node.store.pool.drive_set import DriveSet, Slot
 from storage_node.store.pool.open import DriveOptions, find_drive, make_folder, new_drive_folder
 from storage_node.store.pool.rebalance import Moved, Mover
-from storage_node.store.pool.status import DriveState, drive_state
 from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.store_record import StoreRecord
 
@@ -271,3 +273,52 @@ class DrivePool:
         """Refuse deleted buckets on a new drive. The record's lock is held, and the drive has no commits yet."""
         for bucket_uuid in self._record.deleted_buckets:
             drive.refuse_bucket(bucket_uuid)
+
+
+Status: TypeAlias = Literal["active", "retiring", "disabled", "missing"]
+
+
+@dataclass(frozen=True, slots=True)
+class DriveState:
+    """State of one drive. `problem` is None while the drive works."""
+
+    uuid: str
+    path: str
+    problem: str | None
+    objects_estimate: int = 0
+    free_bytes: int = 0
+    size_bytes: int = 0
+    status: Status = "active"
+    io_errors: int = 0
+    """Since the drive was opened; see `Faults`."""
+    last_io_error: str = ""
+    checksum_errors: int = 0
+
+
+def drive_state(slot: Slot, *, retiring: bool) -> DriveState:
+    drive = slot.drive
+    if drive is None:
+        root = str(slot.root) if slot.disabled and slot.root is not None else ""
+        return DriveState(slot.uuid, root, slot.problem, status="disabled" if slot.disabled else "missing")
+    space: os.statvfs_result | None = None
+    objects_estimate = 0
+    problem: str | None = None
+    try:
+        objects_estimate = drive.catalog.estimated_keys()
+        space = os.statvfs(drive.root)
+    except OSError as error:
+        problem = f"{error.strerror}"
+    except LoaderError as error:
+        problem = str(error)
+    return DriveState(
+        slot.uuid,
+        str(drive.root),
+        problem,
+        objects_estimate if space is not None else 0,
+        space.f_bavail * space.f_frsize if space is not None else 0,
+        space.f_blocks * space.f_frsize if space is not None else 0,
+        "retiring" if retiring else "active",
+        drive.faults.io_errors,
+        drive.faults.last_io_error,
+        drive.faults.checksum_errors,
+    )

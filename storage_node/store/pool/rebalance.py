@@ -50,8 +50,7 @@ from storage_node.store.drive.drive import Drive
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry
-from storage_node.store.pool.drive_set import DriveSet
-from storage_node.store.pool.placement import DrivePlacement
+from storage_node.store.pool.drive_set import DrivePlacement, DriveSet
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import CatalogEntry
-from storage_node.store.pool.placement import DrivePlacement
+from storage_node.store.pool.drive_set import DrivePlacement
 from storage_node.store.read.batch_members import find_member, status_of
 from storage_node.store.read.batch_reader import FailureCode
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable

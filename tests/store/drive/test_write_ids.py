@@ -8,21 +8,22 @@ from pathlib import Path
 import pytest
 
 from ais_loader.errors import InvalidRequest, ObjectNotFound, OutcomeUnknown
-from storage_node.store.drive.preconditions import Condition, parse_condition
-from storage_node.store.drive.transactions import DeletionLog
-from storage_node.store.format import CatalogEntry, Version, decode_entry, encode_entry, tombstone
-from storage_node.store.store import Store
-from storage_node.store.write_memory import (
+from storage_node.store.drive.preconditions import (
     REMEMBERED,
     REMEMBERED_NS,
+    Condition,
     after,
     checked,
     find,
     forgotten_ns,
     memory_of,
+    parse_condition,
     superseded,
     took_part,
 )
+from storage_node.store.drive.transactions import DeletionLog
+from storage_node.store.format import CatalogEntry, Version, decode_entry, encode_entry, tombstone
+from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, contents, put, read, store_at
 
 S = 10**9
