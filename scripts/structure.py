@@ -27,7 +27,7 @@ from typing import Any
 
 PACKAGES = {"ais_loader": "ais_loader", "storage_node": "storage_node", "ais_loader.integrations": "integrations"}
 OPENINGS = {"As", "By", "Of", "That", "What", "Whoever", "Whom", "Whose"}
-RUNS = 4
+RUNS = 12
 
 Graph = dict[str, set[str]]
 

@@ -21,7 +21,7 @@ from ais_loader.wire.reserved import require_unreserved
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.invalidation import Listed
+from storage_node.cluster.replication.listing_filter import Listed
 from storage_node.context.node import Node
 from storage_node.etl.worker.stage import sandbox_state
 from storage_node.lane.socket_payload import SocketPayload

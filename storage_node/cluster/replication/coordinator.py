@@ -22,7 +22,7 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.errors import LeftBehind, ReplicaLost, TooFewCopies, of_one_of_many, refused
 from storage_node.cluster.replication.commit import CommitProtocol, OnShort
 from storage_node.cluster.replication.conditions import decide, misplaced, resolve
-from storage_node.cluster.replication.invalidation import Listed, not_deleted
+from storage_node.cluster.replication.listing_filter import Listed, not_deleted
 from storage_node.cluster.replication.read_lease import clock_s
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.cluster.replication.replica_set import ReplicaSet

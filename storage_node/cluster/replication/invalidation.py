@@ -19,22 +19,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 import grpc
 import grpc.aio
 
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
-from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.replication.lease_keeper import ReadLeases
 from storage_node.cluster.replication.read_lease import clock_s
-from storage_node.cluster.replication.replica import from_wire, to_wire
-from storage_node.cluster.replication.replica_set import ReplicaSet
-from storage_node.cluster.replication.replicas import Replicas, outcome
+from storage_node.cluster.replication.replica import to_wire
 from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
-from storage_node.store.format import CatalogEntry, Version
-from storage_node.store.stale_replicas import ReplicaStale
+from storage_node.store.format import Version
 
 CONNECT_S = 0.3
 """A running node accepts a new connection within this time after one has broken."""
@@ -293,44 +289,3 @@ class InvalidationOutbox:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-Listed = list[tuple[str, CatalogEntry]]
-
-
-async def not_deleted(replicas: Replicas, replica_set: ReplicaSet, found: Listed) -> Listed:
-    """Remove the objects that an owner has deleted since.
-
-    Raises ReplicaStale if no owner of an object answers: it may have been deleted, and it may exist on this node only.
-    """
-    if not found:
-        return found
-    asked = await replicas.node.read(_of_others, replica_set, [name for name, _ in found])
-    if not asked:
-        return found
-    answers = await asyncio.gather(
-        *(outcome(replicas.newest(replica_set, node, names, allow_unknown=True)) for node, names in asked.items())
-    )
-    tombstones: dict[str, Version] = {}
-    unsaid = {name for names in asked.values() for name in names}
-    for answer, names in zip(answers, asked.values(), strict=True):
-        if isinstance(answer, ReplicaLost):
-            continue  # another owner may answer
-        for name, state in zip(names, answer.object, strict=True):
-            if not state.unknown:
-                unsaid.discard(name)
-            if state.is_tombstone:
-                tombstones[name] = max(from_wire(state.version), tombstones.get(name, Version(0, 0)))
-    if unsaid:
-        raise ReplicaStale(f"no owner says whether {next(iter(unsaid))!r} is still there")
-    return [(name, record) for name, record in found if name not in tombstones or tombstones[name] < record.version]
-
-
-def _of_others(replica_set: ReplicaSet, names: Sequence[str]) -> dict[int, list[str]]:
-    """Group the names that this node does not own by the nodes that own them."""
-    asked: dict[int, list[str]] = {}
-    for name, having in zip(names, replica_set.view.holders(replica_set.bucket, names), strict=True):
-        if replica_set.position not in having:
-            for node in having:
-                asked.setdefault(node, []).append(name)
-    return asked
