@@ -71,10 +71,10 @@ def connect(
     if text.startswith("grpc://"):
         chosen = _options_for(text, options, ClusterOptions)
         with GATE.call():  # a forked child would wait forever for another thread's import
-            from ais_loader.transport.cluster.discovery import ClusterTransport
+            from ais_loader.transport.cluster.transport import RemoteTransport
             from ais_loader.transport.read_only import ReadOnlyTransport
 
-        nodes = ClusterTransport(text, chosen)
+        nodes = RemoteTransport(text, chosen)
         return Client(cast(Transport, ReadOnlyTransport(nodes)) if mode == "r" else nodes)
     folders = store_folders(text)
     embedded = _options_for(text, options, EmbeddedOptions)

@@ -221,17 +221,3 @@ class Transport(Protocol):
         """Describe the other end, for people. The result can be serialized as JSON."""
 
     def close(self) -> None: ...
-
-
-class NoLongBatches:
-    """Mixin for transports that gain nothing by `open_long_batch`."""
-
-    def open_long_batch(self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int) -> FrameStream | None:
-        return None
-
-
-class NothingToRefresh:
-    """Mixin for transports to nodes, which always answer from the committed state."""
-
-    def refresh(self) -> None:
-        return

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from ais_loader import errors
 from ais_loader.tracebacks import short_tracebacks
-from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, FrameStream, NoLongBatches, PutSpec
+from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, FrameStream, PutSpec
 from ais_loader.transport.read_only import ETL_READS
 from ais_loader.transport.validation import require_bucket, require_metadata, require_object, require_text
 from ais_loader.transport.write_tries import WriteTries
@@ -65,7 +65,7 @@ _writers: WeakValueDictionary[frozenset[str], EmbeddedTransport] = WeakValueDict
 
 
 @short_tracebacks
-class EmbeddedTransport(NoLongBatches):
+class EmbeddedTransport:
     """A `Transport` on drives of this machine."""
 
     def __init__(
@@ -322,6 +322,9 @@ class EmbeddedTransport(NoLongBatches):
         if request.transform:
             return TransformedStream(self._etl_here().frames(request))
         return EmbeddedStream(store, request, self._helpers_here())
+
+    def open_long_batch(self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int) -> FrameStream | None:
+        return None
 
     def _helpers_here(self) -> ThreadPoolExecutor | None:
         """Return the threads that share the reading of a batch; None in a child process, whose siblings read in

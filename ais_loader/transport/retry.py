@@ -39,6 +39,12 @@ class Patience:
         """Whether failures have continued for too long."""
         return bool(self._failures) and time.monotonic() - self._failing_since > self._retry_s
 
+    def pause_plainly(self, error: LoaderError) -> None:
+        """Like `pause`, but raise `error` itself when the limit has been exceeded. A limit of 0 s allows no retry."""
+        if not self._retry_s or self.is_over:
+            raise error
+        self.pause(error)
+
     def pause(self, error: LoaderError, at_least_s: float = 0.0) -> None:
         """Sleep before the next attempt. Raises `error` if a retry cannot help, or if the limit has been exceeded."""
         if not error.retryable:

@@ -25,8 +25,7 @@ import numpy as np
 import ais_loader
 from ais_loader.testing import NodeProcess
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.transport.cluster.discovery import ClusterTransport
-from ais_loader.transport.cluster.transport import RoutedTransport
+from ais_loader.transport.cluster.transport import RemoteTransport
 from benchmarks.kit.harness import machine
 
 BUCKET, BATCH, COUNT, SIZE_BYTES, NODES, COPIES = "b", 64, 600, 100 << 10, 3, 2
@@ -62,9 +61,9 @@ def connected(url: str, choice: bool, hedge_budget: float) -> ais_loader.Client:
     client = ais_loader.connect(url, options=ais_loader.ClusterOptions(hedge_budget=hedge_budget))
     client.bucket(BUCKET).head("0")
     transport = client._transport
-    assert isinstance(transport, ClusterTransport) and isinstance(transport._found, RoutedTransport)
+    assert isinstance(transport, RemoteTransport)
     if not choice:
-        members = transport._found.members
+        members = transport.members
         members.preferred = lambda found, key, buckets: found  # type: ignore[method-assign]
     return client
 

@@ -28,7 +28,7 @@ def context() -> ForkServerContext:
             "benchmarks.soak.embedded",
             "benchmarks.soak.cluster",
             "ais_loader.transport.embedded",
-            "ais_loader.transport.cluster.discovery",
+            "ais_loader.transport.cluster.transport",
         ]
     )
     return made

@@ -10,8 +10,7 @@ import pytest
 
 from ais_loader import Client, connect
 from ais_loader.testing import FaultyLink, eventually, seeded_bytes
-from ais_loader.transport.cluster.discovery import ClusterTransport
-from ais_loader.transport.cluster.transport import RoutedTransport
+from ais_loader.transport.cluster.transport import RemoteTransport
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 OBJECTS = {f"{at:04d}": seeded_bytes(2000 + at, seed=at) for at in range(300)}
@@ -44,10 +43,10 @@ def read(client: Client) -> None:
     assert [item.data for item in items] == list(OBJECTS.values())
 
 
-def routed(client: Client) -> RoutedTransport:
+def routed(client: Client) -> RemoteTransport:
     transport = client._transport
-    assert isinstance(transport, ClusterTransport) and isinstance(transport._found, RoutedTransport)
-    return transport._found
+    assert isinstance(transport, RemoteTransport)
+    return transport
 
 
 def test_while_nobody_is_known_to_have_much_to_do_each_object_is_read_from_its_first_holder(pair: LocalCluster) -> None:

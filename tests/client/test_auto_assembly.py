@@ -6,14 +6,15 @@ import uuid
 
 import pytest
 
-from ais_loader.transport.cluster.transport import DIRECT_FROM_ENTRIES_PER_OWNER, DIRECT_TO_NODES, RoutedTransport
+from ais_loader.transport.cluster.membership import Members
+from ais_loader.transport.cluster.transport import DIRECT_FROM_ENTRIES_PER_OWNER, DIRECT_TO_NODES, RemoteTransport
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 
 
-def transport(nodes: int) -> RoutedTransport:
+def transport(nodes: int) -> RemoteTransport:
     map_ = pb.ClusterMap(cluster_uuid=bytes(16), version=1)
     for number in range(1, nodes + 1):
         map_.node.add(
@@ -24,7 +25,10 @@ def transport(nodes: int) -> RoutedTransport:
             number=number,
         )
     map_.bucket.add(name="b", uuid=uuid.UUID(int=7).bytes, copies=1, min_copies=1)
-    return RoutedTransport("grpc://nowhere:1", ClusterView(map_), ClusterOptions(retry_s=0.0))
+    options = ClusterOptions(retry_s=0.0)
+    transport = RemoteTransport("grpc://nowhere:1", options)
+    transport._discovery.found = Members(ClusterView(map_), options)
+    return transport
 
 
 def assembled_by_a_node(nodes: int, entries: int, assembly: str = "auto") -> bool:

@@ -13,7 +13,7 @@ from ais_loader.testing import seeded_bytes
 from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
 from ais_loader.transport.cluster.substream import SENDER_WINDOW_BYTES
-from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.session.batch_stream import StreamPolicy
 from ais_loader.transport.session.session import Receiver
 from ais_loader.values.options import ClusterOptions
@@ -75,7 +75,7 @@ def test_a_node_that_lost_a_window_full_of_entries_may_still_send_the_others(
     """It was silent, and the budget was enough to ask another one for most of what it owed, but not for all."""
     members = two_nodes()
     senders = dict(zip(NODES, (Sender(), Sender()), strict=True))
-    monkeypatch.setattr(members, "transport", lambda node: cast(GrpcTransport, senders[node]))
+    monkeypatch.setattr(members, "calls", lambda node: cast(NodeCalls, senders[node]))
     monkeypatch.setattr(members, "preferred", lambda found, key, buckets: found)
     drawn = [f"k{number}" for number in range(4_000)]
     names = [name for name in drawn if members.holders("b", [name])[0][0] == NODES[0]][:1_100]

@@ -10,7 +10,7 @@ import pytest
 
 from ais_loader import ClusterOptions, connect, errors
 from ais_loader.transport.base import PutSpec
-from ais_loader.transport.grpc.put_messages import small_object, spec_of
+from ais_loader.transport.grpc.put import small_object, spec_of
 from ais_loader.transport.grpc.put_stream import GroupSender
 from ais_loader.transport.write_tries import WriteTries
 from ais_loader.wire.generated import ais_objects_pb2 as pb

@@ -14,7 +14,8 @@ from ais_loader import Bucket, Client, connect, errors
 from ais_loader.cli.main import main
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.wire.generated.ais_batch_pb2 import BatchRequest
+from tests.node.cluster_kit import to_one_node
 
 SETTLED_S = 60.0
 
@@ -127,9 +128,10 @@ def holders(cluster: ClusterProcesses, bucket: str) -> dict[str, list[bytes]]:
     """Of each object, what every node has that has it, asked of the nodes one by one."""
     found: dict[str, list[bytes]] = {}
     for node in cluster.nodes:
-        with closing(GrpcTransport(node.url)) as alone:
+        with closing(to_one_node(node.url)) as alone:
             for info in alone.objects(bucket, prefix="", page_size=1000):
-                data = alone.get_small(bucket, info.name, SETTLED_S, local=True)
+                request = BatchRequest(bucket=[bucket], name=[info.name], fail_fast=True, ordered=True, local=True)
+                data = alone.get_transformed(request, SETTLED_S)
                 found.setdefault(info.name, []).append(bytes(data or b""))
     return found
 

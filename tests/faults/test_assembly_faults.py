@@ -19,7 +19,6 @@ from ais_loader.errors import LoaderError
 from ais_loader.testing import FaultyLink, NodeProcess, SeededObjects, eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import peer_secret_file
-from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.wire.answer_check import digest
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.cluster_map import ClusterView
@@ -30,7 +29,7 @@ from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
 from storage_node.store.store import Store
-from tests.node.cluster_kit import BUCKET, Answer
+from tests.node.cluster_kit import BUCKET, Answer, to_one_node
 from tests.node.node_kit import RawSession, batch_of
 
 pytestmark = pytest.mark.slow  # real processes, killed and awaited
@@ -83,7 +82,7 @@ class Gathering:
             for node in known.node[:PEERS]:
                 eventually(lambda node=node: granted.left_s(node.uuid, clock_s()) > 0)  # so it goes by leases now,
             for process in self.nodes:
-                with closing(GrpcTransport(process.url, retry_s=30.0)) as one:
+                with closing(to_one_node(process.url, retry_s=30.0)) as one:
                     one.head(BUCKET, NAMES[0])  # and says so as soon as it holds one
 
     def owners(self, name: str) -> list[int]:

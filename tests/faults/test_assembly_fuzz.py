@@ -18,12 +18,11 @@ import pytest
 
 from ais_loader import Client, ClusterOptions, Item, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
-from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.values.entry import Status
 from ais_loader.wire.frame import FrameError, decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from tests.faults.scripted_node import ScriptedNode, end, frame, piece, reject
-from tests.node.cluster_kit import BUCKET, Answer, LocalCluster
+from tests.node.cluster_kit import BUCKET, Answer, LocalCluster, to_one_node
 
 LIAR = 1
 PIECE_BYTES = 40_000
@@ -219,7 +218,7 @@ class Pair:
         cluster.put(OBJECTS)
         listed: dict[str, str] = {}
         for node in cluster.nodes:
-            with closing(GrpcTransport(node.url)) as one:
+            with closing(to_one_node(node.url)) as one:
                 listed |= {info.name: info.version for info in one.objects(BUCKET, prefix="", page_size=1000)}
         self.liar = Liar(listed)
         self._scripted = held.enter_context(ExitStack())
@@ -306,7 +305,7 @@ def _read(client: Client, names: list[str], ordered: bool, assembly: str, timeou
 @pytest.mark.sampled(1)
 def test_a_node_that_gathers_a_batch_is_never_fooled(pair: Pair, seeds: range) -> None:
     ended = {"good": 0, "failed entries": 0, "refused": 0}
-    with closing(GrpcTransport(pair.cluster.nodes[0].url, retry_s=0.2, verify_payload=True)) as transport:
+    with closing(to_one_node(pair.cluster.nodes[0].url, retry_s=0.2, verify_payload=True)) as transport:
 
         def ask(names: list[str], *, buffered: bool) -> Answer:
             request = pb.BatchRequest(bucket=[BUCKET], name=names, ordered=True, buffered=buffered)

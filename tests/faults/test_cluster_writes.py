@@ -15,8 +15,7 @@ import pytest
 from ais_loader import ClusterOptions, connect
 from ais_loader.testing import eventually, throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
-from ais_loader.transport.cluster.discovery import ClusterTransport
-from ais_loader.transport.cluster.transport import RoutedTransport
+from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.store.format import Version
@@ -76,10 +75,10 @@ def test_a_bucket_is_deleted_though_the_node_that_a_client_asks_first_is_down(fo
             with connect(cluster.nodes[0].url) as client:
                 client.bucket(BUCKET).info()  # the map has come
                 transport = client._transport
-                assert isinstance(transport, ClusterTransport) and isinstance(transport._found, RoutedTransport)
-                members = transport._found.members
-                if members.transport(members.anybody()[0]).url == first:
-                    members.transport(members.anybody()[0]).let_go()
+                assert isinstance(transport, RemoteTransport)
+                members = transport.members
+                if members.calls(members.anybody()[0]).url == first:
+                    members.calls(members.anybody()[0]).let_go()
                     cluster.nodes[1].kill()
                     assert client.delete_bucket("gone", force=True) == 0
                     assert [info.name for info in client.buckets()] == [BUCKET]

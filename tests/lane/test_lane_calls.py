@@ -44,7 +44,7 @@ def no_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("by gRPC")
 
-    monkeypatch.setattr("ais_loader.transport.grpc.transport.put_messages", refuse)
+    monkeypatch.setattr("ais_loader.transport.grpc.put.put_messages", refuse)
 
 
 def frame(kind: int, message: bytes = b"") -> bytes:

@@ -22,7 +22,7 @@ from ais_loader.wire.generated import ais_snapshot_copies_pb2 as keep_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as keep_rpc
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
 from storage_node.server import NodeServer
-from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.cluster_kit import BUCKET, LocalCluster, to_one_node
 from tests.node.node_kit import serving
 from tests.node.write_kit import Writer
 from tests.node.write_kit import held as held_by
@@ -162,9 +162,7 @@ def test_a_get_gives_way_to_one_of_its_own_tenant(node: NodeServer) -> None:
 def test_a_download_that_gave_way_goes_on_where_its_reader_comes_back(node: NodeServer) -> None:
     stub_chunks = []
     with connect(node.url) as client, Hostile(node) as hostile, ExitStack() as closing:
-        from ais_loader.transport.grpc.transport import GrpcTransport
-
-        transport = GrpcTransport(node.url, retry_s=SERVED_S, tenant="hostile")
+        transport = to_one_node(node.url, retry_s=SERVED_S, tenant="hostile")
         closing.callback(transport.close)
         download = transport._download(pb.GetRequest(bucket="b", name="large"), 30.0)
         stub_chunks.append(next(download))

@@ -11,7 +11,9 @@ from typing import Any
 
 from ais_loader.errors import LoaderError
 from ais_loader.testing import FaultyLink, eventually
-from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.transport.cluster.membership import Members
+from ais_loader.transport.cluster.transport import RemoteTransport
+from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.features import FEATURES
 from ais_loader.wire.frame import EntryFault, Frame
@@ -29,6 +31,14 @@ from tests.node.node_kit import kept_port
 BUCKET = "b"
 LEASE_S = 1.0
 """Short, since what a node may be read from is waited for when it is gone."""
+
+
+def to_one_node(url: str, **options: Any) -> RemoteTransport:
+    """To this node alone, over gRPC: it gets every request as if it had no cluster."""
+    transport = RemoteTransport(url, ClusterOptions(lane="grpc", **options))
+    discovery = transport._discovery
+    discovery.found = Members.of_one(discovery._endpoints, transport._options)
+    return transport
 
 
 @dataclass
@@ -123,7 +133,7 @@ class LocalCluster:
         except BaseException:
             self._held.close()
             raise
-        self.transport = self._held.enter_context(closing(GrpcTransport(self.nodes[0].url, verify_payload=True)))
+        self.transport = self._held.enter_context(closing(to_one_node(self.nodes[0].url, verify_payload=True)))
 
     def learn(self) -> None:
         """Teach the nodes `map` after a change of it."""

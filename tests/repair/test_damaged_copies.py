@@ -15,11 +15,10 @@ import pytest
 from ais_loader import connect
 from ais_loader.errors import CorruptObject, LoaderError
 from ais_loader.testing import eventually, seeded_bytes
-from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
-from tests.node.cluster_kit import BUCKET, Answer, LocalCluster
+from tests.node.cluster_kit import BUCKET, Answer, LocalCluster, to_one_node
 from tests.node.node_kit import serving
 from tests.store.store_kit import contents, file_of, flip_a_byte
 from tests.tar_kit import packed_tar
@@ -189,6 +188,6 @@ def archive_of(shard: str, members: Mapping[str, bytes]) -> bytes:
 def cluster_read(cluster: LocalCluster, number: int, shard: str, members: Sequence[str]) -> list[bytes]:
     """What one node delivers from its own drives."""
     request = pb.BatchRequest(bucket=[BUCKET], name=[shard] * len(members), member=members, local=True)
-    with closing(GrpcTransport(cluster.nodes[number].url)) as transport:
+    with closing(to_one_node(cluster.nodes[number].url)) as transport:
         answer = Answer.of(transport.open_batch(request, timeout_s=TIMEOUT_S))
     return [answer.data[at] for at in range(len(members))]

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from ais_loader import Bucket, ClusterOptions, connect, errors
-from ais_loader.transport.cluster.discovery import ClusterTransport
-from ais_loader.transport.cluster.transport import RoutedTransport
+from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.cluster.map.sync import MapSync
@@ -55,9 +54,7 @@ def client_of(cluster: LocalCluster, first: int, held: ExitStack, retry_s: float
     while True:
         client = connect(cluster.nodes[0].url, options=ClusterOptions(retry_s=retry_s))
         transport = client._transport
-        assert isinstance(transport, ClusterTransport)
-        transport = transport._there()
-        assert isinstance(transport, RoutedTransport)
+        assert isinstance(transport, RemoteTransport)
         if transport.members.anybody()[0] == uuid:
             return held.enter_context(closing(client)).bucket(NEW)
         client.close()

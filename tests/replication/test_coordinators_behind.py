@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from ais_loader import connect, errors
-from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -85,7 +85,7 @@ def test_what_it_is_to_copy_is_found(cluster: LocalCluster) -> None:
 @pytest.mark.parametrize("names", [["x"], ["x", "y", "never put"]], ids=["one", "many"])
 def test_what_it_is_to_delete_is_deleted(cluster: LocalCluster, names: list[str]) -> None:
     cluster.put_on(2, {"x": b"1", "y": b"2", "z": b"3"})
-    transport: GrpcTransport = cluster.transport
+    transport: RemoteTransport = cluster.transport
     missing = []
     if len(names) == 1:
         tried(lambda: transport.delete(BUCKET, "x"))

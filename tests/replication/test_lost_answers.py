@@ -17,7 +17,6 @@ import pytest
 from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import FaultyLink, eventually, seeded_bytes
 from ais_loader.transport.base import PutSpec
-from ais_loader.transport.grpc.transport import GrpcTransport
 from ais_loader.transport.write_tries import WriteTries
 from ais_loader.values.content import Source
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -27,7 +26,7 @@ from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsService
 from storage_node.services.objects import ObjectsService
 from storage_node.settings.config import ServerConfig
-from tests.node.cluster_kit import BUCKET, LocalCluster
+from tests.node.cluster_kit import BUCKET, LocalCluster, to_one_node
 from tests.node.write_kit import Writer, cluster_of, copies_of, name_with
 
 pytestmark = pytest.mark.slow  # nodes, some of which have to be waited for
@@ -216,7 +215,7 @@ def test_what_a_silent_node_may_have_done_alone_is_not_done_over_what_came_after
             tries = WriteTries(b"W1".rjust(16, b"i"), began_s)
             spec = PutSpec(bucket=BUCKET, name=name, metadata={}, tries=tries)
             with (
-                closing(GrpcTransport(cluster.nodes[1].url, retry_s=0.3)) as transport,
+                closing(to_one_node(cluster.nodes[1].url, retry_s=0.3)) as transport,
                 pytest.raises(errors.OutcomeUnknown, match="read what there is"),
             ):
                 transport.put(spec, Source(b"W1"))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from ais_loader import connect
-from ais_loader.transport.grpc import waiting
 from ais_loader.transport.grpc import watchdog as watchdogs
 from tests.node.cluster_kit import BUCKET
 from tests.node.write_kit import cluster_of
@@ -21,7 +20,7 @@ NEVER_S = 1e6
 def test_listings_counts_and_buckets_come_from_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: int
 ) -> None:
-    monkeypatch.setattr(waiting, "CALL_TIMEOUT_S", NEVER_S)
+    monkeypatch.setattr(watchdogs, "CALL_TIMEOUT_S", NEVER_S)
     with (
         cluster_of(tmp_path, 3, copies=2, linked=True, clients_linked=True) as cluster,
         connect(",".join(link.url for link in cluster.client_links)) as client,

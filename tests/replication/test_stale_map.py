@@ -10,8 +10,7 @@ import pytest
 
 from ais_loader import connect, errors
 from ais_loader.testing import eventually
-from ais_loader.transport.cluster.discovery import ClusterTransport
-from ais_loader.transport.cluster.transport import RoutedTransport
+from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -71,8 +70,8 @@ def test_what_goes_to_a_node_that_has_not_heard_of_its_bucket_yet_is_stored_when
         one = threads.submit(bucket.put, names[0], b"one")
         many = threads.submit(lambda: bucket.put_many([(name, name.encode()) for name in names[1:]]))
         transport = client._transport
-        assert isinstance(transport, ClusterTransport) and isinstance(transport._found, RoutedTransport)
-        members = transport._found.members
+        assert isinstance(transport, RemoteTransport)
+        members = transport.members
         eventually(lambda: members.is_suspect(behind.node_uuid) or one.done())  # it has refused one, or asked others
         behind.learn(cluster.map)
         assert one.result(60.0).size_bytes == 3

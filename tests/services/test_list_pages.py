@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ais_loader import connect
+from ais_loader import ClusterOptions, connect
 from ais_loader.objects.client import Client
-from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication import replica
 from storage_node.server import NodeServer
@@ -58,10 +58,11 @@ def test_a_page_of_objects_is_made_on_a_reader_thread_and_ends_by_bytes(
     store = node.batches.node.store
     uploads = [store.stage("pages", name, [b"x"], METADATA, grouped=True) for name in names]
     store.commit_many(uploads)
-    transport = GrpcTransport(node.url)
+    transport = NodeCalls(node.url, ClusterOptions())
     pages, after = [], ""
     while True:
-        pages.append(page := transport.list_page("pages", "", after, 10_000))
+        request = pb.ListRequest(bucket="pages", start_after=after, page_size=10_000)
+        pages.append(page := transport.list_page(request, has_others=False))
         if not page.more:
             break
         after = page.next
@@ -77,7 +78,7 @@ def test_a_page_of_members_ends_by_bytes(node: NodeServer, client: Client) -> No
     names = [f"{at:02}/" + "m" * 60_000 for at in range(40)]
     bucket = client.create_bucket("pages")
     bucket.put("s.tar", packed_tar(dict.fromkeys(names, b"")))
-    transport = GrpcTransport(node.url)
+    transport = NodeCalls(node.url, ClusterOptions())
     page = transport.member_page(pb.ListMembersRequest(bucket="pages", name="s.tar", page_size=10_000))
     transport.close()
     assert page.next and page.ByteSize() < PAGE_BYTES + 100_000

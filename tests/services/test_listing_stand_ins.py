@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from ais_loader import connect
+from ais_loader import ClusterOptions, connect
 from ais_loader.errors import NodeUnavailable
 from ais_loader.testing import eventually
-from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.transport.grpc.node_calls import NodeCalls
+from ais_loader.wire.generated.ais_objects_pb2 import ListRequest
 from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication.replica_set import ReplicaSet
@@ -84,9 +85,9 @@ def test_a_node_that_reaches_no_owner_does_not_list_what_it_stood_in_for(
         return await newest(self, replica_set, node, *rest, **how)
 
     monkeypatch.setattr(Replicas, "newest", cut_off)
-    alone = GrpcTransport(cluster.nodes[2].url, retry_s=0.0)
+    alone = NodeCalls(cluster.nodes[2].url, ClusterOptions(retry_s=0.0))
     with pytest.raises(NodeUnavailable, match="no owner says whether"):
-        alone.list_page(BUCKET, name, "", 10)
+        alone.list_page(ListRequest(bucket=BUCKET, prefix=name, page_size=10), has_others=False)
     alone.close()
     with connect(cluster.nodes[0].url) as client:
         assert [info.name for info in client.bucket(BUCKET).objects()] == NAMES  # there are others who have all

@@ -7,29 +7,40 @@ both could find it true, and two clients would believe that their write had won.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ais_loader import errors
+from ais_loader.transport.cluster.discovery import QUICK_TIMEOUT_S, Discovery
 from ais_loader.transport.cluster.membership import Members
-from ais_loader.transport.grpc.put_calls import CALL_TIMEOUT_S
-from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.transport.grpc.download import Call, download
+from ais_loader.transport.grpc.node_calls import NodeCalls
+from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
 from ais_loader.transport.retry import Patience
+from ais_loader.values.content import Buffer
+from ais_loader.values.entry import ObjectInfo
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 T = TypeVar("T")
-QUICK_TIMEOUT_S = 2.0
-"""Timeout of a short answer, if another node can be tried."""
 DAMAGED = errors.CorruptObject, errors.ArchiveDamaged, errors.ArchiveIndexError
 """Errors that say a holder's replica is damaged. Another holder may have the object intact."""
+
+_OF_ONE_COPY = (errors.NotFound, errors.DriveFailed, *DAMAGED)
+"""Errors of one replica, while another holder may have the object intact."""
+_OF_ALL_COPIES = (errors.ObjectDeleted, errors.MemberNotFound)
 
 
 class Failover:
     """Calls with failover. While no node answers, they are retried for `retry_s`, with the newest map."""
 
-    def __init__(self, url: str, members: Members, retry_s: float) -> None:
+    def __init__(self, url: str, discovery: Discovery, retry_s: float) -> None:
         self.url = url
-        self.members = members
+        self._discovery = discovery
         self._retry_s = retry_s
+
+    @property
+    def members(self) -> Members:
+        return self._discovery.found or self._discovery.members()
 
     def _nodes(self, bucket: str, name: str) -> list[bytes]:
         members = self.members
@@ -37,7 +48,7 @@ class Failover:
             return members.anybody()[:1]  # it reports that, or has a newer map
         return members.by_trust(members.holders(bucket, [name])[0])
 
-    def _read(self, bucket: str, name: str, call: Callable[[GrpcTransport, float], T]) -> T:
+    def _read(self, bucket: str, name: str, call: Callable[[NodeCalls, float], T]) -> T:
         """Return the answer of the first holder that has one. `call` gets its timeout as its second argument.
 
         Raises NotFound, NodeUnavailable, SilenceTimeout; and DriveFailed and the errors of a damaged replica if no
@@ -54,7 +65,7 @@ class Failover:
             for node in nodes:
                 short = node != nodes[-1]
                 try:
-                    return call(members.transport(node), QUICK_TIMEOUT_S if short else CALL_TIMEOUT_S)
+                    return call(members.calls(node), QUICK_TIMEOUT_S if short else CALL_TIMEOUT_S)
                 except errors.ObjectDeleted:
                     raise
                 except errors.BucketNotFound as error:
@@ -80,16 +91,63 @@ class Failover:
                 continue
             self._pause(patience, failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}"))
 
+    def _head(self, bucket: str, name: str) -> ObjectInfo:
+        return self._read(bucket, name, lambda node, timeout_s: node.head(bucket, name, timeout_s=timeout_s))
+
+    def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
+        """Ask the object's holders in turn, each from the last received byte on: what one holder has damaged, or not
+        received yet, another may have."""
+        node, refused_at = b"", 0
+        refusals: dict[bytes, errors.LoaderError] = {}
+        translate: Callable[[Exception], errors.LoaderError] = _as_unavailable
+
+        def open_call(request: pb.GetRequest) -> Call:
+            nonlocal node, translate
+            nodes = self._nodes(request.bucket, request.name)
+            node = next((one for one in nodes if one not in refusals), nodes[0])
+            call, translate = self.members.calls(node).open_download(request)
+            return call
+
+        def failed(error: Exception, received: int) -> errors.LoaderError:
+            nonlocal refused_at
+            translated = translate(error)
+            if isinstance(translated, errors.NodeUnavailable):
+                self.members.suspect(node)
+                self.members.refresh()
+            if not isinstance(translated, _OF_ONE_COPY) or isinstance(translated, _OF_ALL_COPIES):
+                return translated
+            lacks = isinstance(translated, errors.NotFound) and not request.version
+            if lacks:
+                self._head(request.bucket, request.name)  # raises NotFound if all holders say so
+            if received > refused_at:
+                # Chunks are verified before they are sent. A holder whose damage lies in the received part may have the
+                # rest intact.
+                refusals.clear()
+            refused_at = received
+            refusals[node] = translated
+            if all(one in refusals for one in self._nodes(request.bucket, request.name)):
+                worst = min(refusals.values(), key=_certainty)
+                if isinstance(worst, errors.ObjectReplaced):
+                    # A download that begins again in the newer version must ask the holders that have it.
+                    for one in [one for one, said in refusals.items() if isinstance(said, errors.ObjectReplaced)]:
+                        del refusals[one]
+                if not lacks or worst is not translated:
+                    return worst
+                refusals.clear()  # it has moved between the requests
+            return errors.NodeUnavailable(str(translated))
+
+        return download(request, open_call, failed, timeout_s=timeout_s, retry_s=self._retry_s)
+
     def _has(self, bucket: str) -> bool:
         """Whether the current map has the bucket."""
         return bucket in self.members.view.buckets
 
-    def _heard_of(self, bucket: str, call: Callable[[GrpcTransport], T], *others: str) -> Callable[[GrpcTransport], T]:
+    def _heard_of(self, bucket: str, call: Callable[[NodeCalls], T], *others: str) -> Callable[[NodeCalls], T]:
         """Wrap a call to a node. A node counts as not answering while it does not know a bucket that exists: a change
         of the map needs a majority of the nodes, and the others learn of it later. `others`: further buckets that the
         call concerns."""
 
-        def known(node: GrpcTransport) -> T:
+        def known(node: NodeCalls) -> T:
             try:
                 return call(node)
             except errors.BucketNotFound as error:
@@ -104,7 +162,7 @@ class Failover:
         self,
         bucket: str,
         name: str,
-        call: Callable[[GrpcTransport], T],
+        call: Callable[[NodeCalls], T],
         *,
         again: bool,
         patience: Patience | None = None,
@@ -117,7 +175,7 @@ class Failover:
         self,
         bucket: str,
         name: str,
-        call: Callable[[GrpcTransport], T],
+        call: Callable[[NodeCalls], T],
         *,
         again: bool,
         replay: bool | None = None,
@@ -137,7 +195,7 @@ class Failover:
             failure: errors.LoaderError
             node = self._ranked_owners(bucket, name)[0]
             try:
-                return call(members.transport(node))
+                return call(members.calls(node))
             except errors.StaleMap as error:
                 failure = error
                 if not (again if replay is None else replay):
@@ -154,7 +212,7 @@ class Failover:
                 if not again:
                     raise
             members.refresh(force=isinstance(failure, errors.StaleMap))
-            patience.pause(failure)
+            self._pause(patience, failure)
 
     def _owners(self, bucket: str, name: str) -> list[bytes]:
         members = self.members
@@ -169,14 +227,14 @@ class Failover:
         known = view.to_read(bucket)
         return [] if known is None else [view.nodes[at].uuid for at in view.owners(known, name)]
 
-    def _any(self, call: Callable[[GrpcTransport], T], *, again: bool = True) -> T:
+    def _any(self, call: Callable[[NodeCalls], T], *, again: bool = True) -> T:
         """Return the answer of any node that has one; without `again`, of the first node that can be reached."""
         return self._first(self.members.anybody, call, again=again, consumes=False)
 
     def _first(
         self,
         nodes: Callable[[], list[bytes]],
-        call: Callable[[GrpcTransport], T],
+        call: Callable[[NodeCalls], T],
         *,
         again: bool,
         consumes: bool,
@@ -191,7 +249,7 @@ class Failover:
             others = False
             for node in nodes():
                 try:
-                    return call(members.transport(node))
+                    return call(members.calls(node))
                 except errors.DriveFull as error:
                     full = error  # it has no room even for a tombstone or version; another owner may have
                     if not again:
@@ -214,8 +272,23 @@ class Failover:
             members.refresh()
             self._pause(patience, failure)
 
-    @staticmethod
-    def _pause(patience: Patience, failure: errors.LoaderError) -> None:
+    def _pause(self, patience: Patience, failure: errors.LoaderError) -> None:
         if isinstance(failure, errors.SilenceTimeout):
             raise failure  # its time is over
-        patience.pause(failure)
+        if self.members.only is None:
+            patience.pause(failure)
+        else:
+            patience.pause_plainly(failure)
+
+
+def _as_unavailable(error: Exception) -> errors.LoaderError:
+    """Translate errors from before a call has been opened."""
+    return error if isinstance(error, errors.LoaderError) else errors.NodeUnavailable(str(error))
+
+
+def _certainty(refusal: errors.LoaderError) -> int:
+    """Rank how much a refusal of one holder says about all replicas. Where holders disagree, the lowest rank is
+    reported."""
+    if isinstance(refusal, errors.ObjectReplaced):
+        return 0
+    return 1 if isinstance(refusal, errors.DriveFailed) else 3 if isinstance(refusal, errors.NotFound) else 2

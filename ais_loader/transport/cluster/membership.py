@@ -11,16 +11,16 @@ import queue
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
 from ais_loader import errors
-from ais_loader.transport.grpc.transport import GrpcTransport
+from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.features import TRANSFORMS
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads, choose
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
@@ -35,19 +35,25 @@ SUSPECT = Backoff(2.0, 16.0, jitter=0)
 """Time for which a node that did not answer is tried last; longer each time, until it has answered."""
 REFRESH_INTERVAL_S = 0.25
 _ASKED_AT_ONCE = 3
-
-_ALL: weakref.WeakSet[Members] = weakref.WeakSet()
+_ALONE = bytes(16)
 
 
 class Members:
-    """The nodes of one cluster, by their uuids."""
+    """The nodes of one cluster, by their uuids.
 
-    def __init__(self, view: ClusterView, options: ClusterOptions) -> None:
+    A node without a cluster is the only member of a map without buckets, which never changes.
+
+    Args:
+        only: the calls to a node without a cluster.
+    """
+
+    def __init__(self, view: ClusterView, options: ClusterOptions, only: NodeCalls | None = None) -> None:
         self.view = view
         """Replaced, never modified: read it once and work with that value."""
         self.options = options
         self._lock = threading.Lock()
-        self._transports: dict[tuple[bytes, str], GrpcTransport] = {}  # guarded by _lock
+        self.only = only
+        self._calls: dict[tuple[bytes, str], NodeCalls] = {}  # guarded by _lock
         self.loads: NodeLoads[bytes] = NodeLoads()
         self.hedging = Hedging(options.hedge_budget)
         self._suspects: Suspects[bytes] = Suspects()
@@ -55,7 +61,12 @@ class Members:
         self._closed = False
         self._identity = os.getpid(), uuid.uuid4().bytes
         self._order: tuple[tuple[int, bytes], list[bytes]] = (-1, b""), []
-        _ALL.add(self)
+
+    @classmethod
+    def of_one(cls, node: NodeCalls, options: ClusterOptions) -> Members:
+        """Return the members for a node without a cluster."""
+        alone = pb.MapNode(uuid=_ALONE, endpoint=node.url, weight=1.0, feature=[TRANSFORMS])
+        return cls(ClusterView(pb.ClusterMap(node=[alone])), options, node)
 
     @property
     def identity(self) -> bytes:
@@ -64,9 +75,10 @@ class Members:
             self._identity = os.getpid(), uuid.uuid4().bytes
         return self._identity[1]
 
-    def transport(self, node: bytes) -> GrpcTransport:
-        """Return a connection that makes one attempt per call: the next attempt may go to another node. Raises
-        NodeUnavailable, Closed."""
+    def calls(self, node: bytes) -> NodeCalls:
+        """Return the calls to a node. Raises NodeUnavailable, Closed."""
+        if self.only is not None:
+            return self.only
         view = self.view
         at = view.position.get(node)
         if at is None:
@@ -75,16 +87,9 @@ class Members:
         with self._lock:
             if self._closed:
                 raise errors.Closed("the connection to the cluster has been closed")
-            if key not in self._transports:
-                self._transports[key] = GrpcTransport(
-                    f"grpc://{key[1]}",
-                    retry_s=0.0,
-                    verify_payload=self.options.verify_payload,
-                    tenant=self.options.tenant,
-                    lane=self.options.lane,
-                    patience_s=self.options.retry_s,
-                )
-            return self._transports[key]
+            if key not in self._calls:
+                self._calls[key] = NodeCalls(f"grpc://{key[1]}", self.options)
+            return self._calls[key]
 
     # -- which node to ask
 
@@ -99,6 +104,8 @@ class Members:
 
     def knows(self, bucket: str) -> bool:
         """Whether the map has the bucket or snapshot. Requests a newer map if it has not."""
+        if self.only is not None:
+            return False
         return self._has(bucket) or (self.refresh(force=True) and self._has(bucket))
 
     def _has(self, bucket: str) -> bool:
@@ -125,7 +132,7 @@ class Members:
 
     def suspect(self, node: bytes) -> None:
         """Note that a node did not answer."""
-        if node not in self._suspects:  # else it is known already
+        if self.only is None and node not in self._suspects:  # else it is known already
             self._suspects.failed(node, SUSPECT)
 
     def is_suspect(self, node: bytes) -> bool:
@@ -137,6 +144,8 @@ class Members:
 
     def anybody(self) -> list[bytes]:
         """Return all nodes, in an order that depends on this client: clients spread over nodes."""
+        if self.only is not None:
+            return [_ALONE]
         view, key = self.view, (self.view.version, self.identity)
         if self._order[0] != key:
             order = ranked(self.identity, "", [Candidate(node.uuid, node.weight) for node in view.nodes])
@@ -165,7 +174,7 @@ class Members:
         `first`: a node that is known to have it.
         """
         now = time.monotonic()
-        if not force and now - self._refreshed_at < REFRESH_INTERVAL_S:
+        if self.only is not None or (not force and now - self._refreshed_at < REFRESH_INTERVAL_S):
             return False
         self._refreshed_at = now
         nodes = self.anybody()
@@ -200,7 +209,7 @@ class Members:
     ) -> None:
         answer: pb.GetMapResponse | None = None
         try:
-            answer = self.transport(node).cluster_map(known, timeout_s=MAP_TIMEOUT_S, retry=False)
+            answer = self.calls(node).cluster_map(known, timeout_s=MAP_TIMEOUT_S)
         except (errors.NodeUnavailable, errors.SilenceTimeout):
             self.suspect(node)
         except errors.LoaderError:  # it has no map, or the client has been closed
@@ -213,21 +222,13 @@ class Members:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            transports = list(self._transports.values())
-            self._transports.clear()
-        for transport in transports:
-            transport.close()
+            calls = list(self._calls.values())
+            self._calls.clear()
+        for node in calls:
+            node.close()
 
     def forget_inherited(self) -> None:
         """Called in a forked child: the lock may be held by a thread that does not exist here."""
         self._lock = threading.Lock()
         self.loads.forget_inherited()
         self.hedging.budget.forget_inherited()
-
-
-def _after_fork_in_child() -> None:
-    for members in _ALL:
-        members.forget_inherited()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

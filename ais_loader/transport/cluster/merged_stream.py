@@ -430,7 +430,7 @@ class MergedStream:
         if share.direct:
             self._members.loads.asked(node, len(share.positions))
         try:
-            sender.begin(self._members.transport(node).session(), request, self._arrivals)
+            sender.begin(self._members.calls(node).session(), request, self._arrivals)
         except errors.NodeUnavailable as error:
             self._arrivals.put((sender.number, Broken(error)))
 

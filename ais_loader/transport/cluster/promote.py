@@ -6,6 +6,7 @@ thus promoted once, as long as all act by one version of the map; a node that do
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Generator, Iterator
@@ -14,8 +15,8 @@ from typing import TypeAlias
 
 from ais_loader import errors
 from ais_loader.transport.cluster.membership import Members
-from ais_loader.transport.grpc.promote_calls import promote_request
 from ais_loader.transport.retry import Patience
+from ais_loader.transport.validation import require_bucket, require_text
 from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 
@@ -30,18 +31,36 @@ _Ended: TypeAlias = tuple[bytes, int | errors.LoaderError]
 """A node, and the number of files that it has seen, or the error that stopped it."""
 
 
-def promote(members: Members, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
+def promote_request(spec: PromoteSpec) -> wire.PromoteRequest:
+    """Raises InvalidRequest, BucketNotFound."""
+    require_bucket(spec.bucket)
+    if not os.path.isabs(spec.path):
+        raise errors.InvalidRequest(f"{spec.path!r}: need an absolute path, on the node's machine")
+    for text in (spec.prefix, *spec.include, *spec.exclude):
+        require_text(text, errors.InvalidRequest, "prefix or pattern")
+    return wire.PromoteRequest(
+        bucket=spec.bucket,
+        path=os.fsencode(spec.path),
+        prefix=spec.prefix,
+        recursive=spec.recursive,
+        move=spec.move,
+        overwrite=spec.overwrite,
+        include=spec.include,
+        exclude=spec.exclude,
+    )
+
+
+def promote(members: Members, spec: PromoteSpec, request: wire.PromoteRequest) -> Generator[PromoteResult, None, None]:
     """Promote files. Raises InvalidRequest if it is ambiguous whose files are meant; SourceRefused, SourceUnreadable if
     no node sees the path; NodeUnavailable if the only promoting node was lost. If one of several is lost, that is a
     failure among the results, and the others go on."""
-    request = promote_request(spec)
     if not members.knows(spec.bucket):
-        yield from members.transport(members.anybody()[0]).run_promotion(request)
+        yield from members.calls(members.anybody()[0]).run_promotion(request)
         return
     looks, unanswered = _look(members, request)
     taking = _choose(members, spec, looks, unanswered)
     if len(taking) == 1:
-        yield from members.transport(taking[0]).run_promotion(request)
+        yield from members.calls(taking[0]).run_promotion(request)
         return
     request.participant.extend(taking)
     request.map_version = members.view.version
@@ -68,7 +87,7 @@ def _look_once(members: Members, request: wire.PromoteRequest) -> tuple[_Looks, 
 
     def look(node: bytes) -> wire.LookResponse | errors.LoaderError:
         try:
-            return members.transport(node).look_at(looked, timeout_s=LOOK_TIMEOUT_S)
+            return members.calls(node).look_at(looked, timeout_s=LOOK_TIMEOUT_S)
         except errors.Closed:
             raise
         except errors.LoaderError as error:
@@ -131,7 +150,7 @@ def _together(members: Members, request: wire.PromoteRequest, nodes: list[bytes]
     def run(node: bytes) -> None:
         ended: int | errors.LoaderError
         try:
-            running = members.transport(node).run_promotion(request)
+            running = members.calls(node).run_promotion(request)
             while True:
                 try:
                     if not hand_over(next(running)):

@@ -1,4 +1,4 @@
-"""Bulk put to many nodes: each node gets its groups on a stream of its own; results come in the caller's order."""
+"""Bulk put: each node gets its groups on a stream of its own; results come in the caller's order."""
 
 from __future__ import annotations
 
@@ -8,17 +8,10 @@ from typing import Protocol
 
 from ais_loader import errors
 from ais_loader.transport.base import PutSpec
-from ais_loader.transport.grpc.put_messages import small_object, spec_of
-from ais_loader.transport.grpc.put_stream import (
-    GROUP_BYTES,
-    GROUP_OBJECTS,
-    LARGE_BYTES,
-    GroupSender,
-    OpenStream,
-    Result,
-)
+from ais_loader.transport.grpc.put import LARGE_BYTES, small_object, spec_of
+from ais_loader.transport.grpc.put_stream import GROUP_BYTES, GROUP_OBJECTS, GroupSender, OpenStream, Result
 from ais_loader.transport.retry import Patience
-from ais_loader.transport.write_tries import unknown
+from ais_loader.transport.write_tries import of_a_repeat, unknown
 from ais_loader.values.content import Source
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -41,6 +34,7 @@ def put_many(
     has: Callable[[str], bool],
     *,
     retry_s: float,
+    has_others: bool,
 ) -> Generator[Result, None, None]:
     """Yield one result per object, in order. A failed object does not stop the others.
 
@@ -51,8 +45,10 @@ def put_many(
             map.
         has: whether a bucket of this name exists, by the client's map.
         retry_s: how long objects of one node may fail in a row before all of its remaining objects fail.
+        has_others: whether other nodes may take what a node does not. If not, groups are sent again to the only node,
+            and its failure for `retry_s` is raised.
     """
-    puts = _Puts(node_of, open_stream_of, put_one, has, retry_s)
+    puts = _Puts(node_of, open_stream_of, put_one, has, retry_s, has_others=has_others)
     try:
         for spec, source in objects:
             puts.take(spec, source)
@@ -69,8 +65,8 @@ def put_many(
 class _Node:
     """State of the objects for one node."""
 
-    def __init__(self, open_stream: OpenStream, retry_s: float) -> None:
-        self.sender = GroupSender(open_stream, 0.0)
+    def __init__(self, open_stream: OpenStream, retry_s: float, *, has_others: bool) -> None:
+        self.sender = GroupSender(open_stream, 0.0 if has_others else retry_s)
         self.patience = Patience(retry_s)
         """Retry limit of single puts: hundreds of objects that no node accepts wait as long as one does."""
         self.group: list[pb.SmallObject] = []
@@ -88,7 +84,10 @@ class _Puts:
         put_one: PutOne,
         has: Callable[[str], bool],
         retry_s: float,
+        *,
+        has_others: bool,
     ) -> None:
+        self._has_others = has_others
         self._node_of = node_of
         self._retry_s = retry_s
         self._has = has
@@ -109,7 +108,7 @@ class _Puts:
             return
         node = self._nodes.get(key)
         if node is None:
-            node = self._nodes[key] = _Node(self._open_stream_of(key), self._retry_s)
+            node = self._nodes[key] = _Node(self._open_stream_of(key), self._retry_s, has_others=self._has_others)
         if small is None:
             self._flush(node)  # the object may replace one of them
             self._alone(node, place, spec, source)
@@ -157,7 +156,8 @@ class _Puts:
                 place, small = node.sent.popleft()
                 behind = isinstance(result, errors.BucketNotFound) and self._has(small.bucket)
                 is_full = isinstance(result, errors.DriveFull) and not everybody_is_full
-                if behind or is_full or isinstance(result, errors.StaleMap | errors.WriteTooLate):
+                elsewhere = behind or is_full or isinstance(result, errors.StaleMap | errors.WriteTooLate)
+                if elsewhere and self._has_others:
                     # Put it alone: on its first owner by a newer map, on an owner with room for at least a version, or
                     # on one that checks for earlier attempts again.
                     alone = self._alone(node, place, spec_of(small, node.sender.doubtful_since_s), Source(small.data))
@@ -167,7 +167,9 @@ class _Puts:
         except errors.Closed:
             raise
         except errors.LoaderError as error:
-            if not error.retryable:
+            if not self._has_others and node.sender.in_doubt and (found := of_a_repeat(error)) is not error:
+                raise found from error
+            if not self._has_others or not error.retryable:
                 raise
             self._rescue(node)
 

@@ -1,4 +1,4 @@
-"""Routed transport to a cluster: each call goes to the nodes that have, or should have, what it concerns.
+"""Remote transport: each call goes to the nodes that have, or should have, what it concerns.
 
 Owners are computed here, from the cluster's map. Reads ask the holders of an object one after another until one
 answers. Writes go to the first owner that answers, which coordinates the other replicas. While no node answers, calls
@@ -12,28 +12,27 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ais_loader import errors
+from ais_loader.tracebacks import short_tracebacks
 from ais_loader.transport.base import (
     BucketChange,
     BucketInfo,
     EtlMethod,
     FrameStream,
-    NoLongBatches,
-    NothingToRefresh,
     PutSpec,
 )
 from ais_loader.transport.cluster.columns import Columns, grouped
-from ais_loader.transport.cluster.failover import DAMAGED, QUICK_TIMEOUT_S, Failover
+from ais_loader.transport.cluster.discovery import QUICK_TIMEOUT_S, Discovery, LateStream
+from ais_loader.transport.cluster.failover import Failover
 from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
 from ais_loader.transport.cluster.membership import Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
-from ais_loader.transport.cluster.promote import promote
+from ais_loader.transport.cluster.promote import promote, promote_request
 from ais_loader.transport.cluster.put_many import put_many
-from ais_loader.transport.grpc.download import Call, download
-from ais_loader.transport.grpc.member_pages import listed_members
+from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.put_stream import object_info
-from ais_loader.transport.grpc.transport import GrpcTransport
-from ais_loader.transport.retry import Patience
-from ais_loader.transport.session.batch_stream import StreamPolicy
+from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
+from ais_loader.transport.retry import NO_RETRY_S, Patience
+from ais_loader.transport.session.batch_stream import GrpcStream, StreamPolicy
 from ais_loader.transport.validation import require_bucket, require_object, require_text
 from ais_loader.transport.write_tries import WriteTries
 from ais_loader.values.batch import Batch
@@ -44,11 +43,12 @@ from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.requests import BatchOptions, requests_for_entries
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.summary import BucketSummary
-from ais_loader.wire.cluster_map import ClusterView, sure_copies
+from ais_loader.wire.cluster_map import sure_copies
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.placement import object_hash
 
 T = TypeVar("T")
@@ -59,25 +59,22 @@ session with each node."""
 DIRECT_FROM_ENTRIES_PER_OWNER = 8
 """In a larger cluster, a client assembles batches with at least this many entries for each owner: fewer are not worth a
 session with every node."""
-_OF_ONE_COPY = (errors.NotFound, errors.DriveFailed, *DAMAGED)
-"""Errors of one replica, while another holder may have the object intact."""
-_OF_ALL_COPIES = (errors.ObjectDeleted, errors.MemberNotFound)
 
 
-def _certainty(refusal: errors.LoaderError) -> int:
-    """Rank how much a refusal of one holder says about all replicas. Where holders disagree, the lowest rank is
-    reported."""
-    if isinstance(refusal, errors.ObjectReplaced):
-        return 0
-    return 1 if isinstance(refusal, errors.DriveFailed) else 3 if isinstance(refusal, errors.NotFound) else 2
+@short_tracebacks
+class RemoteTransport(Failover):
+    """A `Transport` to the node or cluster at the endpoints of `url`. Pickles as its address.
 
+    Args:
+        known: further endpoints, of nodes that the cluster was last known to have.
+    """
 
-class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
-    """A `Transport` over the nodes of a cluster. `url` is where the client began."""
+    def __init__(self, url: str, options: ClusterOptions, *, known: Sequence[str] = ()) -> None:
+        super().__init__(url, Discovery(url, options, known), options.retry_s)
+        self._options = options
 
-    def __init__(self, url: str, view: ClusterView, options: ClusterOptions) -> None:
-        super().__init__(url, Members(view, options), options.retry_s)
-        self._verify_payload = options.verify_payload
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _connect_again, (self.url, self._options, self._discovery.known)
 
     @property
     def _has_others(self) -> bool:
@@ -121,8 +118,11 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
 
     # -- objects
 
-    def put(self, spec: PutSpec, source: Source, *, patience: Patience | None = None) -> ObjectInfo:
-        """Put an object. `patience`: a retry limit shared by several puts."""
+    def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
+        return self._put(spec, source, patience=Patience(self._retry_s))
+
+    def _put(self, spec: PutSpec, source: Source, *, patience: Patience) -> ObjectInfo:
+        """Put an object. `patience`: a retry limit that several puts may share."""
         require_bucket(spec.bucket)
         require_text(spec.name, errors.InvalidName, "object name")
         write = self._write_first if spec.is_conditional else self._write
@@ -136,10 +136,11 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         return put_many(
             objects,
             self._owner_of,
-            lambda node: self.members.transport(node).open_puts,
-            self.put,
+            lambda node: self.members.calls(node).open_puts,
+            self._put,
             self._has,
             retry_s=self._retry_s,
+            has_others=self.members.only is None,
         )
 
     def compose(
@@ -154,8 +155,8 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         tries = tries or WriteTries(made.condition.write_id)
         with tries.told():
 
-            def call(node: GrpcTransport) -> ObjectInfo:
-                return node.compose(request, moved, retry=retry, tries=tries)
+            def call(node: NodeCalls) -> ObjectInfo:
+                return node.compose(request, moved, replay=retry, tries=tries)
 
             sources = {part.range.bucket for part in request.part if part.HasField("range")}
             heard = self._heard_of(made.bucket, call, *sources)
@@ -181,7 +182,9 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         verify: bool,
         timeout_s: float,
     ) -> Iterator[Buffer]:
-        """Like GrpcTransport.get, from the first holder that answers. A broken answer continues at another holder."""
+        """Get an object as a batch of one, from the first holder that answers. A broken answer continues at another
+        holder. An object too large for a batch is streamed by a separate call."""
+        self._discovery.members(timeout_s)
         require_object(bucket, name)
         if start == 0 and length is None and member is None:
             data = self._get_small(bucket, name, timeout_s)
@@ -208,10 +211,16 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         it. Raises SilenceTimeout.
         """
         members = self.members
+        # A node without a map may join a cluster: the object is then wherever that node finds it.
+        request = batch_pb.BatchRequest(
+            bucket=(bucket,), name=(name,), fail_fast=True, ordered=True, local=members.only is None
+        )
+        if members.only is not None:
+            return members.only.get_small(request, timeout_s)
         nodes = self._nodes(bucket, name)
         if len(nodes) == 1:
             try:
-                return members.transport(nodes[0]).get_small(bucket, name, timeout_s, local=True)
+                return members.calls(nodes[0]).get_small(request, timeout_s)
             except errors.NodeUnavailable:
                 members.suspect(nodes[0])
                 return None
@@ -222,7 +231,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         members.loads.asked(node, 1)
         began_s = time.monotonic()
         try:
-            data = members.transport(node).get_small(bucket, name, limit_s, local=True)
+            data = members.calls(node).get_small(request, limit_s)
         except (errors.SilenceTimeout, errors.NodeUnavailable) as error:
             members.suspect(node)
             if isinstance(error, errors.SilenceTimeout) and limit_s < timeout_s:
@@ -239,74 +248,34 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
     def get_transformed(self, request: batch_pb.BatchRequest, timeout_s: float) -> Buffer | None:
         """Ask one of the holders that run transforms; always the same one while it is trusted, because it caches the
         result."""
-        members = self.members
+        members = self._discovery.members(timeout_s)
+        if members.only is not None:
+            return members.only.get_small(request, timeout_s)
         nodes = [node for node in self._nodes(request.bucket[0], request.name[0]) if node in members.view.transforming]
         if not nodes or members.is_suspect(nodes[0]):
             return None
         request.local, request.map_version = True, members.view.version
         try:
-            return members.transport(nodes[0]).get_transformed(request, timeout_s)
+            return members.calls(nodes[0]).get_small(request, timeout_s)
         except errors.NodeUnavailable:
             members.suspect(nodes[0])
             return None
 
-    def _download(self, request: pb.GetRequest, timeout_s: float) -> Iterator[Buffer]:
-        """Ask the object's holders in turn, each from the last received byte on: what one holder has damaged, or not
-        received yet, another may have."""
-        node, refused_at = b"", 0
-        refusals: dict[bytes, errors.LoaderError] = {}
-        translate: Callable[[Exception], errors.LoaderError] = _as_unavailable
-
-        def open_call(request: pb.GetRequest) -> Call:
-            nonlocal node, translate
-            nodes = self._nodes(request.bucket, request.name)
-            node = next((one for one in nodes if one not in refusals), nodes[0])
-            call, translate = self.members.transport(node).open_download(request)
-            return call
-
-        def failed(error: Exception, received: int) -> errors.LoaderError:
-            nonlocal refused_at
-            translated = translate(error)
-            if isinstance(translated, errors.NodeUnavailable):
-                self.members.suspect(node)
-                self.members.refresh()
-            if not isinstance(translated, _OF_ONE_COPY) or isinstance(translated, _OF_ALL_COPIES):
-                return translated
-            lacks = isinstance(translated, errors.NotFound) and not request.version
-            if lacks:
-                self.head(request.bucket, request.name)  # raises NotFound if all holders say so
-            if received > refused_at:
-                # Chunks are verified before they are sent. A holder whose damage lies in the received part may have the
-                # rest intact.
-                refusals.clear()
-            refused_at = received
-            refusals[node] = translated
-            if all(one in refusals for one in self._nodes(request.bucket, request.name)):
-                worst = min(refusals.values(), key=_certainty)
-                if isinstance(worst, errors.ObjectReplaced):
-                    # A download that begins again in the newer version must ask the holders that have it.
-                    for one in [one for one, said in refusals.items() if isinstance(said, errors.ObjectReplaced)]:
-                        del refusals[one]
-                if not lacks or worst is not translated:
-                    return worst
-                refusals.clear()  # it has moved between the requests
-            return errors.NodeUnavailable(str(translated))
-
-        return download(request, open_call, failed, timeout_s=timeout_s, retry_s=self._retry_s)
-
     def head(self, bucket: str, name: str) -> ObjectInfo:
         require_object(bucket, name)
-        return self._read(bucket, name, lambda node, timeout_s: node.head(bucket, name, timeout_s=timeout_s))
+        return self._head(bucket, name)
 
     def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | errors.LoaderError]:
         """Look names up with one request to each of their holders; names without a sure answer are looked up one by
         one."""
         require_bucket(bucket)
+        if self.members.only is not None:
+            return self._any(lambda node: node.head_names(bucket, names, timeout_s=CALL_TIMEOUT_S))
         found = self._heads_of_holders(bucket, names) if self.members.knows(bucket) else {}
         for at, name in enumerate(names):
             if at not in found:
                 try:
-                    found[at] = self.head(bucket, name)
+                    found[at] = self._head(bucket, name)
                 except errors.BucketNotFound:
                     raise
                 except errors.LoaderError as error:
@@ -328,7 +297,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
             left = {}
             for node, positions in groups.items():
                 try:
-                    answers = members.transport(node).head_names(
+                    answers = members.calls(node).head_names(
                         bucket, [names[at] for at in positions], timeout_s=QUICK_TIMEOUT_S
                     )
                 except (errors.NodeUnavailable, errors.SilenceTimeout):
@@ -356,11 +325,9 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         write = self._write_first if if_version is not None else self._write
         tries = WriteTries()
 
-        def delete(node: GrpcTransport) -> None:
-            node.delete(bucket, name, if_version=if_version, tries=tries)
-
+        delete = self._heard_of(bucket, lambda node: node.delete(bucket, name, if_version=if_version, tries=tries))
         with tries.told():
-            write(bucket, name, self._heard_of(bucket, delete), again=True)
+            write(bucket, name, delete, again=True)
 
     def objects(
         self, bucket: str, *, prefix: str, page_size: int, start_after: str = "", skip_missing_drives: bool = False
@@ -371,16 +338,23 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         require_text(prefix, errors.InvalidRequest, "prefix")
         require_text(start_after, errors.InvalidRequest, "start_after")
         members = self.members
-        if not members.knows(bucket):
-            yield from self._any(
-                lambda node: node.objects(
-                    bucket,
-                    prefix=prefix,
-                    page_size=page_size,
-                    start_after=start_after,
-                    skip_missing_drives=skip_missing_drives,
-                )
+
+        def list_page(node: NodeCalls, after: str) -> pb.ListResponse:
+            request = pb.ListRequest(
+                bucket=bucket,
+                prefix=prefix,
+                start_after=after,
+                page_size=min(page_size, 2**32 - 1),
+                skip_missing_drives=skip_missing_drives,
             )
+            return node.list_page(request, has_others=self._has_others)
+
+        if not members.knows(bucket):
+            after: str | None = start_after
+            while after is not None:
+                listed = self._any(lambda node, after=after: list_page(node, after))  # type: ignore[misc]
+                yield from map(object_info, listed.object)
+                after = listed.next if listed.more else None
             return
 
         def known() -> ListedMap:
@@ -399,14 +373,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
             return known()
 
         def page(map_: ListedMap, at: int, after: str) -> ListedPage:
-            found = members.transport(map_.nodes[at]).list_page(
-                bucket,
-                prefix,
-                after,
-                page_size,
-                has_others=self._has_others,
-                skip_missing_drives=skip_missing_drives,
-            )
+            found = list_page(members.calls(map_.nodes[at]), after)
             return ListedPage(
                 [object_info(message) for message in found.object],
                 found.next if found.more else None,
@@ -429,8 +396,8 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         results: list[errors.LoaderError | None] = [None] * len(names)
         left = list(range(len(names)))
 
-        def delete_left(node: GrpcTransport) -> None:
-            done = node.delete_names(bucket, [names[at] for at in left], tries=tries)
+        def delete_left(node: NodeCalls) -> None:
+            done = node.delete_names(bucket, [names[at] for at in left], tries)
             for at, result in zip(left, done, strict=True):
                 results[at] = result
             left[:] = [at for at in left if isinstance(results[at], errors.DriveFull)]
@@ -448,21 +415,31 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         return results
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
-        def summarized(node: GrpcTransport) -> BucketSummary:
+        def summarized(node: NodeCalls) -> BucketSummary:
             return node.summary(bucket, prefix=prefix, depth=depth, has_others=self._has_others)
 
         return self._any(self._heard_of(bucket, summarized))
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
-        """Like GrpcTransport.list_members; each page comes from the first holder that answers."""
-
-        def page(request: pb.ListMembersRequest) -> pb.ListMembersResponse:
-            return self._read(bucket, name, lambda node, _: node.member_page(request))
-
-        return listed_members(page, bucket, name, prefix, page_size)
+        """List the members of one version; each page comes from the first holder that answers. Raises ObjectNotFound
+        also when the archive is replaced between two pages."""
+        require_object(bucket, name)
+        require_text(prefix, errors.InvalidRequest, "prefix")
+        request = pb.ListMembersRequest(bucket=bucket, name=name, prefix=prefix, page_size=min(page_size, 2**32 - 1))
+        while True:
+            page = self._read(bucket, name, lambda node, _: node.member_page(request))
+            for member, size_bytes, checksum in zip(page.name, page.size, page.checksum, strict=True):
+                yield MemberInfo(bucket, name, member, size_bytes, checksum, page.version, page.hidden)
+            if not page.next:
+                return
+            request.first, request.version = page.next, page.version
 
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
-        return promote(self.members, spec)
+        request, members = promote_request(spec), self.members
+        if members.only is not None:
+            looked = promote_pb.LookRequest(path=request.path, recursive=request.recursive)
+            self._any(lambda node: node.look_at(looked, timeout_s=CALL_TIMEOUT_S))  # again while it does not answer
+        yield from promote(members, spec, request)
 
     # -- jobs: any node that answers knows all jobs
 
@@ -474,7 +451,7 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
         members = self.members
         node = members.transforming()[0]
         try:
-            yield from members.transport(node).watch_job(name)
+            yield from members.calls(node).watch_job(name)
         except (errors.NodeUnavailable, errors.SilenceTimeout):
             members.suspect(node)  # the next call to watch_job asks another node
             raise
@@ -488,9 +465,29 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
     def open_batch(
         self, request: batch_pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
     ) -> FrameStream:
-        policy = StreamPolicy(timeout_s=timeout_s, retry_s=self._retry_s, verify_payload=self._verify_payload)
-        request.tenant = self.members.options.tenant or request.tenant
-        return MergedStream(request, self.members, policy, self._targets(request, assembly, colocation))
+        def begin(members: Members) -> FrameStream:
+            policy = StreamPolicy(timeout_s, self._retry_s, self._options.verify_payload)
+            if members.only is not None:
+                return GrpcStream(request, members.only.ask, policy, self.url)
+            return MergedStream(request, members, policy, self._targets(request, assembly, colocation))
+
+        request.tenant = self._options.tenant or request.tenant
+        try:
+            members = self._discovery.members(min(timeout_s, QUICK_TIMEOUT_S), retry=False)
+        except (errors.NodeUnavailable, errors.SilenceTimeout):
+            return LateStream(lambda: begin(self._discovery.members(timeout_s)))
+        return begin(members)
+
+    def open_long_batch(
+        self, request: batch_pb.BatchRequest, *, timeout_s: float, window_bytes: int
+    ) -> FrameStream | None:
+        """Only to a node without a cluster, once it is known to have none."""
+        found = self._discovery.found
+        if found is None or (only := found.only) is None:
+            return None
+        policy = StreamPolicy(timeout_s, NO_RETRY_S, self._options.verify_payload)
+        request.tenant = self._options.tenant or request.tenant
+        return GrpcStream(request, lambda request: only.ask_alone(request, window_bytes), policy, self.url)
 
     def _targets(self, request: batch_pb.BatchRequest, assembly: str, colocation: str) -> list[bytes]:
         """Return the nodes that may assemble the batch, best first; empty if this client does."""
@@ -511,14 +508,16 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
     # -- life
 
     def describe(self) -> dict[str, object]:
-        """Describe the cluster, and each node that answers."""
+        """Describe the cluster, and each node that answers; or the node that has no cluster."""
         members, view = self.members, self.members.view
+        if members.only is not None:
+            return self._any(NodeCalls.describe)
         nodes: list[dict[str, object]] = []
         first: dict[str, object] = {}
         for node in view.nodes:
             known: dict[str, object] = {"uuid": node.uuid.hex(), "host": node.host, "endpoint": node.endpoint}
             try:
-                known |= members.transport(node.uuid).describe()
+                known |= members.calls(node.uuid).describe()
                 first = first or known
             except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
                 known["error"] = str(error)
@@ -540,10 +539,12 @@ class RoutedTransport(Failover, NoLongBatches, NothingToRefresh):
             "nodes": nodes,
         }
 
+    def refresh(self) -> None:
+        """Nodes always answer from the committed state."""
+
     def close(self) -> None:
-        self.members.close()
+        self._discovery.close()
 
 
-def _as_unavailable(error: Exception) -> errors.LoaderError:
-    """Translate errors from before a call has been opened."""
-    return error if isinstance(error, errors.LoaderError) else errors.NodeUnavailable(str(error))
+def _connect_again(url: str, options: ClusterOptions, known: Sequence[str]) -> RemoteTransport:
+    return RemoteTransport(url, options, known=known)

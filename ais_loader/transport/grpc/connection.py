@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 
 from ais_loader import errors
 from ais_loader.transport.fork_safety import GATE, grpc_begins
-from ais_loader.transport.grpc.session_call import GrpcCall
-from ais_loader.transport.grpc.tenant import metadata_of, naming
 from ais_loader.transport.session.call_lane import CallLanes
 from ais_loader.transport.session.lane import CONNECT_TIMEOUT_S, Lanes
 from ais_loader.transport.session.long_batch import OWN_CHANNEL_OPTIONS, keep_freed_memory
@@ -33,7 +32,7 @@ from ais_loader.wire.generated import ais_etl_pb2_grpc as etl_rpc
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_promote_pb2_grpc as promote_rpc
 from ais_loader.wire.generated import ais_snapshots_pb2_grpc as snapshots_rpc
-from ais_loader.wire.reserved import ERROR_KIND_KEY
+from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
 
 _SESSION = "/ais_loader.v1.GetBatch/Session"
 _OPEN_LANE = "/ais_loader.v1.GetBatch/OpenLane"
@@ -48,6 +47,56 @@ _OPEN: set[Connection] = set()
 owner."""
 _INHERITED: list[Connection] = []
 """Never used and never freed: freeing a channel in a forked child may wait for threads that do not exist there."""
+
+
+class _Naming(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
+    grpc.StreamUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
+):
+    """Adds the tenant's metadata to each call of a channel."""
+
+    def __init__(self, metadata: tuple[tuple[str, bytes], ...]) -> None:
+        self._metadata = metadata
+
+    def _named(self, proceed: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:
+        return proceed(_Details(details, (*(details.metadata or ()), *self._metadata)), request)
+
+    intercept_unary_unary = intercept_unary_stream = _named
+    intercept_stream_unary = intercept_stream_stream = _named
+
+
+class _Details(grpc.ClientCallDetails):  # type: ignore[misc]
+    def __init__(self, details: Any, metadata: tuple[Any, ...]) -> None:
+        self.method, self.timeout, self.credentials = details.method, details.timeout, details.credentials
+        self.wait_for_ready, self.compression = details.wait_for_ready, details.compression
+        self.metadata = metadata
+
+
+class _SessionCall:
+    """A session's `Call` over gRPC: messages are queued for the thread by which grpcio sends.
+
+    Args:
+        stub: the multi-callable of the session's method, for bytes.
+    """
+
+    def __init__(self, stub: Any) -> None:
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call = stub(iter(self._outgoing.get, None))
+
+    def send(self, message: bytes) -> None:
+        self._outgoing.put(message)
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._call
+        finally:
+            self._outgoing.put(None)
+
+    def cancel(self) -> None:
+        self._call.cancel()
+        self._outgoing.put(None)
 
 
 class CutByFork(errors.NodeUnavailable):
@@ -82,7 +131,9 @@ class Connection:
         self.lock = threading.Lock()
         grpc_begins()
         self.channel = grpc.insecure_channel(endpoint, options=for_patience(CHANNEL_OPTIONS, patience_s))
-        named = naming(self.channel, tenant)
+        self._metadata = ((TENANT_KEY, tenant.encode()),) if tenant else ()
+        """Metadata of each call; batches within a session carry the tenant in their requests."""
+        named = grpc.intercept_channel(self.channel, _Naming(self._metadata)) if tenant else self.channel
         self.buckets = rpc.BucketsStub(self.channel)
         self.objects = rpc.ObjectsStub(named)
         self.compose = compose_rpc.ComposeStub(named)
@@ -98,7 +149,6 @@ class Connection:
             request_serializer=batch_pb.OpenLaneRequest.SerializeToString,
             response_deserializer=batch_pb.OpenLaneResponse.FromString,
         )
-        self._metadata = metadata_of(tenant)
         host, _, port = endpoint.rpartition(":")
         self._port = int(port)
         self.lanes = Lanes(host.strip("[]"), self._lane_offer) if lane == "auto" else None
@@ -127,7 +177,7 @@ class Connection:
 
     def _session_call(self) -> Call:
         lane = self.lanes.open() if self.lanes is not None else None
-        return lane or GrpcCall(self._open_session)
+        return lane or _SessionCall(self._open_session)
 
     def _open_stream(self, channel: grpc.Channel) -> Stream:
         lane = self.lanes.open() if self.lanes is not None else None

@@ -6,101 +6,53 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import grpc
 
 from ais_loader import errors
-from ais_loader.transport.base import PutSpec
-from ais_loader.transport.grpc.put_messages import small_object
+from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, Watchdog
 from ais_loader.transport.retry import Patience
 from ais_loader.transport.write_tries import WriteTries, of_a_repeat
-from ais_loader.values.content import Source
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import stored_of
 
 GROUP_BYTES = 1 << 20
 GROUP_OBJECTS = 256
-LARGE_BYTES = 4 << 20
-"""Objects of at least this size are PUTs of their own."""
 _GROUPS_AHEAD = 4
 
 Result: TypeAlias = ObjectInfo | errors.LoaderError
 Group: TypeAlias = list[pb.SmallObject]
-Work: TypeAlias = Group | tuple[PutSpec, Source] | errors.LoaderError
 
 
-class AnswerStream(Protocol):
-    """Acknowledgements of one stream of groups. `next` raises LoaderError; `close` ends the stream at once."""
+class PutAnswers:
+    """The acknowledgements of one PutMany call."""
 
-    def __next__(self) -> pb.PutManyResponse: ...
-    def close(self) -> None: ...
+    def __init__(self, call: Any, translate: Callable[[Exception], errors.LoaderError]) -> None:
+        self._call = call
+        self._translate = translate
+        self._watchdog = Watchdog(CALL_TIMEOUT_S).guard(call.cancel)
+        self._watchdog.rest()
 
+    def __next__(self) -> pb.PutManyResponse:
+        self._watchdog.seen()
+        try:
+            answer: pb.PutManyResponse = next(self._call)
+        except grpc.RpcError as error:
+            if self._watchdog.fired:
+                raise errors.SilenceTimeout(f"nothing was acknowledged for {CALL_TIMEOUT_S:g} s") from error
+            raise self._translate(error) from error
+        self._watchdog.rest()
+        return answer
 
-OpenStream: TypeAlias = Callable[[Iterator[pb.PutManyRequest]], AnswerStream]
-
-
-def put_many(
-    objects: Iterable[tuple[PutSpec, Source]],
-    open_stream: OpenStream,
-    put_one: Callable[[PutSpec, Source], ObjectInfo],
-    *,
-    retry_s: float,
-) -> Generator[Result, None, None]:
-    """Yield one result per object, in order. Raises NodeUnavailable if no node answers for `retry_s`."""
-    sender = GroupSender(open_stream, retry_s)
-    try:
-        for work in _grouped(objects):
-            if isinstance(work, list):
-                yield from sender.send(work)
-                continue
-            yield from sender.flush()
-            if isinstance(work, errors.LoaderError):
-                yield work
-                continue
-            try:
-                yield put_one(*work)
-            except errors.LoaderError as error:
-                yield error
-        yield from sender.flush()
-    except errors.LoaderError as error:
-        if sender.in_doubt and (found := of_a_repeat(error)) is not error:
-            raise found from error
-        raise
-    finally:
-        sender.close()
+    def close(self) -> None:
+        self._watchdog.stop()
+        self._call.cancel()
 
 
-def _grouped(objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[Work]:
-    """Group small objects. Yield alone, in order: large objects, files of unknown size, and errors of objects that no
-    message can carry."""
-    group: Group = []
-    group_bytes = 0
-    for spec, source in objects:
-        alone: Work | None = None
-        if source.size_bytes is None or source.size_bytes >= LARGE_BYTES:
-            alone = spec, source
-        else:
-            try:
-                small = small_object(spec, b"".join(source.chunks()))
-            except errors.LoaderError as error:
-                alone = error
-        if alone is not None:
-            if group:
-                yield group
-            group, group_bytes = [], 0
-            yield alone
-            continue
-        if group and group_bytes + len(small.data) > GROUP_BYTES:
-            yield group
-            group, group_bytes = [], 0
-        group.append(small)
-        group_bytes += len(small.data)
-        if len(group) >= GROUP_OBJECTS:
-            yield group
-            group, group_bytes = [], 0
-    if group:
-        yield group
+OpenStream: TypeAlias = Callable[[Iterator[pb.PutManyRequest]], PutAnswers]
 
 
 class _SentGroup:
@@ -129,7 +81,7 @@ class GroupSender:
         self._patience = Patience(retry_s)
         self._unacknowledged: deque[_SentGroup] = deque()
         self._outgoing: queue.SimpleQueue[_SentGroup | None] = queue.SimpleQueue()
-        self._answers: AnswerStream | None = None
+        self._answers: PutAnswers | None = None
         self.doubtful_since_s: float | None = None
         """For the objects whose results come now: start of the first attempt that may have stored them, if any."""
 

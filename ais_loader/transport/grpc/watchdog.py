@@ -1,12 +1,25 @@
-"""Idle watchdog: ends a call without progress, because gRPC's own deadline applies to the call as a whole."""
+"""Idle watchdog: ends a call without progress, because gRPC's own deadline applies to the call as a whole.
+
+A node that hangs, or whose machine is gone, keeps its connections. It differs from a busy node only in that it answers
+no other call either. The only node is therefore waited for, and one of several only while it is alive.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import grpc
+
+from ais_loader import errors
+from ais_loader.transport.grpc.connection import Connection
+
+CALL_TIMEOUT_S = 60.0
+"""Timeout of any call to a node."""
 LOOK_S = 2.0
 """Interval of the checks whether a silent node is alive."""
 
@@ -66,3 +79,51 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def answered(here: Connection, method: Any, request: Any, *, has_others: bool) -> Any:
+    """Return the answer of one unary call. Raises NodeUnavailable if others can be asked, and gRPC's errors."""
+    if not has_others:
+        return method(request, timeout=CALL_TIMEOUT_S)
+    call = method.future(request)
+    with watched(here, call, has_others=True):
+        return call.result()
+
+
+@contextlib.contextmanager
+def watched(here: Connection, call: Any, *, has_others: bool) -> Iterator[Watchdog]:
+    """Watch a call, and cancel it at the end, or when its node is silent for too long. Raises SilenceTimeout then. If
+    others can be asked, raises NodeUnavailable, as soon as the node is found to be gone."""
+    watchdog = Watchdog(CALL_TIMEOUT_S, here.is_alive if has_others else None)
+    with watchdog.guard(call.cancel):
+        try:
+            yield watchdog
+        except Exception as error:
+            if not watchdog.fired:
+                raise
+            said = f"{here.endpoint}: it said nothing for {watchdog.silent_s:.0f} s"
+            raise (errors.NodeUnavailable(said) if has_others else errors.SilenceTimeout(said)) from error
+        finally:
+            call.cancel()
+
+
+def streamed(here: Connection, call: Any, timeout_s: float) -> Iterator[Any]:
+    """Yield the answers of a call. The consumer's time does not count as the node's silence. Raises SilenceTimeout, and
+    the node's errors."""
+    watchdog = Watchdog(timeout_s)
+    with watchdog.guard(call.cancel):
+        try:
+            while True:
+                watchdog.seen()
+                try:
+                    answer = next(call, None)
+                except grpc.RpcError as error:
+                    if watchdog.fired:
+                        raise errors.SilenceTimeout(f"{here.endpoint}: it was silent for {timeout_s:g} s") from error
+                    raise here.translate(error) from error
+                if answer is None:
+                    return
+                watchdog.rest()
+                yield answer
+        finally:
+            call.cancel()

@@ -1,18 +1,49 @@
-"""Messages of a PUT: an object's description and its bytes, or the error that a store would return."""
+"""One attempt of a PUT, through a lane or over gRPC: an object's description and its bytes, in messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+
+import grpc
 
 from ais_loader import errors
 from ais_loader.transport.base import PutSpec
+from ais_loader.transport.grpc.connection import Connection
+from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, Watchdog
 from ais_loader.transport.session.call_lane import PUT, CallLane
 from ais_loader.transport.validation import require_bucket, require_metadata, require_text
 from ais_loader.transport.write_tries import WriteTries
 from ais_loader.values.content import Source
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from ais_loader.wire.lane import DATA, LAST
+from ais_loader.wire.lane import DATA, LAST, MAX_PUT_MESSAGE_BYTES
+
+LARGE_BYTES = 4 << 20
+"""Objects of at least this size are PUTs of their own, which may continue as long as their bytes move."""
+
+
+def put_object(here: Connection, spec: PutSpec, source: Source, *, by_lane: bool) -> pb.ObjectInfo:
+    """Make one attempt. Raises LoaderError, gRPC's errors, and what the caller's own file raises."""
+    spec.tries.begin(all_sent=False)
+    if by_lane and (lane := here.put_lanes.take(PUT)) is not None:
+        return _put_by_lane(here, lane, spec, source)
+    failure: list[Exception] = []
+    messages = put_messages(spec, source, failure)
+    try:
+        if source.size_bytes is not None and source.size_bytes < LARGE_BYTES:
+            stored: pb.ObjectInfo = here.objects.Put(messages, timeout=CALL_TIMEOUT_S)
+            return stored
+        return _put_large(here, messages)
+    except grpc.RpcError:
+        if failure:
+            raise failure[0] from None
+        raise
+
+
+def fits_lane(header: pb.PutHeader) -> bool:
+    """Whether a header, which has no write id yet, can be sent by a lane. A node rejects one that is too large with a
+    gRPC error."""
+    return header.ByteSize() <= MAX_PUT_MESSAGE_BYTES // 2
 
 
 def put_header(spec: PutSpec) -> pb.PutHeader:
@@ -59,12 +90,8 @@ def put_messages(spec: PutSpec, source: Source, failure: list[Exception]) -> Ite
     yield pb.PutRequest(end=pb.PutEnd(size_bytes=size_bytes, checksum=checksum))
 
 
-def put_by_lane(
-    lane: CallLane, spec: PutSpec, source: Source, failed: Callable[[Exception], errors.LoaderError]
-) -> pb.ObjectInfo:
-    """Make one attempt of a PUT through a lane. Raises LoaderError (`failed` translates a broken connection), and what
-    the caller's own file raises."""
-    with lane.call(PUT, failed) as call:
+def _put_by_lane(here: Connection, lane: CallLane, spec: PutSpec, source: Source) -> pb.ObjectInfo:
+    with lane.call(PUT, here.lane_broke) as call:
         call.send(pb.PutRequest(header=put_header(spec)).SerializeToString(), more=True)
         size_bytes = checksum = 0
         for chunk in source.chunks(copied=False):
@@ -78,6 +105,27 @@ def put_by_lane(
             end = pb.PutEnd(size_bytes=size_bytes, checksum=checksum)
             call.send(pb.PutRequest(end=end).SerializeToString(), LAST)
         return pb.ObjectInfo.FromString(call.answer())
+
+
+def _put_large(here: Connection, messages: Iterator[pb.PutRequest]) -> pb.ObjectInfo:
+    watchdog = Watchdog(CALL_TIMEOUT_S)
+
+    def watched() -> Iterator[pb.PutRequest]:
+        for message in messages:
+            watchdog.seen()
+            yield message
+
+    call = here.objects.Put.future(watched())
+    with watchdog.guard(call.cancel):
+        try:
+            stored: pb.ObjectInfo = call.result()
+        except grpc.FutureCancelledError as error:
+            if watchdog.fired:
+                raise errors.SilenceTimeout(
+                    f"{here.endpoint}: a PUT made no progress for {CALL_TIMEOUT_S:g} s"
+                ) from error
+            raise here.cancelled() from error
+    return stored
 
 
 def small_object(spec: PutSpec, data: bytes) -> pb.SmallObject:

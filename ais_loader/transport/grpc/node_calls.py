@@ -1,0 +1,501 @@
+"""Typed calls to one storage node over gRPC, one attempt each.
+
+Channels connect lazily and belong to the process that created them. gRPC does not survive a fork, so connections are
+closed before a fork and opened again on next use: batches in flight resume by themselves, and calls are waited for, or
+repeated; see `fork_safety`. Other retries are up to the caller, who may ask another node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, TypeVar
+
+import grpc
+
+from ais_loader import errors
+from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, PutSpec
+from ais_loader.transport.fork_safety import GATE, take_part
+from ais_loader.transport.grpc.connection import AllForked, Connection, CutByFork
+from ais_loader.transport.grpc.download import Call
+from ais_loader.transport.grpc.put import fits_lane, put_header, put_object
+from ais_loader.transport.grpc.put_stream import PutAnswers, object_info
+from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, Watchdog, answered, streamed, watched
+from ais_loader.transport.session.batch_stream import SharedAnswers
+from ais_loader.transport.session.long_batch import DedicatedStreamAnswers
+from ais_loader.transport.session.session import Session
+from ais_loader.transport.validation import require_bucket, require_text
+from ais_loader.transport.write_tries import WriteTries, of_a_repeat
+from ais_loader.values.content import Buffer, Source
+from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.options import ClusterOptions
+from ais_loader.values.promote import PromoteResult
+from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.values.summary import BucketSummary, PrefixSummary
+from ais_loader.values.urls import is_host_port
+from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
+from ais_loader.wire.generated import ais_contents_pb2 as contents_pb
+from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
+from ais_loader.wire.generated import ais_snapshots_pb2 as snapshots_pb
+
+T = TypeVar("T")
+INDEX_TIMEOUT_S = 600.0
+"""An archive without an index is read completely first."""
+INIT_TIMEOUT_S = 90.0
+"""The node starts a worker, which may load a model."""
+INSTALL_TIMEOUT_S = 360.0
+"""Additional time in which the worker's requirements are installed."""
+JOB_SILENCE_S = 15.0
+"""Longest silence of a node that reports on a job every few seconds."""
+_FORKS_PER_CALL = 5
+"""How often a call that a fork has ended is repeated. Beyond that, it counts as a failure of the node."""
+
+_ALL = AllForked()
+take_part(_ALL)
+
+
+class NodeCalls:
+    """Calls to one storage node, by one endpoint or by the next of several after each failure. Thread-safe.
+
+    Args:
+        options: `retry_s` is how long callers wait for a node that does not answer.
+    """
+
+    def __init__(self, url: str, options: ClusterOptions) -> None:
+        self.url = url
+        self._options = options
+        self._endpoints = [part.removeprefix("grpc://") for part in url.split(",")]
+        for endpoint in self._endpoints:
+            if not is_host_port(endpoint):
+                raise errors.InvalidRequest(f"{url!r}: {endpoint!r} is not host:port, as in grpc://10.0.0.5:7480")
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None  # guarded by _lock
+        self._endpoint = 0
+        self._closed = False
+        _ALL.add(self)
+
+    # -- connection
+
+    def _here(self) -> Connection:
+        """Return this process's connection. No new one is created while the process is being forked."""
+        connection = self._connection
+        if connection is not None and not self._closed:
+            return connection
+        with GATE.call():
+            return self._connected()
+
+    def _connected(self) -> Connection:
+        with self._lock:
+            if self._closed:
+                raise errors.Closed(f"the connection to {self.url} has been closed")
+            if self._connection is None:
+                options = self._options
+                self._connection = Connection(
+                    self._endpoints[self._endpoint],
+                    options.verify_payload,
+                    options.retry_s,
+                    options.tenant,
+                    self,
+                    options.lane,
+                )
+            return self._connection
+
+    def _abandon(self, failed: Connection) -> None:
+        """Switch to the next endpoint, if there is one; gRPC itself keeps reconnecting to the only one."""
+        if len(self._endpoints) > 1:
+            with GATE.call():
+                with self._lock:
+                    if self._connection is not failed:
+                        return
+                    self._connection = None
+                    self._endpoint = (self._endpoint + 1) % len(self._endpoints)
+                failed.let_go()
+
+    def let_go(self, *, cut: bool = False) -> None:
+        """End everything in progress, as if the connection had broken; it is opened again on next use. Called for a
+        fork, or when the connection is not needed for a while. `cut`: calls have had their time before a fork."""
+        with GATE.call():
+            with self._lock:
+                connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.let_go(cut=cut)
+
+    def forget_inherited(self) -> None:
+        """Called in a forked child: connections are the parent's, and a lock may be held by a thread that does not
+        exist here."""
+        self._lock = threading.Lock()
+        self._connection = None
+
+    def close(self) -> None:
+        self._closed = True
+        with GATE.call():
+            with self._lock:
+                connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def _failed(self, here: Connection, error: Exception) -> errors.LoaderError:
+        translated = here.translate(error)
+        if isinstance(translated, errors.NodeUnavailable):
+            self._abandon(here)
+        return translated
+
+    def _call(self, call: Callable[[Connection], T], *, replay: bool = True, tries: WriteTries | None = None) -> T:
+        """Make one call. `replay`: again if a fork has cut it. `tries`: the attempts of a write, which `call` begins,
+        and whose outcome the caller judges."""
+        for _ in range(_FORKS_PER_CALL if replay else 0):
+            with contextlib.suppress(CutByFork):
+                return self._once(call, tries)
+        return self._once(call, tries)
+
+    def _once(self, call: Callable[[Connection], T], tries: WriteTries | None) -> T:
+        with GATE.call():
+            here = self._connected()
+            try:
+                with here.in_use():
+                    return call(here)
+            except (grpc.RpcError, errors.LoaderError) as error:
+                judged = self._failed(here, error)
+                if tries is not None:
+                    tries.failed(judged)
+                    judged = tries.judged(judged)
+                if judged is error:
+                    raise
+                raise judged from error
+
+    # -- buckets
+
+    def create_bucket(self, name: str, *, copies: int, exist_ok: bool, min_copies: int, reframe: bool) -> BucketInfo:
+        require_text(name, errors.InvalidName, "bucket name")
+        request = pb.CreateBucketRequest(
+            name=name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
+        )
+        return _bucket_info(self._call(lambda here: here.buckets.CreateBucket(request, timeout=CALL_TIMEOUT_S)))
+
+    def bucket(self, name: str, *, has_others: bool) -> BucketInfo:
+        """`has_others`: whether another node can be asked if this one does not answer; so also below."""
+        require_bucket(name)
+        request = pb.GetBucketRequest(name=name)
+        return _bucket_info(
+            self._call(lambda here: answered(here, here.buckets.GetBucket, request, has_others=has_others))
+        )
+
+    def buckets(self, *, has_others: bool) -> list[BucketInfo]:
+        request = pb.ListBucketsRequest()
+        answer = self._call(lambda here: answered(here, here.buckets.ListBuckets, request, has_others=has_others))
+        return [_bucket_info(bucket) for bucket in answer.bucket]
+
+    def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
+        require_bucket(name)
+        request = pb.SetBucketRequest(name=name)
+        if change.reframe is not None:
+            request.reframe = change.reframe
+        if change.copies is not None:
+            request.copies = change.copies
+        if change.min_copies is not None:
+            request.min_copies = change.min_copies
+        return _bucket_info(self._call(lambda here: here.buckets.SetBucket(request, timeout=CALL_TIMEOUT_S)))
+
+    def delete_bucket(self, name: str, *, force: bool) -> int:
+        require_bucket(name)
+        request = pb.DeleteBucketRequest(name=name, force=force)
+        # No deadline: the duration depends on the number of objects. A lost answer leaves the bucket deleted.
+        return int(self._call(lambda here: here.buckets.DeleteBucket(request), replay=False).deleted_objects)
+
+    def snapshots(self, action: SnapshotAction, bucket: str, name: str) -> list[SnapshotInfo]:
+        """Return the snapshots that were created, or exist; none after a deletion."""
+        require_bucket(bucket)
+        require_text(name, errors.InvalidName, "snapshot name")
+
+        def info(found: snapshots_pb.Snapshot) -> SnapshotInfo:
+            return SnapshotInfo(bucket, found.name, found.created_ns, found.objects, found.size_bytes)
+
+        def call(here: Connection) -> list[SnapshotInfo]:
+            stub = here.snapshots
+            # Calls without a deadline take as long as the number of objects requires.
+            if action == "create":
+                return [info(stub.CreateSnapshot(snapshots_pb.CreateSnapshotRequest(bucket=bucket, name=name)))]
+            if action == "delete":
+                stub.DeleteSnapshot(snapshots_pb.DeleteSnapshotRequest(bucket=bucket, name=name))
+                return []
+            found = stub.ListSnapshots(snapshots_pb.ListSnapshotsRequest(bucket=bucket), timeout=CALL_TIMEOUT_S)
+            return [info(snapshot) for snapshot in found.snapshot]
+
+        return self._call(call, replay=action == "list")
+
+    # -- writes: attempts of the caller's `tries`
+
+    def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
+        by_lane = fits_lane(put_header(spec))  # raises for values that no message can carry
+        return object_info(
+            self._call(
+                lambda here: put_object(here, spec, source, by_lane=by_lane),
+                replay=source.replayable,
+                tries=spec.tries,
+            )
+        )
+
+    def open_puts(self, messages: Iterator[pb.PutManyRequest]) -> PutAnswers:
+        """Open one PutMany call: groups of objects in, their acknowledgements out."""
+        with GATE.call():
+            here = self._connected()
+            with here.in_use():
+                return PutAnswers(here.objects.PutMany(messages), here.translate)
+
+    def compose(
+        self,
+        request: compose_pb.ComposeRequest,
+        moved: Callable[[int], None] | None,
+        *,
+        replay: bool,
+        tries: WriteTries,
+    ) -> ObjectInfo:
+        """Create an object from parts of others. The call may continue as long as bytes move."""
+        condition = request.object.condition
+
+        def send(here: Connection) -> ObjectInfo:
+            tries.begin()
+            condition.write_id, condition.repeat_ms = tries.write_id, tries.repeat_ms
+            watchdog = Watchdog(CALL_TIMEOUT_S)
+            call = here.compose.Compose(request)
+            with watchdog.guard(call.cancel):
+                try:
+                    for answer in call:
+                        watchdog.seen()
+                        if moved is not None:
+                            moved(answer.moved_bytes)
+                        if answer.HasField("info"):
+                            return object_info(answer.info)
+                except Exception as error:
+                    if watchdog.fired:
+                        raise errors.SilenceTimeout(
+                            f"{here.endpoint}: there was no progress for {CALL_TIMEOUT_S:g} s"
+                        ) from error
+                    raise
+                finally:
+                    call.cancel()
+            raise errors.NodeUnavailable(f"{here.endpoint}: the answer ended before it said what was stored")
+
+        return self._call(send, replay=replay, tries=tries)
+
+    def delete(self, bucket: str, name: str, *, if_version: str | None, tries: WriteTries) -> None:
+        request = pb.DeleteRequest(bucket=bucket, name=name, if_version=if_version or "", write_id=tries.write_id)
+
+        def send(here: Connection) -> None:
+            tries.begin()
+            request.repeat_ms = tries.repeat_ms
+            here.objects.Delete(request, timeout=CALL_TIMEOUT_S)
+
+        self._call(send, tries=tries)
+
+    def delete_names(self, bucket: str, names: Sequence[str], tries: WriteTries) -> list[errors.LoaderError | None]:
+        def send(here: Connection) -> list[errors.LoaderError | None]:
+            tries.begin()
+            request = contents_pb.DeleteManyRequest(
+                bucket=bucket, name=names, write_id=tries.write_id, repeat_ms=tries.repeat_ms
+            )
+            answer = here.contents.DeleteMany(request, timeout=CALL_TIMEOUT_S)
+            results: list[errors.LoaderError | None] = [None] * len(names)
+            for failure in answer.failure:
+                error = errors.from_node(failure.error.kind, failure.error.message)
+                results[failure.position] = of_a_repeat(error) if tries.in_doubt else error
+            return results
+
+        return self._call(send, tries=tries)
+
+    # -- reads
+
+    def get_small(self, request: batch_pb.BatchRequest, timeout_s: float) -> Buffer | None:
+        """Get the bytes of a request's only entry, a whole object, on the fastest path. Returns None if that path does
+        not apply. Raises SilenceTimeout, and the errors of the entry's transforms."""
+        request.tenant = self._options.tenant or request.tenant
+        return self._here().single_get.get(request, timeout_s)
+
+    def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
+        """Open the call that streams an object. Also return the translation of its errors."""
+        with GATE.call():
+            here = self._connected()
+            with here.in_use():
+                return here.objects.Get(request), lambda error: self._failed(here, error)
+
+    def head(self, bucket: str, name: str, *, timeout_s: float) -> ObjectInfo:
+        request = pb.HeadRequest(bucket=bucket, name=name)
+        return object_info(self._call(lambda here: here.objects.Head(request, timeout=timeout_s)))
+
+    def head_names(
+        self, bucket: str, names: Sequence[str], *, timeout_s: float
+    ) -> list[ObjectInfo | errors.LoaderError]:
+        request = contents_pb.HeadManyRequest(bucket=bucket, name=names)
+        answer = self._call(lambda here: here.contents.HeadMany(request, timeout=timeout_s))
+        found: list[ObjectInfo | errors.LoaderError] = [object_info(message) for message in answer.object]
+        for failure in answer.failure:
+            found[failure.position] = errors.from_node(failure.error.kind, failure.error.message)
+        return found
+
+    def summary(self, bucket: str, *, prefix: str, depth: int, has_others: bool) -> BucketSummary:
+        """Count objects. The call may continue as long as names are counted."""
+        request = contents_pb.SummarizeRequest(bucket=bucket, prefix=prefix, depth=depth)
+
+        def summarized(here: Connection) -> BucketSummary:
+            call = here.contents.Summarize(request)
+            with watched(here, call, has_others=has_others) as watchdog:
+                for answer in call:
+                    watchdog.seen()
+                    if answer.HasField("summary"):
+                        return _summary(bucket, prefix, answer.summary)
+            raise errors.NodeUnavailable(f"{here.endpoint}: the answer ended before the summary")
+
+        return self._call(summarized)
+
+    def list_page(self, request: pb.ListRequest, *, has_others: bool) -> pb.ListResponse:
+        """Return one page of the node's objects, which may end before `page_size` objects."""
+        page: pb.ListResponse = self._call(
+            lambda here: answered(here, here.objects.List, request, has_others=has_others)
+        )
+        return page
+
+    def member_page(self, request: pb.ListMembersRequest) -> pb.ListMembersResponse:
+        # The first caller waits for the index.
+        answer: pb.ListMembersResponse = self._call(
+            lambda here: here.objects.ListMembers(request, timeout=INDEX_TIMEOUT_S)
+        )
+        return answer
+
+    def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
+        answer: compose_pb.TarEndResponse = self._call(
+            lambda here: here.compose.TarEnd(request, timeout=INDEX_TIMEOUT_S)
+        )
+        return answer
+
+    # -- promotion and jobs
+
+    def look_at(self, request: promote_pb.LookRequest, *, timeout_s: float) -> promote_pb.LookResponse:
+        answer: promote_pb.LookResponse = self._call(lambda here: here.promote.Look(request, timeout=timeout_s))
+        return answer
+
+    def run_promotion(self, request: promote_pb.PromoteRequest) -> Generator[PromoteResult, None, int]:
+        """Yield the result of each file as it becomes known. Returns the number of files that the node has seen.
+
+        Raises the node's error about the whole promotion, NodeUnavailable, SilenceTimeout; files before that are
+        promoted.
+        """
+        here = self._here()
+        with here.in_use():
+            call = here.promote.Run(request)
+        for response in streamed(here, call, CALL_TIMEOUT_S):
+            yield from map(_promoted, response.result)
+            if response.done:
+                return int(response.files_seen)
+        raise errors.NodeUnavailable(f"{here.endpoint}: it ended the promotion; promote again")
+
+    def etl(self, method: EtlMethod, request: Any) -> Any:
+        timeout_s = CALL_TIMEOUT_S
+        if method == "InitTransform":
+            timeout_s = INIT_TIMEOUT_S + (INSTALL_TIMEOUT_S if request.transform.python.requirement else 0.0)
+        return self._call(lambda here: getattr(here.etl, method)(request, timeout=timeout_s))
+
+    def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
+        """Raises JobNotFound, NodeUnavailable, SilenceTimeout."""
+        here = self._here()
+        with here.in_use():
+            call = here.etl.WatchJob(etl_pb.WatchJobRequest(name=name, wait=True))
+        yield from streamed(here, call, JOB_SILENCE_S)
+
+    def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo:
+        # No deadline: the transform has its own.
+        return object_info(self._call(lambda here: here.etl.CopyObject(request)).info)
+
+    # -- batches
+
+    def session(self) -> Session:
+        """The session that batches share. Raises NodeUnavailable, Closed."""
+        with GATE.call():
+            here = self._connected()
+            if here.session_broke:
+                self._abandon(here)
+                here = self._connected()
+            return here.session()
+
+    def ask(self, request: batch_pb.BatchRequest) -> SharedAnswers:
+        """Request a batch on the shared session."""
+        return SharedAnswers(self.session(), request)
+
+    def ask_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> DedicatedStreamAnswers:
+        """Request a batch on a stream of its own."""
+        with GATE.call():
+            here = self._connected()
+            with here.in_use():
+                return DedicatedStreamAnswers(
+                    here.own_pool(), request, window_bytes, lambda error: self._failed(here, error)
+                )
+
+    # -- the node itself
+
+    def cluster_map(self, known_version: int, *, timeout_s: float) -> cluster_pb.GetMapResponse:
+        """Return the node's map of its cluster. Raises Unsupported for a node without one."""
+        request = cluster_pb.GetMapRequest(known_version=known_version)
+        answer: cluster_pb.GetMapResponse = self._call(lambda here: here.cluster.GetMap(request, timeout=timeout_s))
+        return answer
+
+    def describe(self) -> dict[str, object]:
+        answer = self._call(lambda here: here.node.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S))
+        return {
+            "url": self.url,
+            "store_uuid": answer.store_uuid,
+            "version": answer.version,
+            "pid": answer.pid,
+            "batch_reader": answer.batch_reader,
+            "lane": self._lane_kind(),
+            "open_sessions": answer.open_sessions,
+            "active_batches": answer.active_batches,
+            "reserved_bytes": answer.reserved_bytes,
+            "batches": answer.batches,
+            "entries": answer.entries,
+            "entry_bytes": answer.entry_bytes,
+            "etl_commands": dict(answer.etl_command),
+            "etl_sandbox": answer.etl_sandbox,
+            "limits": dict(answer.limits),
+            "drives": [
+                {
+                    "uuid": drive.uuid,
+                    "path": drive.path,
+                    "state": drive.state,
+                    "objects_estimate": drive.objects_estimate,
+                    "free_bytes": drive.free_bytes,
+                    "size_bytes": drive.size_bytes,
+                }
+                for drive in answer.drive
+            ],
+        }
+
+    def _lane_kind(self) -> str:
+        """Transport of the sessions: "unix" or "tcp" (a lane), or "grpc" without one and before the first session."""
+        with self._lock:
+            lanes = self._connection.lanes if self._connection is not None else None
+        return "grpc" if lanes is None else lanes.kind
+
+
+def _bucket_info(bucket: pb.Bucket) -> BucketInfo:
+    return BucketInfo(
+        bucket.name, bucket.uuid.hex(), bucket.copies, bucket.min_copies or 1, bucket.reframe, bucket.settling
+    )
+
+
+def _summary(bucket: str, prefix: str, summary: contents_pb.Summary) -> BucketSummary:
+    by_prefix = {one.prefix: PrefixSummary(one.objects, one.size_bytes) for one in summary.prefix}
+    return BucketSummary(
+        bucket, prefix, summary.objects, summary.size_bytes, by_prefix, not summary.incomplete, tuple(summary.silent)
+    )
+
+
+def _promoted(message: promote_pb.PromoteResult) -> PromoteResult:
+    if message.HasField("error"):
+        error = errors.from_node(message.error.kind, message.error.message)
+        return PromoteResult(message.path, message.name, "failed", error=error)
+    status = "skipped" if message.skipped else "promoted"
+    return PromoteResult(message.path, message.name, status, object_info(message.info))  # type: ignore[arg-type]
