@@ -1,2 +1,2 @@
 """Transports: how a client reaches a store. In reading order: `base` (the contract), `embedded` (in this process),
-`grpc/` (one node) with `session/` (GetBatch), `cluster/` (many nodes), `fork_safety`."""
+`cluster/` (remote: one node or many) over `grpc/` (calls to a node) and `session/` (GetBatch), `fork_safety`."""

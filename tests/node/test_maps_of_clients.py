@@ -71,7 +71,7 @@ def test_clients_get_neither_code_nor_commands_nor_jobs(node: NodeServer) -> Non
 
 def view_of(client: Client) -> pb.ClusterMap:
     client.buckets()  # it asks for the map before the first call
-    found: pb.ClusterMap = client._transport._there().members.view.map  # type: ignore[attr-defined]
+    found: pb.ClusterMap = client._transport.members.view.map  # type: ignore[attr-defined]
     return found
 
 

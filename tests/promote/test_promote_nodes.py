@@ -251,7 +251,7 @@ def test_nodes_of_one_host_leave_no_name_to_nobody(tmp_path: Path) -> None:
 def test_files_that_may_be_different_ones_are_not_promoted_before_it_is_said_whose(cluster: LocalCluster) -> None:
     with connect(cluster.nodes[0].url) as client:
         client.buckets()
-        members = client._transport._there().members  # type: ignore[attr-defined]
+        members = client._transport.members  # type: ignore[attr-defined]
     uuids = [bytes(node.uuid) for node in cluster.map.node]
     here = {uuids[at]: wire.LookResponse(machine=f"machine {at}", device=1, inode=2) for at in range(3)}
     spec = PromoteSpec(bucket=BUCKET, path="/data")

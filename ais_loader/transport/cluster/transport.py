@@ -184,10 +184,10 @@ class RemoteTransport(Failover):
     ) -> Iterator[Buffer]:
         """Get an object as a batch of one, from the first holder that answers. A broken answer continues at another
         holder. An object too large for a batch is streamed by a separate call."""
-        self._discovery.members(timeout_s)
+        members = self._discovery.found or self._discovery.members(timeout_s)
         require_object(bucket, name)
         if start == 0 and length is None and member is None:
-            data = self._get_small(bucket, name, timeout_s)
+            data = self._get_small(members, bucket, name, timeout_s)
             if data is not None:
                 yield data
                 return
@@ -204,13 +204,12 @@ class RemoteTransport(Failover):
             )
             yield from self._download(rest, timeout_s)
 
-    def _get_small(self, bucket: str, name: str, timeout_s: float) -> Buffer | None:
+    def _get_small(self, members: Members, bucket: str, name: str, timeout_s: float) -> Buffer | None:
         """Get an object on the fastest path, from the best holder. Returns None if that path does not apply.
 
         A holder that is silent for unusually long is given up, if there is another one and the hedging budget allows
         it. Raises SilenceTimeout.
         """
-        members = self.members
         # A node without a map may join a cluster: the object is then wherever that node finds it.
         request = batch_pb.BatchRequest(
             bucket=(bucket,), name=(name,), fail_fast=True, ordered=True, local=members.only is None
@@ -248,7 +247,7 @@ class RemoteTransport(Failover):
     def get_transformed(self, request: batch_pb.BatchRequest, timeout_s: float) -> Buffer | None:
         """Ask one of the holders that run transforms; always the same one while it is trusted, because it caches the
         result."""
-        members = self._discovery.members(timeout_s)
+        members = self._discovery.found or self._discovery.members(timeout_s)
         if members.only is not None:
             return members.only.get_small(request, timeout_s)
         nodes = [node for node in self._nodes(request.bucket[0], request.name[0]) if node in members.view.transforming]
@@ -473,7 +472,7 @@ class RemoteTransport(Failover):
 
         request.tenant = self._options.tenant or request.tenant
         try:
-            members = self._discovery.members(min(timeout_s, QUICK_TIMEOUT_S), retry=False)
+            members = self._discovery.found or self._discovery.members(min(timeout_s, QUICK_TIMEOUT_S), retry=False)
         except (errors.NodeUnavailable, errors.SilenceTimeout):
             return LateStream(lambda: begin(self._discovery.members(timeout_s)))
         return begin(members)

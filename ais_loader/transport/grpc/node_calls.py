@@ -7,7 +7,6 @@ repeated; see `fork_safety`. Other retries are up to the caller, who may ask ano
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, PutSp
 from ais_loader.transport.fork_safety import GATE, take_part
 from ais_loader.transport.grpc.connection import AllForked, Connection, CutByFork
 from ais_loader.transport.grpc.download import Call
-from ais_loader.transport.grpc.put import fits_lane, put_header, put_object
+from ais_loader.transport.grpc.put import put_header, put_object
 from ais_loader.transport.grpc.put_stream import PutAnswers, object_info
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, Watchdog, answered, streamed, watched
 from ais_loader.transport.session.batch_stream import SharedAnswers
@@ -148,10 +147,14 @@ class NodeCalls:
     def _call(self, call: Callable[[Connection], T], *, replay: bool = True, tries: WriteTries | None = None) -> T:
         """Make one call. `replay`: again if a fork has cut it. `tries`: the attempts of a write, which `call` begins,
         and whose outcome the caller judges."""
-        for _ in range(_FORKS_PER_CALL if replay else 0):
-            with contextlib.suppress(CutByFork):
+        forks = 0
+        while True:
+            try:
                 return self._once(call, tries)
-        return self._once(call, tries)
+            except CutByFork:
+                forks += 1
+                if not replay or forks > _FORKS_PER_CALL:
+                    raise
 
     def _once(self, call: Callable[[Connection], T], tries: WriteTries | None) -> T:
         with GATE.call():
@@ -231,13 +234,9 @@ class NodeCalls:
     # -- writes: attempts of the caller's `tries`
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
-        by_lane = fits_lane(put_header(spec))  # raises for values that no message can carry
+        header = put_header(spec)  # raises for values that no message can carry
         return object_info(
-            self._call(
-                lambda here: put_object(here, spec, source, by_lane=by_lane),
-                replay=source.replayable,
-                tries=spec.tries,
-            )
+            self._call(lambda here: put_object(here, header, spec, source), replay=source.replayable, tries=spec.tries)
         )
 
     def open_puts(self, messages: Iterator[pb.PutManyRequest]) -> PutAnswers:

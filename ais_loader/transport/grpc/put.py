@@ -22,13 +22,16 @@ LARGE_BYTES = 4 << 20
 """Objects of at least this size are PUTs of their own, which may continue as long as their bytes move."""
 
 
-def put_object(here: Connection, spec: PutSpec, source: Source, *, by_lane: bool) -> pb.ObjectInfo:
+def put_object(here: Connection, header: pb.PutHeader, spec: PutSpec, source: Source) -> pb.ObjectInfo:
     """Make one attempt. Raises LoaderError, gRPC's errors, and what the caller's own file raises."""
     spec.tries.begin(all_sent=False)
+    set_condition(header.condition, spec)
+    # A node rejects a header that is too large with a gRPC error.
+    by_lane = header.ByteSize() <= MAX_PUT_MESSAGE_BYTES // 2
     if by_lane and (lane := here.put_lanes.take(PUT)) is not None:
-        return _put_by_lane(here, lane, spec, source)
+        return _put_by_lane(here, lane, header, spec, source)
     failure: list[Exception] = []
-    messages = put_messages(spec, source, failure)
+    messages = put_messages(header, spec, source, failure)
     try:
         if source.size_bytes is not None and source.size_bytes < LARGE_BYTES:
             stored: pb.ObjectInfo = here.objects.Put(messages, timeout=CALL_TIMEOUT_S)
@@ -40,24 +43,17 @@ def put_object(here: Connection, spec: PutSpec, source: Source, *, by_lane: bool
         raise
 
 
-def fits_lane(header: pb.PutHeader) -> bool:
-    """Whether a header, which has no write id yet, can be sent by a lane. A node rejects one that is too large with a
-    gRPC error."""
-    return header.ByteSize() <= MAX_PUT_MESSAGE_BYTES // 2
-
-
 def put_header(spec: PutSpec) -> pb.PutHeader:
-    """Build the header. Raises BucketNotFound, InvalidName, InvalidRequest for values that no message can carry."""
+    """Build the header, without its condition. Raises BucketNotFound, InvalidName, InvalidRequest for values that no
+    message can carry."""
     _check(spec)
-    header = pb.PutHeader(
+    return pb.PutHeader(
         bucket=spec.bucket,
         name=spec.name,
         metadata=spec.metadata,
         size_bytes=spec.size_bytes,
         checksum=spec.checksum,
     )
-    set_condition(header.condition, spec)
-    return header
 
 
 def set_condition(condition: pb.PutCondition, spec: PutSpec) -> None:
@@ -71,12 +67,14 @@ def set_condition(condition: pb.PutCondition, spec: PutSpec) -> None:
         condition.repeat_ms = tries.repeat_ms
 
 
-def put_messages(spec: PutSpec, source: Source, failure: list[Exception]) -> Iterator[pb.PutRequest]:
+def put_messages(
+    header: pb.PutHeader, spec: PutSpec, source: Source, failure: list[Exception]
+) -> Iterator[pb.PutRequest]:
     """Yield the messages of one attempt of a PUT, from its header to its end.
 
     An exception of the caller's own file is appended to `failure`. The stream then ends early, and nothing is stored.
     """
-    yield pb.PutRequest(header=put_header(spec))
+    yield pb.PutRequest(header=header)
     size_bytes = checksum = 0
     try:
         for chunk in source.chunks():
@@ -90,9 +88,11 @@ def put_messages(spec: PutSpec, source: Source, failure: list[Exception]) -> Ite
     yield pb.PutRequest(end=pb.PutEnd(size_bytes=size_bytes, checksum=checksum))
 
 
-def _put_by_lane(here: Connection, lane: CallLane, spec: PutSpec, source: Source) -> pb.ObjectInfo:
+def _put_by_lane(
+    here: Connection, lane: CallLane, header: pb.PutHeader, spec: PutSpec, source: Source
+) -> pb.ObjectInfo:
     with lane.call(PUT, here.lane_broke) as call:
-        call.send(pb.PutRequest(header=put_header(spec)).SerializeToString(), more=True)
+        call.send(pb.PutRequest(header=header).SerializeToString(), more=True)
         size_bytes = checksum = 0
         for chunk in source.chunks(copied=False):
             call.send(chunk, DATA, more=True)
