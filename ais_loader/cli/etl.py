@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ais_loader.cli.etl_args import arguments_of
 from ais_loader.cli.etl_jobs import cancel, job, jobs, run
 from ais_loader.cli.groups import HintingGroup
+from ais_loader.cli.options import arguments_of
 from ais_loader.cli.show import Lines, count_text, note, printable, size_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ais_loader import errors
-from ais_loader.cli.etl_args import arguments_of
+from ais_loader.cli.options import arguments_of
 from ais_loader.cli.show import Lines, count_text, fail, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.transforms.transform_job import JobCounts, TransformJob, find_job, list_jobs

@@ -11,13 +11,12 @@ from typing import TypeVar
 import click
 
 from ais_loader.cli.completion import complete_name
-from ais_loader.cli.etl_args import arguments_of
 from ais_loader.cli.files import STDOUT, Writable, chosen_output, written_to_stdout, written_whole
 from ais_loader.cli.get_folder import get_folder
+from ais_loader.cli.options import arguments_of, wanted_options
 from ais_loader.cli.show import info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_entry, parse_target
-from ais_loader.cli.wanted import wanted_options
 from ais_loader.errors import CorruptObject, InvalidRequest, ObjectNotFound
 from ais_loader.objects.client import Client
 from ais_loader.values.entry import Entry, ObjectInfo

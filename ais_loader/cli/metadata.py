@@ -7,7 +7,7 @@ import json
 import click
 
 from ais_loader.cli.completion import named_by
-from ais_loader.cli.put_how import parse_metadata
+from ais_loader.cli.options import parse_metadata
 from ais_loader.cli.show import info_fields, note, printable
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_object, parse_target

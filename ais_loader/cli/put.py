@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -16,12 +17,11 @@ import click
 from ais_loader.cli.completion import named_by
 from ais_loader.cli.dry_run import note_left_out, show_plan
 from ais_loader.cli.new_bucket import bucket_to_fill, copies_option, require_creation
-from ais_loader.cli.put_how import PutHow, parse_metadata
+from ais_loader.cli.options import parse_metadata, wanted_options
 from ais_loader.cli.put_plan import STDIN, plan_put
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target
-from ais_loader.cli.wanted import wanted_options
 from ais_loader.errors import LoaderError, VersionConflict
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.equal_files import without_equal
@@ -36,6 +36,14 @@ _SMALL_BYTES = 4 << 20
 _TOLD_OF_A_REASON = 20
 
 Stored: TypeAlias = tuple[FileToStore, ObjectInfo | LoaderError | OSError]
+
+
+@dataclass(frozen=True, slots=True)
+class PutHow:
+    """Metadata and condition of every object."""
+
+    metadata: dict[str, str] = field(default_factory=dict)
+    if_absent: bool = False
 
 
 @click.command()

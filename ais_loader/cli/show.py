@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 import threading
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _LINES_AT_ONCE = 256
 WAIT_S = 1.0
 """Time before a wait is announced."""
+_MAKES_STORES = logging.getLogger("storage_node.store.pool.open")
 _NARROW = 60
 NARROW_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {remaining}"
 """Progress bar for terminals with fewer columns than `_NARROW`."""
@@ -207,3 +209,17 @@ def confirmed(question: str) -> bool:
         click.echo(err=True)
         raise click.ClickException("nobody answered, so nothing was done; use --yes to skip the question")
     return answer.strip().lower() in ("y", "yes")
+
+
+class _Notes(logging.Handler):
+    """Log handler that prints to standard error: a mistyped path becomes a new store if a command may create one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(printable(record.getMessage()))
+
+
+def tell_of_new_stores() -> None:
+    """From now on, in this process, print one line to standard error for each store that is created."""
+    if not any(isinstance(handler, _Notes) for handler in _MAKES_STORES.handlers):
+        _MAKES_STORES.addHandler(_Notes())
+        _MAKES_STORES.setLevel(logging.INFO)

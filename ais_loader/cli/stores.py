@@ -12,7 +12,7 @@ from typing import Any, Literal
 import click
 
 from ais_loader.cli.names import nearest_name, no_pattern, with_hint
-from ais_loader.cli.show import printable, waiting
+from ais_loader.cli.show import printable, tell_of_new_stores, waiting
 from ais_loader.cli.targets import Target
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, StoreLocked, StoreNotFound
 from ais_loader.objects.client import URL_VARIABLE, Client, connect
@@ -47,8 +47,6 @@ class StoreChoice:
         if not create and not self.url.startswith(_GRPC):
             self._connect("r").close()  # mode "a" would create a store at a mistyped path
         else:
-            from ais_loader.cli.new_stores import tell_of_new_stores
-
             tell_of_new_stores()
         with self._connect("a") as client, self._hinting(client):
             yield client

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ais_loader.cli.show import cannot_listen, note
+from ais_loader.cli.show import cannot_listen, note, tell_of_new_stores
 from storage_node.cli.insecure import WHY, insecure_option
 from storage_node.cli.settings import config_option, etl_options, given_settings, set_option, setting_option
 
@@ -77,7 +77,6 @@ def serve(
     prints the address it serves. On SIGINT (Ctrl-C) or SIGTERM, it lets running calls finish for a few seconds and
     exits with code 0.
     """
-    from ais_loader.cli.new_stores import tell_of_new_stores
     from ais_loader.errors import InvalidRequest
     from storage_node.ops.serve import run_node
     from storage_node.settings.config import is_loopback, require_secrets
