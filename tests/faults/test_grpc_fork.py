@@ -328,14 +328,15 @@ def test_a_fork_ends_a_listing_and_the_look_whether_its_node_is_alive(filled: st
         from ais_loader.testing import FaultyLink, eventually
         from ais_loader.transport import fork_safety
         from ais_loader.transport.grpc import watchdog
-        from ais_loader.transport.grpc.node_calls import NodeCalls
+        from ais_loader.transport.cluster.transport import RemoteTransport
         from ais_loader.values.options import ClusterOptions
         from ais_loader.wire.generated.ais_objects_pb2 import ListRequest
         fork_safety.WAIT_S, watchdog.LOOK_S = 0.2, 0.05
         found, options = [], ClusterOptions(retry_s=20.0, lane="grpc")
-        with FaultyLink(sys.argv[1]) as link, contextlib.closing(NodeCalls(link.url, options)) as far:
+        with FaultyLink(sys.argv[1]) as link, contextlib.closing(RemoteTransport(link.url, options)) as far:
             def names():
-                return len(far.list_page(ListRequest(bucket="b", page_size=1000), has_others=True).object)
+                request = ListRequest(bucket="b", page_size=1000)
+                return len(far._any(lambda node: node.list_page(request, has_others=True)).object)
             before = names()
             link.stall()
             asking = threading.Thread(target=lambda: found.append(names()))

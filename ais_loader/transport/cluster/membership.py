@@ -41,10 +41,11 @@ _ALONE = bytes(16)
 class Members:
     """The nodes of one cluster, by their uuids.
 
-    A node without a cluster is the only member of a map without buckets, which never changes.
+    A node without a cluster is the only member of a map without buckets. That map never changes: if the node joins a
+    cluster later, it reaches the other nodes for this client.
 
     Args:
-        only: the calls to a node without a cluster.
+        only: the calls to a node without a cluster; None for a cluster.
     """
 
     def __init__(self, view: ClusterView, options: ClusterOptions, only: NodeCalls | None = None) -> None:
@@ -122,7 +123,7 @@ class Members:
         self, found: Sequence[Sequence[bytes]], key: Callable[[int], int], buckets: Sequence[str]
     ) -> Sequence[Sequence[bytes]]:
         """Reorder the holders of entries in these buckets, which are sorted by trust, by load; see
-        `copy_choice.choose`."""
+        `replica_choice.choose`."""
         if self.view.objects_go(buckets) or all(len(nodes) < 2 for nodes in found):
             return found  # while objects move, only this order tells where they are
         loads = self.loads.of(set(chain.from_iterable(found)))

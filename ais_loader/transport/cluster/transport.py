@@ -9,17 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from ais_loader import errors
 from ais_loader.tracebacks import short_tracebacks
-from ais_loader.transport.base import (
-    BucketChange,
-    BucketInfo,
-    EtlMethod,
-    FrameStream,
-    PutSpec,
-)
+from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, FrameStream, PutSpec
 from ais_loader.transport.cluster.columns import Columns, grouped
 from ais_loader.transport.cluster.discovery import QUICK_TIMEOUT_S, Discovery, LateStream
 from ais_loader.transport.cluster.failover import Failover
@@ -51,7 +45,6 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.placement import object_hash
 
-T = TypeVar("T")
 DIRECT_TO_NODES = 64
 """In a cluster of at most this many nodes, a client assembles every batch itself. Measurements
 (`benchmarks/cluster/several_nodes.md`) show that this is faster for any size and number of entries, at the price of a
@@ -133,7 +126,7 @@ class RemoteTransport(Failover):
     def put_many(
         self, objects: Iterable[tuple[PutSpec, Source]]
     ) -> Generator[ObjectInfo | errors.LoaderError, None, None]:
-        return put_many(
+        yield from put_many(
             objects,
             self._owner_of,
             lambda node: self.members.calls(node).open_puts,
