@@ -40,20 +40,16 @@ from storage_node.etl.transform_http import TransformHttp
 from storage_node.limits.tasks import keep_going
 from storage_node.promote.store_folders import require_apart
 from storage_node.services.access import Methods
-from storage_node.services.cluster import ClusterService
+from storage_node.services.calls import RequestReader
 from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
-from storage_node.services.decoding import RequestReader
-from storage_node.services.drives import DriveService
-from storage_node.services.etl import EtlPeerService, EtlService, PeerStates
-from storage_node.services.etl_jobs import jobs_of_node
-from storage_node.services.objects import BucketsService, NodeService, ObjectsService
+from storage_node.services.etl import EtlPeers, EtlPeerService, EtlService, jobs_of_node
+from storage_node.services.node import ClusterService, DriveService, NodeService
+from storage_node.services.objects import BucketsService, ObjectsService
 from storage_node.services.peer_check import PeerCheck
 from storage_node.services.promote import PromoteService
-from storage_node.services.repair import RepairService
-from storage_node.services.replica import ReplicaService
-from storage_node.services.snapshot_replicas import SnapshotCopiesService
-from storage_node.services.snapshots import SnapshotsService
+from storage_node.services.replicas import RepairService, ReplicaService
+from storage_node.services.snapshots import SnapshotCopiesService, SnapshotsService
 
 if TYPE_CHECKING:
     from storage_node.cluster.consensus.acceptor_store import AcceptorStore
@@ -153,7 +149,7 @@ class Assembly:
         self.jobs = jobs_of_node(
             node, membership, writes, etl.transforms if transforms is None else transforms(node), etl
         )
-        self.calls = TransformCalls(etl, membership.node_uuid, PeerStates(node, writes.channels))
+        self.calls = TransformCalls(etl, membership.node_uuid, EtlPeers(node, writes.channels).states)
         self.cluster = ClusterService(node, membership, acceptor_store, at.told_peer_endpoint, self.check.is_inside)
         self._map_sync: Callable[[], MapSync] = lambda: MapSync(
             node.learn, membership, acceptor_store, at.endpoint(), at.peer_endpoint(), node.caller

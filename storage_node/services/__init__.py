@@ -1,6 +1,6 @@
 """gRPC servicers, thin layers over the store and the cluster.
 
-In reading order: `objects` (buckets, objects, the node), `contents`, `compose`, `reframing`, `promote`, `snapshots`,
-`drives`; between nodes `cluster`, `replica`, `repair`, `snapshot_replicas`. `errors` and `call_metrics` are used by all
-of them.
+In reading order: `objects`, `contents`, `compose`, `promote`, `snapshots`, `etl`, `node`; between nodes `replicas`.
+Every call passes `access`, which decides who may call it, and `calls`; `peer_check` identifies the callers of the peer
+listener.
 """

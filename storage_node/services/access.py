@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from storage_node.services.decoding import RequestReader, guarded
+from storage_node.services.calls import RequestReader, guarded
 
 
 class Role(enum.Flag):

@@ -21,10 +21,9 @@ from storage_node.cluster.repair.source_reader import Source, SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import tenant_of
-from storage_node.services.call_metrics import counted, counted_stream
+from storage_node.services.calls import bounded, bounded_responses, counted, counted_stream
 from storage_node.services.errors import Context
 from storage_node.services.objects import ObjectsService
-from storage_node.services.streaming import bounded, bounded_responses
 from storage_node.store.checksum import combine, crc32c
 from storage_node.store.compose import check_parts, composed_metadata, done_earlier, tar_end
 

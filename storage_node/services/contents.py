@@ -14,9 +14,8 @@ from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page,
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import failures, write_tombstones
 from storage_node.context.node import Node
-from storage_node.services.call_metrics import count_each
+from storage_node.services.calls import bounded, bounded_responses, count_each
 from storage_node.services.errors import Context
-from storage_node.services.streaming import bounded, bounded_responses
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.summary import Tally
 

@@ -1,29 +1,42 @@
-"""Etl service: creates, lists, stops and replaces transforms, by any node for all nodes."""
+"""Services of ETL: Etl, for clients, by any node for all nodes; EtlPeer, between nodes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc
 from storage_node.cluster.errors import ReplicaLost
+from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.channels import Channels
+from storage_node.context.membership import Membership
 from storage_node.context.node import Node
-from storage_node.etl.jobs.manager import JobManager
+from storage_node.etl.jobs.cluster_store import NodeStore
+from storage_node.etl.jobs.manager import JobManager, JobRecords
+from storage_node.etl.jobs.map_records import MapRecords
+from storage_node.etl.jobs.putter import Putter
+from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls
+from storage_node.etl.registry.registry import RecordRegistry
+from storage_node.etl.run.direct_put import direct_put_writer
+from storage_node.etl.values import Transforms
 from storage_node.services.access import CALLER, Role
+from storage_node.services.calls import bounded, bounded_responses
 from storage_node.services.errors import Context
-from storage_node.services.etl_jobs import EtlJobsPeerService, EtlJobsService
 
 STATE_TIMEOUT_S = 5.0
+PART_TIMEOUT_S = 2.0
+FAILURES_TIMEOUT_S = 10.0
+T = TypeVar("T")
 
 
-class EtlService(EtlJobsService):
-    """The complete Etl service."""
-
+class EtlService(ais_etl_pb2_grpc.EtlServicer):
     def __init__(self, node: Node, jobs: JobManager, calls: TransformCalls) -> None:
-        super().__init__(node, jobs)
-        self._calls = calls
+        self._node, self._jobs, self._calls = node, jobs, calls
 
     async def InitTransform(self, request: pb.InitTransformRequest, context: Context) -> pb.TransformInfo:
         return await self._calls.init(request)
@@ -41,38 +54,129 @@ class EtlService(EtlJobsService):
         await self._calls.delete(request.name)
         return pb.DeleteTransformResponse()
 
+    async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.JobInfo:
+        return await self._jobs.start(request)
 
-class EtlPeerService(EtlJobsPeerService):
-    """Calls between nodes about transforms and jobs."""
+    @bounded_responses(deadline=False)
+    async def WatchJob(self, request: pb.WatchJobRequest, context: Context) -> AsyncIterator[pb.JobInfo]:
+        async for info in self._jobs.watch(request):
+            yield info
 
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
+        return await self._jobs.list()
+
+    async def ListJobFailures(self, request: pb.ListJobFailuresRequest, context: Context) -> pb.ListJobFailuresResponse:
+        return await self._jobs.failures(request.name)
+
+    async def StopJob(self, request: pb.StopJobRequest, context: Context) -> pb.JobInfo:
+        return await self._jobs.stop(request.name)
+
+    async def DeleteJob(self, request: pb.DeleteJobRequest, context: Context) -> pb.DeleteJobResponse:
+        await self._jobs.delete(request.name)
+        return pb.DeleteJobResponse()
+
+    @bounded
+    async def CopyObject(self, request: pb.CopyObjectRequest, context: Context) -> pb.CopyObjectResponse:
+        return await self._jobs.copy(request)
+
+
+class EtlPeerService(ais_etl_pb2_grpc.EtlPeerServicer):
     def __init__(self, jobs: JobManager, calls: TransformCalls) -> None:
-        super().__init__(jobs)
-        self._calls = calls
+        self._jobs, self._calls = jobs, calls
 
     async def State(self, request: pb.TransformStateRequest, context: Context) -> pb.TransformStateResponse:
         return self._calls.state(request)
 
+    async def Part(self, request: pb.JobPartRequest, context: Context) -> pb.JobPartResponse:
+        return await self._jobs.answer(request)
 
-class PeerStates:
-    """Queries the other nodes of the map for the states of transforms. Belongs to the node's event loop."""
+
+class EtlPeers:
+    """Queries the other nodes of the map about transforms and jobs. Belongs to the node's event loop."""
 
     def __init__(self, node: Node, channels: Channels) -> None:
         self._node, self._channels = node, channels
 
-    async def __call__(self, request: pb.TransformStateRequest) -> dict[bytes, pb.TransformStateResponse | None]:
+    async def states(self, request: pb.TransformStateRequest) -> dict[bytes, pb.TransformStateResponse | None]:
+        """Return the states of transforms on all other nodes; None if a node did not answer."""
         membership = self._node.membership
-        view = membership.view
-        if view is None:
+        if membership.view is None:
             return {}
-        others = [one for one in view.nodes if one.uuid != membership.node_uuid]
-        answers = await asyncio.gather(*(self._ask(one.peer_endpoint, request) for one in others))
-        return {one.uuid: answer for one, answer in zip(others, answers, strict=True)}
+        others = [one.uuid for one in membership.view.nodes if one.uuid != membership.node_uuid]
+        return await self._ask(others, lambda stub: stub.State(request, timeout=STATE_TIMEOUT_S))
 
-    async def _ask(self, endpoint: str, request: pb.TransformStateRequest) -> pb.TransformStateResponse | None:
-        stub = ais_etl_pb2_grpc.EtlPeerStub(self._channels.to(endpoint))
-        try:
-            with self._channels.reporting(endpoint):
-                answer: pb.TransformStateResponse = await stub.State(request, timeout=STATE_TIMEOUT_S)
-        except ReplicaLost:
-            return None
-        return answer
+    async def parts(self, nodes: Sequence[bytes], request: pb.JobPartRequest) -> dict[bytes, pb.JobPartResponse | None]:
+        """Return the parts of a job of those of these nodes that are in the map; None if a node did not answer."""
+        timeout_s = FAILURES_TIMEOUT_S if request.with_failures else PART_TIMEOUT_S
+        return await self._ask(nodes, lambda stub: stub.Part(request, timeout=timeout_s))
+
+    async def _ask(
+        self, nodes: Sequence[bytes], call: Callable[[ais_etl_pb2_grpc.EtlPeerStub], Awaitable[T]]
+    ) -> dict[bytes, T | None]:
+        view = self._node.membership.view
+        known = {} if view is None else {node.uuid: node.peer_endpoint for node in view.nodes}
+        asked = {node: known[node] for node in nodes if node in known}
+
+        async def ask(endpoint: str) -> T | None:
+            try:
+                with self._channels.reporting(endpoint):
+                    answer = await call(ais_etl_pb2_grpc.EtlPeerStub(self._channels.to(endpoint)))
+            except ReplicaLost:
+                return None
+            self._channels.answered(endpoint)
+            return answer
+
+        return dict(zip(asked, await asyncio.gather(*map(ask, asked.values())), strict=True))
+
+
+class NodeJobRecords:
+    """Storage of a node's jobs: in the map of its cluster, or else in the record of its store."""
+
+    def __init__(self, node: Node, membership: Membership) -> None:
+        self._of_map = MapRecords(node, membership)
+        self._of_store = RecordRegistry(node.store, node.read)
+
+    @property
+    def view(self) -> ClusterView | None:
+        return self._of_map.view
+
+    @property
+    def _here(self) -> JobRecords:
+        return self._of_store if self._of_map.view is None else self._of_map
+
+    def jobs(self) -> Sequence[pb.TransformJob]:
+        return self._here.jobs()
+
+    async def start(self, job: pb.TransformJob) -> None:
+        await self._here.start(job)
+
+    async def end(self, job_uuid: bytes, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts) -> None:
+        await self._here.end(job_uuid, state, problem, counts)
+
+    async def delete(self, name: str) -> None:
+        await self._here.delete(name)
+
+
+def jobs_of_node(
+    node: Node, membership: Membership, writes: WriteCoordinator, transforms: Transforms, etl: LocalEtl
+) -> JobManager:
+    """Create the job manager of a node. Results that servers put to this node are stored like those of its jobs."""
+    store = NodeStore(node, writes, etl.spool)
+    etl.transform_http.put_result = direct_put_writer(store, Putter(store.put_small, wait_s=0.0), etl.spool)
+    jobs = JobManager(
+        membership.node_uuid,
+        store,
+        NodeJobRecords(node, membership),
+        transforms,
+        EtlPeers(node, writes.channels),
+        node.config.etl.workers,
+        etl.transform_http.results_url,
+    )
+    loop = asyncio.get_running_loop()
+
+    def follow(view: ClusterView) -> None:
+        with contextlib.suppress(RuntimeError):  # the node has stopped
+            loop.call_soon_threadsafe(jobs.changed)  # when the map is in use
+
+    membership.on_change(follow)
+    return jobs

@@ -1,42 +1,39 @@
-"""Buckets, Objects and Node services: each call is a thin layer over the store.
+"""Buckets and Objects services: each call is a thin layer over the store.
 
-Calls that may wait for a drive run on the reader threads. A LoaderError becomes a gRPC status whose trailing metadata
-contains the error's kind; the client converts it back to the error.
+Calls that may wait for a drive run on the reader threads. A PUT into a bucket that requests re-framing is replaced,
+message by message, as if the client had sent the re-framed archive. Therefore a standalone node and a coordinator of
+replicas behave alike, and all replicas receive the same bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 from ais_loader import errors
-from ais_loader.wire.features import FEATURES
+from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import require_unreserved
-from storage_node.batch.session import BatchService
 from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Listed
 from storage_node.context.node import Node
-from storage_node.etl.worker.stage import sandbox_state
 from storage_node.lane.socket_payload import SocketPayload
 from storage_node.limits.call_slots import tenant_of
-from storage_node.services.call_metrics import counted, counted_stream
+from storage_node.services.calls import bounded, bounded_requests, bounded_responses, counted, counted_stream
 from storage_node.services.errors import Context
-from storage_node.services.reframing import Reframing
-from storage_node.services.streaming import bounded, bounded_requests, bounded_responses
-from storage_node.settings.command_template import parse_text
+from storage_node.store.archives.kinds import can_reframe
+from storage_node.store.checksum import crc32c
 from storage_node.store.compose import done_earlier
 from storage_node.store.drive.preconditions import Condition, condition_of, parse_condition
 from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import PAGE_BYTES
-from storage_node.store.read.batch_reader import IMPLEMENTATION
 from storage_node.store.read.object_reader import MemberReader, ObjectReader, list_members, open_member, open_object
+from storage_node.store.reframe_on_put import Spooled, reframed_bytes, replacement, spool_for
 from storage_node.store.replica_state import ListedPage
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
@@ -360,44 +357,103 @@ class _Put:
         return self.upload.commit()
 
 
-class NodeService:
-    def __init__(self, batches: BatchService, version: str) -> None:
-        self._batches = batches
-        self._node = batches.node
-        self._version = version
-
-    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
-        store = self._node.store
-        states = await self._node.read(store.pool.states)
-        counts = self._node.metrics
-        return pb.DescribeResponse(
-            version=self._version,
-            store_uuid=store.store_uuid,
-            drive=[
-                pb.Drive(
-                    uuid=state.uuid,
-                    path=state.path,
-                    state=state.problem or "ok",
-                    objects_estimate=state.objects_estimate,
-                    free_bytes=state.free_bytes,
-                    size_bytes=state.size_bytes,
-                )
-                for state in states
-            ],
-            batch_reader=IMPLEMENTATION,
-            pid=os.getpid(),
-            open_sessions=self._batches.open_sessions,
-            active_batches=self._batches.resources.batches.held,
-            reserved_bytes=self._batches.resources.reserved_bytes,
-            limits=self._node.limits(),
-            feature=FEATURES,
-            batches=sum(sum(ended.values()) for ended in counts.batches.values()),
-            entries=sum(sum(good.values()) for good in counts.entries.values()),
-            entry_bytes=sum(sum(good.values()) for good in counts.entry_bytes.values()),
-            etl_command={name: parse_text(text).usage for name, text in self._node.config.etl.commands.items()},
-            etl_sandbox=sandbox_state(self._node.config.etl),
-        )
-
-
 def _bucket(name: str, record: BucketRecord) -> pb.Bucket:
     return pb.Bucket(name=name, uuid=record.uuid_bytes, copies=record.copies, min_copies=1, reframe=record.reframe)
+
+
+_CHUNK_END = b""
+
+
+class Reframing:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._store = node.store
+
+    def _wanted(self, bucket: str, name: str) -> bool:
+        if not can_reframe(name):
+            return False
+        view = self._node.membership.view
+        if view is not None and bucket in view.buckets:
+            return view.buckets[bucket].reframe
+        found = self._store.find_bucket(bucket)
+        return found is not None and found.reframe
+
+    async def messages(
+        self, first: pb.PutRequest | None, messages: AsyncIterator[pb.PutRequest]
+    ) -> AsyncGenerator[pb.PutRequest, None]:
+        """Yield the messages of one PUT, given the first one, if any, and the others.
+
+        Raises ContentMismatch, InvalidRequest, DriveFull, DriveFailed.
+        """
+        if first is None:
+            return
+        if not first.HasField("header") or not self._wanted(first.header.bucket, first.header.name):
+            yield first
+            async for message in messages:
+                yield message
+            return
+        header, read = first.header, self._node.read
+        spool = stored = await read(spool_for, self._store, f"{header.bucket}/{header.name}")
+        try:
+            async for message in messages:
+                part = message.WhichOneof("part")
+                if part == "data":
+                    await read(spool.write, message.data)
+                elif part == "end":
+                    check_content(spool, message.end.size_bytes, message.end.checksum)
+                    check_content(
+                        spool,
+                        header.size_bytes if header.HasField("size_bytes") else None,
+                        header.checksum if header.HasField("checksum") else None,
+                    )
+                    break
+                else:
+                    raise InvalidRequest(f"a message of a PUT that is neither data nor end: {part}")
+            else:
+                yield first
+                return  # the consumer of these messages notices that the end is missing
+            stored, metadata = await self._replacement(header, spool)
+            header.size_bytes, header.checksum = stored.size_bytes, stored.checksum
+            header.metadata.clear()
+            header.metadata.update(metadata)
+            yield pb.PutRequest(header=header)
+            chunks = stored.chunks()
+            while chunk := await read(next, chunks, _CHUNK_END):
+                yield pb.PutRequest(data=chunk)
+            yield pb.PutRequest(end=pb.PutEnd(size_bytes=stored.size_bytes, checksum=stored.checksum))
+        finally:
+            spool.close()
+            stored.close()
+
+    async def _replacement(self, header: pb.PutHeader, spool: Spooled) -> tuple[Spooled, dict[str, str]]:
+        work = asyncio.ensure_future(
+            asyncio.to_thread(replacement, self._store, header.name, dict(header.metadata), spool)
+        )
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait([work])  # its files must not be closed while it runs
+            if work.exception() is None:
+                work.result()[0].close()
+            raise
+
+    async def group(self, request: pb.PutManyRequest) -> pb.PutManyRequest:
+        """Re-frame small objects. Raises DriveFull, DriveFailed."""
+        for small in request.object:
+            if self._wanted(small.bucket, small.name):
+                await asyncio.to_thread(self._reframe, small)
+        return request
+
+    def _reframe(self, small: pb.SmallObject) -> None:
+        if small.HasField("checksum") and small.checksum != crc32c(small.data):
+            return  # the store will refuse it
+        label = f"{small.bucket}/{small.name}"
+        try:
+            found = reframed_bytes(self._store, label, small.name, [small.data], dict(small.metadata))
+        except LoaderError:
+            return  # in any case, the original can be stored
+        if found is not None:
+            small.data, metadata = found
+            small.checksum = crc32c(small.data)
+            small.metadata.clear()
+            small.metadata.update(metadata)

@@ -23,7 +23,7 @@ from storage_node.etl.jobs.job_store import stage_content
 from storage_node.etl.jobs.manager import JobManager
 from storage_node.etl.values import Content
 from storage_node.server import NodeServer
-from storage_node.services.etl_jobs import EtlJobsPeerService, EtlJobsService
+from storage_node.services.etl import EtlPeerService, EtlService
 from storage_node.settings.config import ServerConfig
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
@@ -192,8 +192,8 @@ def old(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
         if manager._node_uuid not in old:
             await look(manager)
 
-    monkeypatch.setattr(EtlJobsPeerService, "Part", unknown(EtlJobsPeerService.Part))
-    monkeypatch.setattr(EtlJobsService, "StartJob", unknown(EtlJobsService.StartJob))
+    monkeypatch.setattr(EtlPeerService, "Part", unknown(EtlPeerService.Part))
+    monkeypatch.setattr(EtlService, "StartJob", unknown(EtlService.StartJob))
     monkeypatch.setattr(JobManager, "_look", nothing)
     return old
 

@@ -14,7 +14,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc as rpc
 from storage_node.services.contents import ContentsReplicaService
-from storage_node.services.replica import ReplicaService
+from storage_node.services.replicas import ReplicaService
 from storage_node.store.format import Version
 from storage_node.store.replica_state import ReplicaState
 from tests.node.cluster_kit import BUCKET, LocalCluster

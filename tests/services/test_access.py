@@ -22,7 +22,7 @@ from storage_node.context.channels import Caller
 from storage_node.limits.call_slots import CallSlots
 from storage_node.server import NodeServer
 from storage_node.services.access import ANYONE, TABLE, Methods, Role
-from storage_node.services.decoding import RequestReader
+from storage_node.services.calls import RequestReader
 from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member, node_at, nodes_at
 from tests.node.cluster_kit import LocalCluster

@@ -1,4 +1,4 @@
-"""Replica service: what a node does for coordinators of writes and for repair."""
+"""Services between nodes: Replica, for coordinators of writes, and Repair, which makes replicas equal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+import grpc
+
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
+from storage_node.cluster.errors import ReplicaLost
+from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.context.node import Node
@@ -72,3 +76,35 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
 def _is_group(request: wire.WriteRequest) -> bool:
     """Return whether a message is a group, whose objects are in memory until they are committed."""
     return bool(request.WhichOneof("part") == "group")
+
+
+class RepairService(ais_replica_pb2_grpc.RepairServicer):
+    def __init__(self, repair: Repair) -> None:
+        self._repair = repair
+
+    async def Missed(self, request: wire.MissedRequest, context: Context) -> wire.MissedResponse:
+        return await self._repair.missed(request)
+
+    async def Returned(self, request: wire.ReturnedRequest, context: Context) -> wire.ReturnedResponse:
+        try:
+            return await self._repair.returned(request)
+        except ReplicaLost as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def Push(self, request: wire.PushRequest, context: Context) -> wire.PushResponse:
+        try:
+            return await self._repair.push(request)
+        except ReplicaLost as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def RenewLease(self, request: wire.RenewLeaseRequest, context: Context) -> wire.RenewLeaseResponse:
+        return self._repair.leases.renew(request)
+
+    async def Relay(self, request: wire.RelayRequest, context: Context) -> wire.RelayResponse:
+        return await self._repair.relay(request)
+
+    async def TooFew(self, request: wire.TooFewRequest, context: Context) -> wire.TooFewResponse:
+        return self._repair.too_few(request)
+
+    async def Progress(self, request: wire.ProgressRequest, context: Context) -> wire.ProgressResponse:
+        return self._repair.progress()

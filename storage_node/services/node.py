@@ -1,0 +1,168 @@
+"""Services of one node: its description, its map and its vote on the next one, and its drives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+
+from ais_loader.errors import LoaderError
+from ais_loader.wire.features import FEATURES
+from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from storage_node.batch.session import BatchService
+from storage_node.cluster.consensus.acceptor_store import AcceptorStore
+from storage_node.cluster.drives.manager import DriveManager
+from storage_node.cluster.map.confirmation import witnessed
+from storage_node.context.membership import Membership
+from storage_node.context.node import Node
+from storage_node.etl.worker.stage import sandbox_state
+from storage_node.services.access import PACKAGE
+from storage_node.services.errors import Context
+from storage_node.settings.command_template import parse_text
+from storage_node.store.read.batch_reader import IMPLEMENTATION
+
+_GET_MAP = f"/{PACKAGE}.Cluster/GetMap"
+
+
+class NodeService:
+    def __init__(self, batches: BatchService, version: str) -> None:
+        self._batches = batches
+        self._node = batches.node
+        self._version = version
+
+    async def Describe(self, request: objects_pb.DescribeRequest, context: Context) -> objects_pb.DescribeResponse:
+        store = self._node.store
+        states = await self._node.read(store.pool.states)
+        counts = self._node.metrics
+        return objects_pb.DescribeResponse(
+            version=self._version,
+            store_uuid=store.store_uuid,
+            drive=[
+                objects_pb.Drive(
+                    uuid=state.uuid,
+                    path=state.path,
+                    state=state.problem or "ok",
+                    objects_estimate=state.objects_estimate,
+                    free_bytes=state.free_bytes,
+                    size_bytes=state.size_bytes,
+                )
+                for state in states
+            ],
+            batch_reader=IMPLEMENTATION,
+            pid=os.getpid(),
+            open_sessions=self._batches.open_sessions,
+            active_batches=self._batches.resources.batches.held,
+            reserved_bytes=self._batches.resources.reserved_bytes,
+            limits=self._node.limits(),
+            feature=FEATURES,
+            batches=sum(sum(ended.values()) for ended in counts.batches.values()),
+            entries=sum(sum(good.values()) for good in counts.entries.values()),
+            entry_bytes=sum(sum(good.values()) for good in counts.entry_bytes.values()),
+            etl_command={name: parse_text(text).usage for name, text in self._node.config.etl.commands.items()},
+            etl_sandbox=sandbox_state(self._node.config.etl),
+        )
+
+
+class ClusterService(ais_cluster_pb2_grpc.ClusterServicer):
+    """The Cluster service of one node.
+
+    Args:
+        peer_endpoint: Returns the endpoint in the response, see GetMapResponse.
+        is_inside: See `PeerCheck.is_inside`.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        membership: Membership,
+        acceptor_store: AcceptorStore,
+        peer_endpoint: Callable[[], str],
+        is_inside: Callable[[str, Context], Awaitable[bool]],
+    ) -> None:
+        self._is_inside = is_inside
+        self._node = node
+        self._peer_endpoint = peer_endpoint
+        self._membership = membership
+        self._acceptor_store = acceptor_store
+        self._of_clients = pb.ClusterMap()
+
+    async def GetMap(self, request: pb.GetMapRequest, context: Context) -> pb.GetMapResponse:
+        is_inside = await self._is_inside(_GET_MAP, context)
+        view = self._membership.view
+        response = pb.GetMapResponse(node_uuid=self._membership.node_uuid, peer_endpoint=self._peer_endpoint())
+        if view is not None and view.version > request.known_version:
+            response.map.CopyFrom(view.map if is_inside else self._for_clients(view.map))
+        return response
+
+    def _for_clients(self, map_: pb.ClusterMap) -> pb.ClusterMap:
+        """Return what clients need for routing: the map without the code and the jobs of ETL, which may be megabytes.
+
+        No new map is ever derived from it: callers that may propose or teach a map identify themselves in every call.
+        """
+        if (self._of_clients.cluster_uuid, self._of_clients.version) != (map_.cluster_uuid, map_.version):
+            bare = pb.ClusterMap()
+            bare.CopyFrom(map_)
+            bare.ClearField("transform")
+            bare.ClearField("job")
+            self._of_clients = bare
+        return self._of_clients
+
+    async def Learn(self, request: pb.LearnRequest, context: Context) -> pb.LearnResponse:
+        async with _refusing_invalid_maps(context):
+            return pb.LearnResponse(version=await self._node.learn(request.map))
+
+    async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareResponse:
+        async with _refusing_invalid_maps(context):
+            return await self._node.read(self._acceptor_store.prepare, request)
+
+    async def Accept(self, request: pb.AcceptRequest, context: Context) -> pb.AcceptResponse:
+        async with _refusing_invalid_maps(context):
+            return await self._node.read(self._acceptor_store.accept, request)
+
+    async def Witness(self, request: pb.WitnessRequest, context: Context) -> pb.WitnessResponse:
+        state = self._acceptor_store.state
+        return pb.WitnessResponse(accepted=witnessed(state, request.version, request.digest))
+
+
+@contextlib.asynccontextmanager
+async def _refusing_invalid_maps(context: Context) -> AsyncIterator[None]:
+    try:
+        yield
+    except LoaderError:  # some are also a ValueError
+        raise
+    except ValueError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+
+class DriveService(ais_cluster_pb2_grpc.DrivesServicer):
+    def __init__(self, manager: DriveManager) -> None:
+        self._manager = manager
+
+    async def ListDrives(self, request: pb.ListDrivesRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._manager.report()
+
+    async def AddDrive(self, request: pb.AddDriveRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._after(self._manager.add(request.path))
+
+    async def RetireDrive(self, request: pb.DriveRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._after(self._manager.retire(request.drive))
+
+    async def ReinstateDrive(self, request: pb.DriveRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._after(self._manager.reinstate(request.drive))
+
+    async def ForgetDrive(self, request: pb.ForgetDriveRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._after(self._manager.forget(request.drive, lost=request.lost))
+
+    async def DisableDrive(self, request: pb.DriveRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._after(self._manager.disable(request.drive))
+
+    async def EnableDrive(self, request: pb.EnableDriveRequest, context: Context) -> pb.ListDrivesResponse:
+        return await self._after(self._manager.enable(request.drive, request.path))
+
+    async def _after(self, change: Awaitable[None]) -> pb.ListDrivesResponse:
+        await change
+        return await self._manager.report()
