@@ -92,7 +92,7 @@ class Page:
         return [
             *(web.get(prefix + name, self._file(name or "index.html", kind)) for name, kind in _PAGE.items()),
             web.get(f"{prefix}api/buckets", self._json(store_view.buckets)),
-            web.get(f"{prefix}api/sum", self._json(store_view.bucket_sum, "bucket")),
+            web.get(f"{prefix}api/sum", self._json(store_view.BucketSums().of, "bucket")),
             web.get(f"{prefix}api/folder", self._json(store_view.folder, "bucket", "prefix")),
             web.get(f"{prefix}api/object", self._json(store_view.described, "bucket", "name", "member")),
             web.get(f"{prefix}api/activity", self._json(store_view.activity)),

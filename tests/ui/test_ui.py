@@ -13,14 +13,18 @@ import tarfile
 import wave
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import PIL.Image
 import pytest
 
 from ais_loader import connect
 from ais_loader.extras import install_command
+from ais_loader.objects.bucket import Bucket
 from ais_loader.testing import NodeProcess
 from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.ui import store_view
 from tests.packaging.packaging_kit import run_without
 from tests.ui.ui_kit import Served, served
 
@@ -100,6 +104,26 @@ def test_buckets_folders_and_objects_one_level_at_a_time(page: Served) -> None:
     assert [(one["name"], one["kind"]) for one in english["listed"]] == [("en/a.wav", "audio")]
     begins = page.ask("api/folder", bucket="speech", prefix="eng").json
     assert [one["name"] for one in begins["listed"]] == ["english.txt"] and begins["folders"] == []
+
+
+def test_a_bucket_is_not_counted_again_before_long(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, counted = 0.0, 0
+    with connect(store, mode="r") as client:
+        summary = Bucket.summary
+
+        def slow(bucket: Bucket, *arguments: Any, **options: Any) -> Any:
+            nonlocal now_s, counted
+            now_s, counted = now_s + 3.0, counted + 1
+            return summary(bucket, *arguments, **options)
+
+        monkeypatch.setattr(Bucket, "summary", slow)
+        monkeypatch.setattr(store_view, "time", SimpleNamespace(monotonic=lambda: now_s))
+        sums = store_view.BucketSums()
+        first = sums.of(client, "speech")
+        now_s += 3.0 * store_view.SUM_REUSE - 1
+        assert sums.of(client, "speech") == first and first["objects"] == len(OBJECTS) and counted == 1
+        now_s += 2
+        assert sums.of(client, "speech") == first and counted == 2
 
 
 def test_previews_of_text_tables_members_and_metadata(page: Served) -> None:
