@@ -2,7 +2,7 @@
 
 This is the only module that talks to Ray for an operator, on the one connection that a process has (`connected`).
 Actors are detached and named after their node, so that starting a running actor returns that one. They are pinned to
-their host (`ray_hosts`).
+their host (`pinned_to`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from storage_node.ops import settings_store as settings_file
 from storage_node.ops.actor import StorageNodeActor
 from storage_node.ops.node_discovery import Found, NodeDrives, find_nodes, make_nodes, wipe_node
 from storage_node.ops.node_file import NodeFile
+from storage_node.ops.ray_environments import pinned_to
 from storage_node.ops.ray_head import ClusterError
-from storage_node.ops.ray_hosts import pinned_to
 from storage_node.ops.settings_store import KeptSettings
 from storage_node.settings.sources import WrongSetting
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ais_loader.errors import TransformFailed
-from storage_node.ops.ray_hosts import pinned_to
 
 MAKE_TIMEOUT_S = 300.0
 """Time for Ray to install the packages."""
@@ -23,6 +22,16 @@ _BEGIN_S = 60.0
 _VERSIONS = re.compile(r" \(from versions: [^)]*\)")
 _ERRORS_TOLD = 3
 _TOLD = 500
+_HOST_SHARE = 0.001
+"""Share of a host's resource that an actor or a task takes: up to 1,000 of them at once."""
+
+
+def pinned_to(address: str) -> dict[str, float]:
+    """Return the `resources` with which an actor or a task runs on that host only.
+
+    Ray creates such a resource for the address of each host, and it survives the host's restarts.
+    """
+    return {f"node:{address}": _HOST_SHARE}
 
 
 class RayEnvironments:
