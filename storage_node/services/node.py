@@ -20,7 +20,7 @@ from storage_node.cluster.map.confirmation import witnessed
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.etl.worker.stage import sandbox_state
-from storage_node.services.access import PACKAGE
+from storage_node.services.access import CALLER, PACKAGE, Role
 from storage_node.services.errors import Context
 from storage_node.settings.command_template import parse_text
 from storage_node.store.read.batch_reader import IMPLEMENTATION
@@ -37,7 +37,9 @@ class NodeService:
     async def Describe(self, request: objects_pb.DescribeRequest, context: Context) -> objects_pb.DescribeResponse:
         store = self._node.store
         states = await self._node.read(store.pool.states)
-        counts = self._node.metrics
+        counts, limits = self._node.metrics, self._node.limits()
+        if CALLER.get() is Role.CLIENT:
+            limits.pop("etl_commands", None)  # clients are told their names and arguments, in `etl_command`
         return objects_pb.DescribeResponse(
             version=self._version,
             store_uuid=store.store_uuid,
@@ -57,7 +59,7 @@ class NodeService:
             open_sessions=self._batches.open_sessions,
             active_batches=self._batches.resources.batches.held,
             reserved_bytes=self._batches.resources.reserved_bytes,
-            limits=self._node.limits(),
+            limits=limits,
             feature=FEATURES,
             batches=sum(sum(ended.values()) for ended in counts.batches.values()),
             entries=sum(sum(good.values()) for good in counts.entries.values()),

@@ -14,6 +14,7 @@ from ais_loader import connect
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.generated import ais_objects_pb2_grpc as objects_rpc
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from ais_loader.wire.generated import ais_replica_pb2_grpc as replica_rpc
 from storage_node.cluster.consensus.change import change_map
@@ -27,6 +28,7 @@ from storage_node.settings.config import ServerConfig
 from tests.cluster.agreement_kit import member, node_at, nodes_at
 from tests.node.cluster_kit import LocalCluster
 from tests.node.contract_kit import methods
+from tests.node.node_kit import serving
 from tests.node.write_kit import Writer
 from tests.peer_kit import OPTIONS, operator_of, peer_of
 
@@ -119,6 +121,23 @@ def test_nodes_and_operators_get_what_is_theirs(cluster: LocalCluster) -> None:
             assert (outcome(peer, method) is refused) == (not TABLE[method] & Role.PEER), method
             if method.partition("/")[0] not in ("Buckets", "Drives"):
                 assert (outcome(operator, method) is refused) == (not TABLE[method] & Role.OPERATOR), method
+
+
+def test_clients_are_told_the_arguments_of_commands_and_operators_their_text(tmp_path: Path) -> None:
+    def limits(channel: grpc.Channel) -> dict[str, str]:
+        described = objects_rpc.NodeStub(channel).Describe(objects_pb.DescribeRequest(), timeout=TIMEOUT_S)
+        assert dict(described.etl_command) == {"wav": "rate:int"}
+        return dict(described.limits)
+
+    with (
+        serving(tmp_path, etl_commands={"wav": "/opt/encoder --key s3cret {rate:int}"}) as node,
+        grpc.insecure_channel(node.endpoint) as client,
+        operator_of(node) as operator,
+    ):
+        told, whole = limits(client), limits(operator)
+    assert "s3cret" not in str(told)
+    assert whole["etl_commands"] == "wav=/opt/encoder --key s3cret {rate:int}"
+    assert told.items() <= whole.items() and whole.keys() - told.keys() == {"etl_commands"}
 
 
 def test_the_secret_of_a_cluster_is_asked_of_nodes_and_operators(tmp_path: Path) -> None:
