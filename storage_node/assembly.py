@@ -39,14 +39,13 @@ from storage_node.etl.registry.registry import NodeRegistry
 from storage_node.etl.transform_http import TransformHttp
 from storage_node.limits.tasks import keep_going
 from storage_node.promote.store_folders import require_apart
-from storage_node.services.access import Methods
+from storage_node.services.access import Methods, PeerCheck
 from storage_node.services.calls import RequestReader
 from storage_node.services.compose import ComposeService
 from storage_node.services.contents import ContentsReplicaService, ContentsService
 from storage_node.services.etl import EtlPeers, EtlPeerService, EtlService, jobs_of_node
 from storage_node.services.node import ClusterService, DriveService, NodeService
 from storage_node.services.objects import BucketsService, ObjectsService
-from storage_node.services.peer_check import PeerCheck
 from storage_node.services.promote import PromoteService
 from storage_node.services.replicas import RepairService, ReplicaService
 from storage_node.services.snapshots import SnapshotCopiesService, SnapshotsService
