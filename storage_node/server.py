@@ -21,11 +21,10 @@ import grpc.aio
 
 from ais_loader.version import __version__
 from ais_loader.wire.generated import ais_batch_pb2
-from storage_node.assembly import Addresses, Assembly, Part, start, stop
 from storage_node.batch.session import BatchService
 from storage_node.cluster.map.confirmation import MapConfirmation
 from storage_node.cluster.map.open import open_membership
-from storage_node.context.channels import Caller, Channels, make_secret, read_secret
+from storage_node.context.channels import Caller, Channels, make_secret, read_secret, require_secrets
 from storage_node.context.node import Node
 from storage_node.etl.values import Transforms
 from storage_node.etl.worker.environments import Environments
@@ -37,7 +36,9 @@ from storage_node.metrics.exporter import metrics_served, require_library
 from storage_node.metrics.running_node import RunningNode
 from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.services.access import ANYONE, INSIDE, Role
-from storage_node.settings.config import ServerConfig, require_secrets
+from storage_node.services.assembly import Addresses, Assembly, Part, start, stop
+from storage_node.settings.config import ServerConfig
+from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.drive.identity import SECRET_FILE_NAME
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.store import Store
@@ -139,9 +140,9 @@ class NodeServer:
             require_library()
         require_secrets(self.config, makes_own=self._makes_secret)
         raise_descriptor_limit()
-        self._store = Store.open(
-            self._drives, mode="a", durability=self.config.store.durability, shard_limits=self.config.shard_limits
-        )
+        settings = self.config.store
+        shard_limits = ShardLimits(settings.open_shards, settings.shard_copy_bytes)
+        self._store = Store.open(self._drives, mode="a", durability=settings.durability, shard_limits=shard_limits)
         try:
             if self._makes_secret and not self.config.listen.peer_secret_file:
                 self.config = self.config.replace(peer_secret_file=str(_own_secret(self._store)))
@@ -253,7 +254,7 @@ class NodeServer:
         running = RunningNode(
             batches, self.membership, assembly.repair, assembly.drives, assembly.promote.metrics, by_opener
         )
-        self.metrics_port = held.enter_context(metrics_served(self.config, running))
+        self.metrics_port = held.enter_context(metrics_served(listen.host, listen.metrics_port, running))
 
         async def begin() -> None:
             await peer_server.start()

@@ -61,7 +61,6 @@ storage_node.store.compose storage_node.store.scrub
 storage_node.store.fsck
 storage_node.settings
 storage_node.limits
-storage_node.cluster.errors
 storage_node.context
 storage_node.cluster.consensus
 storage_node.cluster.map
@@ -77,7 +76,6 @@ storage_node.batch.session
 storage_node.lane
 storage_node.services
 storage_node.metrics
-storage_node.assembly
 storage_node.server
 storage_node.ops
 ais_loader

@@ -36,8 +36,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.suspects import Suspects
 from storage_node.batch.peer_lane import CONNECT_TIMEOUT_S, PeerLane, open_lane
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerSilent, PeerStream, PeerUnavailable
-from storage_node.cluster.map.sync import newer_map
-from storage_node.context.channels import Caller
+from storage_node.context.channels import Caller, newer_map
 
 log = logging.getLogger(__name__)
 

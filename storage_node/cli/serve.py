@@ -78,8 +78,9 @@ def serve(
     exits with code 0.
     """
     from ais_loader.errors import InvalidRequest
+    from storage_node.context.channels import require_secrets
     from storage_node.ops.serve import run_node
-    from storage_node.settings.config import is_loopback, require_secrets
+    from storage_node.settings.config import is_loopback
 
     chosen = _configured(given_settings(config, assignments, of_cluster=False) or {})
     listen = chosen.listen

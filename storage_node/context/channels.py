@@ -25,11 +25,15 @@ import grpc.aio
 
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.channel_options import CHANNEL_OPTIONS
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, Prover
 from ais_loader.wire.reserved import ERROR_KIND_KEY, NODE_ROLE, OPERATOR_ROLE, ROLE_KEY
 from ais_loader.wire.suspects import Suspects
-from storage_node.cluster.errors import ReplicaLost, refused
+from storage_node.context.errors import ReplicaLost, refused
+from storage_node.settings.config import ServerConfig, is_loopback
+from storage_node.store.permissions import others_access
 
 NODE_KEY = "ais-node"
 MAP_VERSION_KEY = "ais-map-version"
@@ -246,3 +250,42 @@ class Channels:
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}
         await asyncio.gather(*(channel.close() for channel in channels))
+
+
+async def newer_map(channel: Any, known_version: int, timeout_s: float) -> cluster_pb.ClusterMap | None:
+    """Return the map of the node at the other end, if it is newer and the node answers."""
+    stub = cluster_rpc.ClusterStub(channel)
+    try:
+        answer: cluster_pb.GetMapResponse = await stub.GetMap(
+            cluster_pb.GetMapRequest(known_version=known_version), timeout=timeout_s
+        )
+    except grpc.aio.AioRpcError:
+        return None
+    return answer.map if answer.HasField("map") else None
+
+
+def require_secrets(config: ServerConfig, *, makes_own: bool) -> None:
+    """Require the secrets that the settings need to be safe. Raises ValueError if one is missing, and OSError for a
+    missing file.
+
+    `makes_own`: whether the node makes a secret if it is given none. Other nodes do not know that one.
+    """
+    listen, etl = config.listen, config.etl
+    if listen.peer_secret_file:
+        if etl.user and etl.network and (access := others_access(Path(listen.peer_secret_file))):
+            raise ValueError(
+                f"etl_user={etl.user}: {listen.peer_secret_file} must be readable by its owner alone, and "
+                f"{access}; `chmod 600` closes it"
+            )
+        return
+    if not is_loopback(listen.peer_host):
+        raise ValueError(
+            f"peer_host={listen.peer_host} is more than loopback, and needs peer_secret_file: without a secret, anyone "
+            "who reaches this address can act as a node or an operator. Put the same file on every machine of the "
+            "cluster; `openssl rand -hex 32` makes its line"
+        )
+    if etl.user and etl.network and not makes_own:
+        raise ValueError(
+            f"etl_user={etl.user} needs peer_secret_file, or etl_network=false: without a secret, a transform "
+            "that can connect to this node's peer address can act as an operator"
+        )

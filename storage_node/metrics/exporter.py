@@ -18,7 +18,6 @@ from storage_node.limits.counters import BOUNDS_S, Histogram
 from storage_node.metrics.declarations import METRICS, Value
 from storage_node.metrics.running_node import RunningNode
 from storage_node.metrics.server import MetricsServer
-from storage_node.settings.config import ServerConfig
 
 
 class NodeCollector:
@@ -66,12 +65,11 @@ def require_library() -> None:
 
 
 @contextmanager
-def metrics_served(config: ServerConfig, node: RunningNode) -> Iterator[int | None]:
+def metrics_served(host: str, port: int | None, node: RunningNode) -> Iterator[int | None]:
     """Serve a node's metrics over HTTP, at /metrics, on threads of their own; yields the port. Raises OSError.
 
     Nothing is served if the node's configuration has no port for it.
     """
-    host, port = config.listen.host, config.listen.metrics_port
     if port is None:
         yield None
         return

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from ais_loader.errors import InvalidName, InvalidRequest, LoaderError, SourceChanged, SourceRefused, SourceUnreadable
 from ais_loader.wire.object_info import Stored
-from storage_node.limits.counters import count
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import FoundFile, NotFit
 from storage_node.store.drive.drive import Drive
@@ -123,7 +122,8 @@ class PromoteMetrics:
     def add(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             if outcome.stored is None:
-                count(self.errors, "internal" if outcome.error is None else outcome.error.kind)
+                kind = "internal" if outcome.error is None else outcome.error.kind
+                self.errors[kind] = self.errors.get(kind, 0) + 1
             elif outcome.skipped:
                 self.skipped += 1
             else:

@@ -28,10 +28,9 @@ import grpc.aio
 from ais_loader.errors import LoaderError, NodeUnavailable
 from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, ProofCheck, ProofError, StaleProof
 from ais_loader.wire.reserved import NODE_ROLE, OPERATOR_ROLE, ROLE_KEY
-from storage_node.cluster.errors import NotAMember
-from storage_node.cluster.map.sync import newer_map
 from storage_node.context import channels
-from storage_node.context.channels import Channels
+from storage_node.context.channels import Channels, newer_map
+from storage_node.context.errors import NotAMember
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.limits.tasks import settled

@@ -10,8 +10,8 @@ import grpc
 
 from ais_loader import errors
 from ais_loader.wire.reserved import ERROR_KIND_KEY
-from storage_node.cluster.errors import LeftBehind, NotAMember, TooFewCopies, Unfinished
 from storage_node.cluster.map.confirmation import NotConfirmed
+from storage_node.context.errors import LeftBehind, NotAMember, TooFewCopies, Unfinished
 from storage_node.store.stale_replicas import ReplicaStale
 
 TELL_S = 5.0

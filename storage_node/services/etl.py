@@ -10,9 +10,9 @@ from typing import TypeVar
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_etl_pb2_grpc
-from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.channels import Channels
+from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.etl.jobs.cluster_store import NodeStore

@@ -12,10 +12,10 @@ import grpc
 
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
-from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.replica import HeldWrite
+from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import Received, Stream
 from storage_node.services.errors import Context

@@ -14,11 +14,11 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as copies_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc, ais_snapshots_pb2_grpc
 from ais_loader.wire.generated import ais_snapshots_pb2 as pb
-from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.replication.commit import SnapshotBarrier
 from storage_node.cluster.replication.replica import from_wire, require_bucket, to_wire
 from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
+from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import Received, Stream
 from storage_node.services.errors import Context

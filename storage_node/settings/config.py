@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from storage_node.settings import groups
 from storage_node.settings.groups import GROUPS, SETTINGS
 from storage_node.settings.setting import declared, split_advertised
-from storage_node.store.archives.limits import ShardLimits
-from storage_node.store.permissions import others_access
 
 EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
@@ -22,33 +19,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def require_secrets(config: ServerConfig, *, makes_own: bool) -> None:
-    """Require the secrets that the settings need to be safe. Raises ValueError if one is missing, and OSError for a
-    missing file.
-
-    `makes_own`: whether the node makes a secret if it is given none. Other nodes do not know that one.
-    """
-    listen, etl = config.listen, config.etl
-    if listen.peer_secret_file:
-        if etl.user and etl.network and (access := others_access(Path(listen.peer_secret_file))):
-            raise ValueError(
-                f"etl_user={etl.user}: {listen.peer_secret_file} must be readable by its owner alone, and "
-                f"{access}; `chmod 600` closes it"
-            )
-        return
-    if not is_loopback(listen.peer_host):
-        raise ValueError(
-            f"peer_host={listen.peer_host} is more than loopback, and needs peer_secret_file: without a secret, anyone "
-            "who reaches this address can act as a node or an operator. Put the same file on every machine of the "
-            "cluster; `openssl rand -hex 32` makes its line"
-        )
-    if etl.user and etl.network and not makes_own:
-        raise ValueError(
-            f"etl_user={etl.user} needs peer_secret_file, or etl_network=false: without a secret, a transform "
-            "that can connect to this node's peer address can act as an operator"
-        )
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -100,11 +70,6 @@ class ServerConfig:
         if not host and self.listen.peer_host in EVERY_ADDRESS:
             host = split_advertised("advertise", self.listen.advertise)[0] or self.listen.host
         return _endpoint(host or self.listen.peer_host, outer_port or port)
-
-    @property
-    def shard_limits(self) -> ShardLimits:
-        """Limits on the archives that are open on each drive, as one value."""
-        return ShardLimits(self.store.open_shards, self.store.shard_copy_bytes)
 
     def as_text(self) -> dict[str, str]:
         """All settings except the node's addresses and ports, as text by name."""

@@ -8,11 +8,11 @@ from ais_loader.errors import Unsupported
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.drives.health import Neighbour, why_kept
-from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.map.mutations import begin_leave, set_bucket
 from storage_node.cluster.map.snapshot_mutations import begin_snapshot
 from storage_node.cluster.repair.plan import finish_changes
 from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.context.errors import TooFewCopies
 
 UUID = b"u" * 16
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ais_loader.errors import LoaderError, OutcomeUnknown
-from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.replication.write_plan import Repeat, judged
+from storage_node.context.errors import TooFewCopies
 from storage_node.store.drive.preconditions import REMEMBERED, Condition, after, memory_of
 from storage_node.store.format import CatalogEntry, Version
 

@@ -7,9 +7,9 @@ import pytest
 from ais_loader.errors import BucketHasSnapshots, BucketNotFound, SnapshotExists, SnapshotNotFound, Unsupported
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.map import snapshot_mutations
 from storage_node.cluster.map.mutations import delete_bucket
+from storage_node.context.errors import TooFewCopies
 
 UUID, MAKER = b"u" * 16, b"0" * 16
 NODES = frozenset(bytes([48 + at]) * 16 for at in range(3))

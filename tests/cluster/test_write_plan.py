@@ -14,7 +14,6 @@ from ais_loader.errors import DriveFull, LoaderError, ObjectNotFound, VersionCon
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.cluster.errors import ReplicaLost, Unfinished
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.write_plan import (
     NOTHING,
@@ -25,6 +24,7 @@ from storage_node.cluster.replication.write_plan import (
     nonparticipants,
     plan_write,
 )
+from storage_node.context.errors import ReplicaLost, Unfinished
 from storage_node.store.drive.preconditions import Condition, after, done_before, memory_of
 from storage_node.store.format import CatalogEntry, Version
 

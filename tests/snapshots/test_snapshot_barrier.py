@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from storage_node.cluster.errors import TooFewCopies
 from storage_node.cluster.replication import commit as commit_module
 from storage_node.cluster.replication.commit import SnapshotBarrier
+from storage_node.context.errors import TooFewCopies
 from tests.node.loop_kit import run, settle
 
 B, OTHER, FIRST, SECOND = b"b" * 16, b"o" * 16, b"1" * 16, b"2" * 16

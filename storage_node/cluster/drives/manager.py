@@ -27,10 +27,10 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore, roots_of
 from storage_node.cluster.drives.health import ROOM_BYTES, ErrorWindow, Neighbour, RoomWatch, why_kept
-from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.repair import Repair
 from storage_node.cluster.repair.transfers import Throttle
 from storage_node.context.channels import REACH_TIMEOUT_S, Channels
+from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.limits.tasks import keep_going

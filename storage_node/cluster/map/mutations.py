@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ais_loader.errors import BucketHasSnapshots
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.effects import Edit
-from storage_node.cluster.errors import TooFewCopies
+from storage_node.context.errors import TooFewCopies
 from storage_node.store.names import check_bucket_name
 
 __all__ = [

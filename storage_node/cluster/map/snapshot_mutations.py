@@ -9,7 +9,7 @@ from __future__ import annotations
 from ais_loader.errors import BucketNotFound, SnapshotExists, SnapshotNotFound, Unsupported
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.effects import Edit
-from storage_node.cluster.errors import TooFewCopies
+from storage_node.context.errors import TooFewCopies
 
 
 class MapChanged(TooFewCopies):

@@ -11,15 +11,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
-
-import grpc.aio
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.features import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
 from storage_node.cluster.consensus.errors import ChangeFailed
@@ -32,16 +28,6 @@ PEERS_ASKED = 3
 """Peers asked per round; news spreads from node to node. All of them are asked at the start."""
 CHANGE_TIMEOUT_S = 10.0
 log = logging.getLogger(__name__)
-
-
-async def newer_map(channel: Any, known_version: int, timeout_s: float) -> pb.ClusterMap | None:
-    """Return the map of the node at the other end, if it is newer and the node answers."""
-    stub = ais_cluster_pb2_grpc.ClusterStub(channel)
-    try:
-        answer: pb.GetMapResponse = await stub.GetMap(pb.GetMapRequest(known_version=known_version), timeout=timeout_s)
-    except grpc.aio.AioRpcError:
-        return None
-    return answer.map if answer.HasField("map") else None
 
 
 class MapSync:

@@ -17,10 +17,10 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.peers import RepairPeers
 from storage_node.cluster.repair.plan import UNKNOWN
 from storage_node.cluster.repair.transfers import Throttle, chunks
+from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.store.drive.drive import Drive

@@ -11,9 +11,9 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.errors import ChangeFailed
-from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.peers import RepairPeers
 from storage_node.cluster.repair.plan import finish_changes
+from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 
 RETRY = Backoff(0.5, 5.0)

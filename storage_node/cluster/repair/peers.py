@@ -10,11 +10,11 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_replica_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.plan import UNKNOWN, Answer, State
 from storage_node.cluster.repair.transfers import bucket_ref
 from storage_node.cluster.replication.replica import from_wire
 from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
+from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import PeerClocks
 from storage_node.store.format import Version
 

@@ -22,11 +22,11 @@ from ais_loader.errors import BucketNotFound, DriveFailed, LoaderError
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView, most_copies
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
 from storage_node.cluster.repair.plan import UNKNOWN, State, batches, compare, owned_by
 from storage_node.cluster.repair.transfers import GROUP_BYTES, GROUP_NAMES, RepairMetrics, chunks
 from storage_node.cluster.replication import invalidation
+from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.store.format import Version

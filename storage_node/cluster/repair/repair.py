@@ -29,7 +29,6 @@ from ais_loader.errors import BucketNotFound, InvalidRequest, LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.copy_shortage import CopyShortage
 from storage_node.cluster.repair.damage import DamageRepair
 from storage_node.cluster.repair.finish_change import RETRY, all_act_by, finish
@@ -53,6 +52,7 @@ from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import from_wire
 from storage_node.context.channels import REACH_TIMEOUT_S, Channels
+from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.limits.tasks import keep_going

@@ -20,11 +20,11 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
-from storage_node.cluster.errors import refused
 from storage_node.cluster.repair.plan import batches
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.cluster.replication.replicas import RemoteReplicaStream
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
+from storage_node.context.errors import refused
 from storage_node.context.node import Node
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.object_reader import ObjectReader, open_object

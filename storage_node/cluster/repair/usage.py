@@ -24,12 +24,12 @@ from ais_loader.wire.cluster_map import sure_copies
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.peers import while_it_answers
 from storage_node.cluster.replication.replica import require_bucket
 from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replicas import outcome
 from storage_node.context.channels import Channels
+from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node
 from storage_node.limits.counters import clock_s
 from storage_node.store.listing import PAGE_BYTES, within

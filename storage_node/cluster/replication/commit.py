@@ -55,7 +55,6 @@ from typing import Any, TypeAlias
 from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
-from storage_node.cluster.errors import ReplicaLost, TooFewCopies
 from storage_node.cluster.replication import invalidation
 from storage_node.cluster.replication.conditions import decide, resolve
 from storage_node.cluster.replication.read_lease import clock_s, ms_since
@@ -77,6 +76,7 @@ from storage_node.cluster.replication.write_plan import (
     short_writes,
 )
 from storage_node.context.channels import STEP_TIMEOUT_S
+from storage_node.context.errors import ReplicaLost, TooFewCopies
 from storage_node.store.replica_state import not_found_message
 
 HOLD_S = 10.0

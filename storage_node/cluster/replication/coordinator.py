@@ -19,7 +19,6 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.errors import LeftBehind, ReplicaLost, TooFewCopies, of_one_of_many, refused
 from storage_node.cluster.replication.commit import CommitProtocol, OnShort
 from storage_node.cluster.replication.conditions import decide, misplaced, resolve
 from storage_node.cluster.replication.listing_filter import Listed, not_deleted
@@ -29,6 +28,7 @@ from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replicas import Replicas, StagedReplicas, close_all, outcome
 from storage_node.cluster.replication.write_plan import PendingWrite, Result, by_replica_set
 from storage_node.context.channels import STEP_TIMEOUT_S
+from storage_node.context.errors import LeftBehind, ReplicaLost, TooFewCopies, of_one_of_many, refused
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.store.drive.preconditions import Condition, condition_of

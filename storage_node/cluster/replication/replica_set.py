@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ais_loader.errors import InvalidRequest, LoaderError, SourceChanged, SourceUnreadable
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.errors import LeftBehind, ReplicaLost, TooFewCopies, Unfinished
+from storage_node.context.errors import LeftBehind, ReplicaLost, TooFewCopies, Unfinished
 
 _OF_THE_REQUEST = (InvalidRequest, SourceChanged, SourceUnreadable)
 """Errors that depend on the request alone, so that every node would return them."""

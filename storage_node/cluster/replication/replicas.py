@@ -24,15 +24,14 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc, ais_contents_pb2_grpc, ais_replica_pb2_grpc
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.errors import ReplicaLost, refused
-from storage_node.cluster.map.sync import newer_map
 from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.invalidation import Bucket, InvalidationOutbox
 from storage_node.cluster.replication.lease_keeper import ReadLeases
 from storage_node.cluster.replication.replica import HeldWrite, from_state, from_wire, to_wire
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
 from storage_node.cluster.replication.write_plan import Answer, PendingWrite, WritePlan
-from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
+from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels, newer_map
+from storage_node.context.errors import ReplicaLost, refused
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node, Verdict, judge
 from storage_node.store.format import Version

@@ -28,8 +28,8 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import Stored, info_of
-from storage_node.cluster.errors import ReplicaLost, TooFewCopies
 from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
+from storage_node.context.errors import ReplicaLost, TooFewCopies
 from storage_node.store.drive.preconditions import (
     UNCERTAINTY_NS,
     Condition,

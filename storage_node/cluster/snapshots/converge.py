@@ -15,13 +15,13 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as rpc
-from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.repair.peers import state_of
 from storage_node.cluster.repair.plan import Answer, State, owners_of
 from storage_node.cluster.repair.transfers import Transfers, bucket_ref
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.cluster.snapshots.plan import Unsettled, compare_seen, count_first, end_of
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
+from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.store.format import CatalogEntry

@@ -28,7 +28,6 @@ from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as rpc
 from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import ChangeFailed, Contended
-from storage_node.cluster.errors import ReplicaLost, TooFewCopies
 from storage_node.cluster.map import snapshot_mutations
 from storage_node.cluster.map.mutations import unchanged
 from storage_node.cluster.repair.peers import reach
@@ -36,6 +35,7 @@ from storage_node.cluster.repair.transfers import bucket_ref
 from storage_node.cluster.replication.commit import DRAIN_S, HOLD_S
 from storage_node.cluster.snapshots.converge import KEEP_TIMEOUT_S
 from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
+from storage_node.context.errors import ReplicaLost, TooFewCopies
 from storage_node.context.membership import Membership
 from storage_node.store.drive.version_clock import VersionClock, advice, ms_of, shown
 from storage_node.store.failpoints import failpoint

@@ -16,10 +16,10 @@ from ais_loader.wire.generated import ais_snapshot_copies_pb2 as pb
 from ais_loader.wire.generated import ais_snapshot_copies_pb2_grpc as rpc
 from storage_node.cluster.consensus.change import change_map_async
 from storage_node.cluster.consensus.errors import ChangeFailed
-from storage_node.cluster.errors import ReplicaLost
 from storage_node.cluster.map.snapshot_mutations import abandon_snapshot
 from storage_node.cluster.snapshots.coordinator import CHANGE_TIMEOUT_S, SnapshotCoordinator
 from storage_node.context.channels import REACH_TIMEOUT_S, Channels
+from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 
