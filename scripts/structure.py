@@ -125,6 +125,11 @@ def words(name: str) -> set[str]:
     return {word.lower().rstrip("s") for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)}
 
 
+def _share_a_word(some: set[str], others: set[str]) -> bool:
+    """Return whether a word of both begins alike (`assemble`, `assembled`), or contains one of the other."""
+    return any(a[:4] == b[:4] or (min(len(a), len(b)) > 3 and (a in b or b in a)) for a in some for b in others)
+
+
 def length(node: ast.AST) -> int:
     """Return the lines from the first to the last definition in a module, or those of one definition."""
     parts = [node] if isinstance(node, ast.stmt) else getattr(node, "body", [])
@@ -141,11 +146,8 @@ def names(known: dict[str, Path]) -> dict[str, object]:
         classes.update(node.name for node in mine)
         public = [node for node in mine if not node.name.startswith("_")]
         main = max(public, key=length, default=None)
-        if (
-            main is not None
-            and length(main) > length(tree) // 2
-            and not words(main.name) & (words(path.stem) | words(path.parent.name))
-        ):
+        here = words(path.stem) | words(path.parent.name)
+        if main is not None and length(main) > length(tree) // 2 and not _share_a_word(words(main.name), here):
             strangers.append(f"{module}: {main.name}")
         for node in ast.walk(tree):
             if (

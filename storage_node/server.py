@@ -26,7 +26,7 @@ from storage_node.cluster.map.confirmation import MapConfirmation
 from storage_node.cluster.map.open import open_membership
 from storage_node.context.channels import Caller, Channels, make_secret, read_secret, require_secrets
 from storage_node.context.node import Node
-from storage_node.etl.values import Transforms
+from storage_node.etl.values import TransformRunner
 from storage_node.etl.worker.environments import Environments
 from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.lane.listener import LaneListener
@@ -36,7 +36,7 @@ from storage_node.metrics.exporter import metrics_served, require_library
 from storage_node.metrics.running_node import RunningNode
 from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.services.access import ANYONE, INSIDE, Role
-from storage_node.services.assembly import Addresses, Assembly, Part, start, stop
+from storage_node.services.assembly import Addresses, Assembly, NodePart, start, stop
 from storage_node.settings.config import ServerConfig
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.drive.identity import SECRET_FILE_NAME
@@ -82,7 +82,7 @@ class NodeServer:
         drives: Sequence[str | PathLike[str]],
         config: ServerConfig | None = None,
         *,
-        transforms: Callable[[Node], Transforms] | None = None,
+        transforms: Callable[[Node], TransformRunner] | None = None,
         environments: Environments | None = None,
         makes_secret: bool = False,
         find: Callable[[], Iterable[Path]] | None = None,
@@ -225,7 +225,7 @@ class NodeServer:
             lambda: self.peer_endpoint or f":{self.peer_port}",
         )
 
-    def _listen(self, assembly: Assembly, held: ExitStack) -> Part:
+    def _listen(self, assembly: Assembly, held: ExitStack) -> NodePart:
         """Bind the ports of clients, of peers, and of metrics. Nothing is accepted before the part starts.
 
         Raises OSError. `held` closes what the part's stop does not.
@@ -265,7 +265,7 @@ class NodeServer:
         async def end() -> None:
             await asyncio.gather(*(one.stop(self._grace_s) for one in (server, peer_server, lanes, peer_lanes)))
 
-        return Part(begin, end)
+        return NodePart(begin, end)
 
     def _listen_for_peers(self, server: grpc.aio.Server) -> int:
         """The port; where any will do, the one that others know. Raises OSError."""

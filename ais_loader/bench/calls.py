@@ -17,7 +17,7 @@ import numpy as np
 import ais_loader
 from ais_loader.bench.content import content, equal
 from ais_loader.bench.filling import WRITTEN
-from ais_loader.bench.plan import Plan, Sizes
+from ais_loader.bench.plan import BenchPlan, Sizes
 from ais_loader.objects.client import Client, WithOpaque
 from ais_loader.values.entry import Entry, Item
 from ais_loader.values.options import ClusterOptions
@@ -35,14 +35,14 @@ class Done(NamedTuple):
     errors: tuple[str, ...] = ()
 
 
-def connected(plan: Plan) -> Client:
+def connected(plan: BenchPlan) -> Client:
     """Connect a client for the plan."""
     if plan.embedded:
         return ais_loader.connect(plan.url, mode="a" if plan.writes else "r")
     return ais_loader.connect(plan.url, options=ClusterOptions(**plan.client_options))
 
 
-def numbers(plan: Plan, worker: int, epochs: int, salt: int = 0) -> Iterator[int]:
+def numbers(plan: BenchPlan, worker: int, epochs: int, salt: int = 0) -> Iterator[int]:
     """Yield object numbers in an order specific to this worker: all, repeatedly; or its share of each of `epochs`."""
     for epoch in range(epochs) if epochs else count():
         seed = [epoch, salt, 0 if epochs else worker + 1]
@@ -53,7 +53,7 @@ def numbers(plan: Plan, worker: int, epochs: int, salt: int = 0) -> Iterator[int
 class Calls:
     """Calls of one thread, number `worker` of all of the plan's workers, on a client shared by its process."""
 
-    def __init__(self, plan: Plan, client: Client, worker: int) -> None:
+    def __init__(self, plan: BenchPlan, client: Client, worker: int) -> None:
         self.plan = plan
         self._client = client
         self._bucket = client.bucket(plan.bucket)

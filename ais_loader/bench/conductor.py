@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from ais_loader.bench import filling, machine
 from ais_loader.bench.calls import connected
 from ais_loader.bench.crew import Crew, Live
-from ais_loader.bench.plan import Plan
-from ais_loader.bench.result import Part, result
+from ais_loader.bench.plan import BenchPlan
+from ais_loader.bench.result import ClientResult, result
 from ais_loader.bench.tally import new_histogram
 from ais_loader.objects.client import Client
 
@@ -29,21 +29,21 @@ class Clients(Protocol):
     def follow(self, live: Live | None = None) -> bool: ...
     def end(self) -> None: ...
     @property
-    def parts(self) -> list[Part]: ...
+    def parts(self) -> list[ClientResult]: ...
 
 
-def prepare(client: Client, plan: Plan, filled: filling.Filled | None = None) -> bool:
+def prepare(client: Client, plan: BenchPlan, filled: filling.Filled | None = None) -> bool:
     """Create the bucket and the data that the plan reads. Return whether anything was put. Raises InvalidRequest."""
     bucket = filling.own_bucket(client, plan.bucket, plan.copies)
     return plan.workload not in ("put", "put-many") and filling.fill(bucket, plan, filled)
 
 
 def run(
-    plan: Plan,
+    plan: BenchPlan,
     *,
     live: Live | None = None,
     described: dict[str, Any] | None = None,
-    clients: Callable[[Plan], Clients] = Crew,
+    clients: Callable[[BenchPlan], Clients] = Crew,
 ) -> dict[str, Any]:
     """Measure, in a prepared bucket. After KeyboardInterrupt, the result covers what was done until then.
 
@@ -78,7 +78,7 @@ def run(
     )
 
 
-def finish(plan: Plan) -> None:
+def finish(plan: BenchPlan) -> None:
     """Delete the objects that the measurement has put. The data it read stays for the next one."""
     if plan.writes:
         with connected(plan) as client:

@@ -12,9 +12,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ais_loader.bench import machine
-from ais_loader.bench.plan import Plan
-from ais_loader.bench.result import Part
-from ais_loader.bench.tally import Tally
+from ais_loader.bench.plan import BenchPlan
+from ais_loader.bench.result import ClientResult
+from ais_loader.bench.tally import BenchTally
 from ais_loader.bench.worker import work
 from ais_loader.errors import LoaderError, NodeUnavailable
 
@@ -31,7 +31,7 @@ FIGURES = ("objects", "bytes", "errors")
 class Crew:
     """Processes of one machine, number `client` of the plan's clients. `parts` has their results."""
 
-    def __init__(self, plan: Plan, client: int = 0) -> None:
+    def __init__(self, plan: BenchPlan, client: int = 0) -> None:
         context = multiprocessing.get_context("spawn")
         self.stop = threading.Event()
         """Ends `follow` early; any thread may set it."""
@@ -107,16 +107,16 @@ class Crew:
         return not told
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ClientResult]:
         """Results, after `follow`. Raises NodeUnavailable if nothing was measured."""
         if not self._reports:
             raise NodeUnavailable("no process of the measurement came to its end; nothing was measured")
-        total = Tally()
+        total = BenchTally()
         for report in self._reports:
             for packed in report["tallies"]:
-                total.add(Tally.unpacked(packed))
+                total.add(BenchTally.unpacked(packed))
         return [
-            Part(
+            ClientResult(
                 total,
                 elapsed_s=max(report["elapsed_s"] for report in self._reports),
                 cpu_s=sum(report["cpu_s"] for report in self._reports),
@@ -152,6 +152,6 @@ class Crew:
             pipe.close()
 
 
-def warm_up_s(plan: Plan) -> float:
+def warm_up_s(plan: BenchPlan) -> float:
     """Return the longest time that a warm-up may take."""
     return plan.warm_up_s + END_S + plan.retry_s

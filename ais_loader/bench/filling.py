@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 
 from ais_loader.bench.content import content
-from ais_loader.bench.plan import Plan
+from ais_loader.bench.plan import BenchPlan
 from ais_loader.errors import BucketExists, BucketNotFound, InvalidRequest, ObjectNotFound
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
@@ -54,11 +54,11 @@ def check_own(bucket: Bucket) -> None:
         )
 
 
-def is_filled(bucket: Bucket, plan: Plan) -> bool:
+def is_filled(bucket: Bucket, plan: BenchPlan) -> bool:
     return bucket.exists(_marker(plan))
 
 
-def fill(bucket: Bucket, plan: Plan, filled: Filled | None = None) -> bool:
+def fill(bucket: Bucket, plan: BenchPlan, filled: Filled | None = None) -> bool:
     """Put the data that the plan reads, unless an earlier run did. Return whether anything was put."""
     if is_filled(bucket, plan):
         return False
@@ -87,17 +87,17 @@ def remove(client: Client, name: str) -> int:
     return client.delete_bucket(name, force=True)
 
 
-def _marker(plan: Plan) -> str:
+def _marker(plan: BenchPlan) -> str:
     return f"{MARKER}.{plan.prefix.rstrip('/')}"
 
 
-def _objects(plan: Plan) -> Iterator[tuple[str, memoryview | bytes]]:
+def _objects(plan: BenchPlan) -> Iterator[tuple[str, memoryview | bytes]]:
     sizes = plan.sizes
     for number in range(plan.objects):
         yield plan.name(number), content(number, sizes.of(number))
 
 
-def _archives(plan: Plan) -> Iterator[tuple[str, bytes]]:
+def _archives(plan: BenchPlan) -> Iterator[tuple[str, bytes]]:
     sizes = plan.sizes
     for first in range(0, plan.objects, plan.members):
         made = io.BytesIO()

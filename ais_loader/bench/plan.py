@@ -78,7 +78,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BenchPlan:
     """One measurement; its fields are the options of `ais-loader bench`."""
 
     workload: str

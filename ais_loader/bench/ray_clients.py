@@ -20,8 +20,8 @@ from typing import Any
 
 from ais_loader.bench import machine
 from ais_loader.bench.crew import END_S, FIGURES, START_S, Crew, Live, warm_up_s
-from ais_loader.bench.plan import Plan
-from ais_loader.bench.result import Part
+from ais_loader.bench.plan import BenchPlan
+from ais_loader.bench.result import ClientResult
 from ais_loader.bench.tally import new_histogram
 from ais_loader.errors import InvalidRequest, LoaderError, NodeUnavailable
 from ais_loader.extras import needs
@@ -127,7 +127,7 @@ def _means_itself(host: str) -> bool:
 class ClientActor:
     """One client machine, as a Ray actor."""
 
-    def __init__(self, plan: Plan, client: int) -> None:
+    def __init__(self, plan: BenchPlan, client: int) -> None:
         new_histogram()  # raises an error about packages that are missing here
         with _without_main():
             self._crew = Crew(plan, client)
@@ -166,9 +166,9 @@ def _without_main() -> Iterator[None]:
 class RayClients:
     """Client machines of one measurement, one on each of these nodes."""
 
-    def __init__(self, cluster: RayCluster, nodes: Sequence[RayNode], plan: Plan) -> None:
+    def __init__(self, cluster: RayCluster, nodes: Sequence[RayNode], plan: BenchPlan) -> None:
         self.lost: dict[str, str] = {}
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, ClientResult] = {}
         self._ray = ray = cluster.ray
         self._plan = plan
         self._actors: dict[str, Any] = {}
@@ -231,7 +231,7 @@ class RayClients:
         return whole and not told
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ClientResult]:
         """Results of the clients that are not lost, after `follow`. Raises NodeUnavailable if there are none."""
         if not self._parts:
             raise NodeUnavailable("; ".join(f"{name}: {why}" for name, why in self.lost.items()))
@@ -244,7 +244,7 @@ class RayClients:
         except self._ray.exceptions.RayError as error:
             self.lost[name] = _reason(error)
             return True
-        self._parts[name] = Part.unpacked(packed, name)
+        self._parts[name] = ClientResult.unpacked(packed, name)
         return bool(whole)
 
     def _look(self, running: Mapping[Any, str], asked: dict[Any, str], of_each: dict[str, dict[str, int]]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from ais_loader import __version__
 from ais_loader.bench import machine
-from ais_loader.bench.plan import Plan
-from ais_loader.bench.tally import PERCENTILES, Tally
+from ais_loader.bench.plan import BenchPlan
+from ais_loader.bench.tally import PERCENTILES, BenchTally
 from ais_loader.errors import InvalidRequest
 
 FORMAT = "ais-loader bench 1"
@@ -21,10 +21,10 @@ LATENCIES = ("mean", *(f"p{percent:g}" for percent in PERCENTILES), "max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ClientResult:
     """Result of one client machine."""
 
-    tally: Tally = field(kw_only=False)
+    tally: BenchTally = field(kw_only=False)
     elapsed_s: float
     cpu_s: float
     peak_bytes: int
@@ -39,8 +39,8 @@ class Part:
         return {one.name: getattr(self, one.name) for one in fields(self)} | {"tally": self.tally.packed()}
 
     @classmethod
-    def unpacked(cls, packed: Mapping[str, Any], name: str) -> Part:
-        return cls(**{**packed, "tally": Tally.unpacked(packed["tally"]), "name": name})
+    def unpacked(cls, packed: Mapping[str, Any], name: str) -> ClientResult:
+        return cls(**{**packed, "tally": BenchTally.unpacked(packed["tally"]), "name": name})
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -58,8 +58,8 @@ class Part:
 
 
 def result(
-    plan: Plan,
-    parts: Sequence[Part],
+    plan: BenchPlan,
+    parts: Sequence[ClientResult],
     *,
     lost: Mapping[str, str],
     node_cpu_s: float | None,
@@ -73,7 +73,7 @@ def result(
     Rates are per second of wall-clock time of the slowest part. `whole` is false after Ctrl-C. Clients that are `lost`
     are named, and not counted.
     """
-    tally = Tally()
+    tally = BenchTally()
     for part in parts:
         tally.add(part.tally)
     elapsed_s = max(part.elapsed_s for part in parts)

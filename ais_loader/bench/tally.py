@@ -24,7 +24,7 @@ def new_histogram() -> Any:
 
 
 @dataclass(slots=True)
-class Tally:
+class BenchTally:
     """Counters of one thread while it runs; `add` adds those of others."""
 
     calls: int = 0
@@ -39,7 +39,7 @@ class Tally:
         self.size_bytes += size_bytes
         self.latency.record_value(min(_LONGEST_US, max(1, elapsed_ns // 1000)))
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: BenchTally) -> None:
         self.calls += other.calls
         self.objects += other.objects
         self.size_bytes += other.size_bytes
@@ -57,7 +57,7 @@ class Tally:
         }
 
     @classmethod
-    def unpacked(cls, packed: dict[str, Any]) -> Tally:
+    def unpacked(cls, packed: dict[str, Any]) -> BenchTally:
         tally = cls(packed["calls"], packed["objects"], packed["bytes"], Counter(packed["errors"]))
         if packed["latency"]:
             tally.latency.decode_and_add(packed["latency"])

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 from ais_loader.bench.calls import Calls, Done, connected, numbers
-from ais_loader.bench.plan import Plan
-from ais_loader.bench.tally import Tally
+from ais_loader.bench.plan import BenchPlan
+from ais_loader.bench.tally import BenchTally
 from ais_loader.errors import LoaderError
 from ais_loader.testing.memory import peak_rss_bytes
 
@@ -28,7 +28,9 @@ _WARM_UP = 1
 """Salt of the order of objects in a warm-up, which differs from that of the measurement."""
 
 
-def measure(run: Run, wanted: Iterator[Any], stop: threading.Event, tally: Tally, until: float | None = None) -> None:
+def measure(
+    run: Run, wanted: Iterator[Any], stop: threading.Event, tally: BenchTally, until: float | None = None
+) -> None:
     """Have `run` make calls until `wanted` ends, `until` (of time.monotonic), or `stop`; count them in `tally`.
 
     A failed call counts as an error of its kind, and the thread goes on with the next object.
@@ -50,10 +52,10 @@ def measure(run: Run, wanted: Iterator[Any], stop: threading.Event, tally: Tally
 class Threads:
     """Threads of one process. `tallies` may be read while they run."""
 
-    def __init__(self, plan: Plan, process: int) -> None:
+    def __init__(self, plan: BenchPlan, process: int) -> None:
         self.stop = threading.Event()
         self.failed: list[BaseException] = []
-        self.tallies = [Tally() for _ in range(plan.threads)]
+        self.tallies = [BenchTally() for _ in range(plan.threads)]
         self._plan = plan
         self._first = process * plan.threads
         self._client = connected(plan)
@@ -62,13 +64,13 @@ class Threads:
 
     def warm_up(self) -> None:
         if self._plan.warm_up_s:
-            self._start([Tally() for _ in self.tallies], self._plan.warm_up_s, epochs=0, salt=_WARM_UP)
+            self._start([BenchTally() for _ in self.tallies], self._plan.warm_up_s, epochs=0, salt=_WARM_UP)
             self.join()
 
     def start(self) -> None:
         self._start(self.tallies, self._plan.duration_s, epochs=self._plan.epochs)
 
-    def _start(self, tallies: list[Tally], seconds: float, epochs: int, salt: int = 0) -> None:
+    def _start(self, tallies: list[BenchTally], seconds: float, epochs: int, salt: int = 0) -> None:
         until = None if epochs else time.monotonic() + seconds
         self._threads = [
             threading.Thread(target=self._run, args=(worker, epochs, salt, tally, until), daemon=True)
@@ -77,7 +79,7 @@ class Threads:
         for thread in self._threads:
             thread.start()
 
-    def _run(self, worker: int, epochs: int, salt: int, tally: Tally, until: float | None) -> None:
+    def _run(self, worker: int, epochs: int, salt: int, tally: BenchTally, until: float | None) -> None:
         plan = self._plan
         try:
             run = Calls(plan, self._client, worker).run
@@ -97,7 +99,7 @@ class Threads:
         self._client.close()
 
 
-def work(plan: Plan, process: int, pipe: Connection) -> None:
+def work(plan: BenchPlan, process: int, pipe: Connection) -> None:
     """Main function of a measuring process. Messages are (kind, value). The first two messages from the conductor mean
     "go", and later ones "stop", as does the end of the conductor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -129,7 +131,7 @@ def work(plan: Plan, process: int, pipe: Connection) -> None:
         threads.close()
 
 
-def _so_far(tallies: list[Tally]) -> dict[str, Any]:
+def _so_far(tallies: list[BenchTally]) -> dict[str, Any]:
     return {
         "objects": sum(tally.objects for tally in tallies),
         "bytes": sum(tally.size_bytes for tally in tallies),

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ais_loader.cli.batch_list import parse_list
-from ais_loader.cli.files import STDOUT, Writable, chosen_output, written_whole
+from ais_loader.cli.files import STDOUT, ByteSink, chosen_output, written_whole
 from ais_loader.cli.show import Lines, count_text, fail, in_commands, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import label
@@ -145,7 +145,7 @@ def _write_archive(made: BatchArchive, output: str, *, force: bool) -> None:
     written_bytes = 0
     with contextlib.ExitStack() as held:
         held.enter_context(made)
-        file: Writable = (
+        file: ByteSink = (
             sys.stdout.buffer if output == STDOUT else held.enter_context(written_whole(output, force=force))
         )
         bar = held.enter_context(progress(made.entries, unit=" objects"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ais_loader.bench.plan import MARKED, Plan, size_bytes
+from ais_loader.bench.plan import MARKED, BenchPlan, size_bytes
 from ais_loader.cli.groups import HintingGroup
 from ais_loader.cli.show import Lines, columns, note, progress, size_text
 from ais_loader.cli.stores import StoreChoice, store_of_commands, takes_store
@@ -167,7 +167,7 @@ def _measure(
             "--clients needs --ray, as clients are nodes of a Ray cluster; on this machine, use --processes"
         )
     try:
-        plan = Plan(
+        plan = BenchPlan(
             workload=workload,
             url=store.url,
             clients=clients or 1,
@@ -198,7 +198,7 @@ def _measure(
         raise click.ClickException("some calls failed, see errors")
 
 
-def _run_on_ray(address: str, clients: int | None, plan: Plan, store: StoreChoice, clean: bool) -> dict[str, Any]:
+def _run_on_ray(address: str, clients: int | None, plan: BenchPlan, store: StoreChoice, clean: bool) -> dict[str, Any]:
     from ais_loader.bench.ray_clients import RayClients, check_reachable, connected
 
     with connected(address) as cluster:
@@ -214,7 +214,7 @@ def _run_on_ray(address: str, clients: int | None, plan: Plan, store: StoreChoic
 
 
 def _run(
-    plan: Plan,
+    plan: BenchPlan,
     store: StoreChoice,
     clean: bool,
     *,

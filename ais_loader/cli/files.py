@@ -26,14 +26,14 @@ def chosen_output(argument: str | None, option: str | None, name: str) -> str | 
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n\r\f")
 
 
-class Writable(Protocol):
+class ByteSink(Protocol):
     """A destination for bytes."""
 
     def write(self, data: bytes | memoryview, /) -> object: ...
 
 
 @contextlib.contextmanager
-def written_whole(path: str, *, force: bool) -> Iterator[Writable]:
+def written_whole(path: str, *, force: bool) -> Iterator[ByteSink]:
     """Create a file that gets its name when the block succeeds; otherwise nothing of it remains.
 
     An existing file is replaced only with `force`. A pipe or a device is written to directly. Raises
@@ -72,7 +72,7 @@ def _exists(path: str) -> click.ClickException:
 
 
 @contextlib.contextmanager
-def written_to_stdout() -> Iterator[Writable]:
+def written_to_stdout() -> Iterator[ByteSink]:
     """Provide standard output for bytes; a terminal gets only text."""
     sys.stdout.flush()
     yield _TextOnly(sys.stdout.buffer) if sys.stdout.isatty() else sys.stdout.buffer
@@ -82,7 +82,7 @@ def written_to_stdout() -> Iterator[Writable]:
 class _TextOnly:
     """A terminal that rejects control characters, which could make it beep, change colours, or worse."""
 
-    def __init__(self, terminal: Writable) -> None:
+    def __init__(self, terminal: ByteSink) -> None:
         self._terminal = terminal
         self._begun = False
 

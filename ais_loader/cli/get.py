@@ -11,7 +11,7 @@ from typing import TypeVar
 import click
 
 from ais_loader.cli.completion import complete_name
-from ais_loader.cli.files import STDOUT, Writable, chosen_output, written_to_stdout, written_whole
+from ais_loader.cli.files import STDOUT, ByteSink, chosen_output, written_to_stdout, written_whole
 from ais_loader.cli.get_folder import get_folder
 from ais_loader.cli.options import arguments_of, wanted_options
 from ais_loader.cli.show import info_fields, note, printable, progress, size_text
@@ -120,7 +120,7 @@ def get(
         else:
             stage = Stage(etl, None if arguments is None else arguments_of(arguments))
             pieces = iter([_transformed(client, entry, start, length, stage, verify=verify)])
-        target: AbstractContextManager[Writable]
+        target: AbstractContextManager[ByteSink]
         target = written_to_stdout() if file == STDOUT else written_whole(file, force=force)
         written = 0
         with target as out, progress(None, unit="B") as bar:

@@ -23,7 +23,7 @@ _LOOKED_AT = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class NameFolder:
     """Names with a common prefix up to a slash. `holds` is None if it has not been counted."""
 
     bucket: str
@@ -31,7 +31,7 @@ class Folder:
     holds: PrefixSummary | None
 
 
-Listed: TypeAlias = ObjectInfo | Folder
+Listed: TypeAlias = ObjectInfo | NameFolder
 
 
 def one_level(
@@ -50,11 +50,11 @@ def one_level(
     counted = {} if summary is None else {name: one for name, one in summary.by_prefix.items() if name != top}
     if summary is not None and summary.complete and top not in summary.by_prefix:
         yield from (
-            Folder(bucket.name, name, one) for name, one in counted.items() if name[len(top) :].startswith(begun)
+            NameFolder(bucket.name, name, one) for name, one in counted.items() if name[len(top) :].startswith(begun)
         )
         return
     for one in names_of_level(bucket, top + begun, on_missing_drive=on_missing_drive):
-        yield one if isinstance(one, ObjectInfo) else Folder(bucket.name, one, counted.get(one))
+        yield one if isinstance(one, ObjectInfo) else NameFolder(bucket.name, one, counted.get(one))
 
 
 def no_pattern(name: str, options: Collection[str]) -> str | None:

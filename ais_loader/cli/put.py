@@ -256,7 +256,7 @@ def _store_alone(bucket: Bucket, file: FileToStore, how: PutHow, bar: tqdm[Any])
                 note("reading from the terminal; Ctrl-D ends the object")
             return bucket.put(file.name, sys.stdin.buffer, **options)
         with open(file.path, "rb") as opened:
-            source: Any = opened if file.is_stream else _Counted(opened, bar)
+            source: Any = opened if file.is_stream else _ProgressFile(opened, bar)
             return bucket.put(file.name, source, **options)
     except (LoaderError, OSError) as error:
         if isinstance(error, LoaderError) and error.retryable:
@@ -264,7 +264,7 @@ def _store_alone(bucket: Bucket, file: FileToStore, how: PutHow, bar: tqdm[Any])
         return error
 
 
-class _Counted:
+class _ProgressFile:
     """A file whose reads advance a progress bar. A retry, which reads it again, moves the bar back."""
 
     def __init__(self, file: IO[bytes], bar: tqdm[Any]) -> None:

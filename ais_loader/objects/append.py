@@ -17,11 +17,11 @@ from ais_loader import errors
 from ais_loader.objects import parts
 from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
 from ais_loader.transport.base import Transport
-from ais_loader.transport.retry import Patience
+from ais_loader.transport.retry import RetryBudget
 from ais_loader.transport.validation import member_name_fault
 from ais_loader.transport.write_tries import WriteTries
-from ais_loader.values.content import Content, Source
 from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.source import Content, Source
 from ais_loader.values.urls import ARCHIVE_EXTENSIONS
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.checksum import crc32c
@@ -111,7 +111,7 @@ def _append(
         request = make_request(bucket, name, [*kept, tail.part, end], metadata=None if kept else {})
         request.object.condition.CopyFrom(condition)
         lost: errors.NodeUnavailable | None = None
-        patience = Patience(_RETRY_S)
+        patience = RetryBudget(_RETRY_S)
         try:
             with tries.told():
                 while True:

@@ -39,7 +39,6 @@ from ais_loader.values.changes import (
     PutSummary,
     check_on_error,
 )
-from ais_loader.values.content import Content, Source
 from ais_loader.values.entry import Entry, EntryLike, MemberInfo, ObjectInfo, checked_range, to_entry
 from ais_loader.values.pipeline import Etl
 from ais_loader.values.promote import Overwrite, PromoteResult, Shared, promote_all, promote_spec
@@ -51,6 +50,7 @@ from ais_loader.values.requests import (
     require_many,
 )
 from ais_loader.values.snapshots import SnapshotInfo
+from ais_loader.values.source import Content, Source
 from ais_loader.values.summary import BucketSummary
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from ais_loader.objects.multipart import (
 )
 from ais_loader.transport.base import Transport
 from ais_loader.values.changes import CopySummary, OnError, OnProgress, RenameSummary, check_on_error
-from ais_loader.values.content import Content
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.pipeline import Etl
+from ais_loader.values.source import Content
 
 
 class BucketComposing(ABC):

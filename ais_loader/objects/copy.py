@@ -17,7 +17,7 @@ from ais_loader import errors
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.parts import require_ordinary
 from ais_loader.transport.base import Transport
-from ais_loader.transport.retry import Patience
+from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.changes import CopySummary, Failure, OnError, OnProgress, RenameSummary, Tally, check_on_error
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
@@ -81,7 +81,7 @@ def rename_object(
 
 def _delete_copied(transport: Transport, before: ObjectInfo) -> None:
     """Delete a copied version. Raises VersionConflict if the object was replaced meanwhile; the newer version stays."""
-    patience = Patience(_RETRY_S)
+    patience = RetryBudget(_RETRY_S)
     while True:
         try:
             transport.delete(before.bucket, before.name, if_version=before.version)

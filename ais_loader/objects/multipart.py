@@ -23,8 +23,8 @@ from ais_loader.objects import parts
 from ais_loader.objects.compose_request import make_range, make_request
 from ais_loader.objects.parts import MAX_PARTS, PREFIX, folder, part_name, put_part, remove
 from ais_loader.transport.base import Transport
-from ais_loader.values.content import Content, Source
 from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.source import Content, Source
 
 _MARKER = "upload"
 _DONE = "completed"

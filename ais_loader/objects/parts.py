@@ -11,8 +11,8 @@ import uuid
 
 from ais_loader import errors
 from ais_loader.transport.base import PutSpec, Transport
-from ais_loader.values.content import Source
 from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.source import Source
 
 PREFIX = "/.parts/"
 MAX_PARTS = 10_000

@@ -11,8 +11,8 @@ from ais_loader.errors import LoaderError
 from ais_loader.objects.put_spec import ToPut, put_specs
 from ais_loader.transport.base import PutSpec, Transport
 from ais_loader.values.changes import Failure, OnError, OnProgress, PutSummary, Tally, check_on_error
-from ais_loader.values.content import Source
 from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.source import Source
 
 
 def put_many(

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from ais_loader.errors import InvalidRequest
 from ais_loader.objects.parts import require_ordinary
 from ais_loader.transport.base import PutSpec
-from ais_loader.values.content import Content, Source
+from ais_loader.values.source import Content, Source
 from ais_loader.wire.reserved import RESERVED
 
 ToPut: TypeAlias = tuple[str, Content] | tuple[str, Content, Mapping[str, str] | None]

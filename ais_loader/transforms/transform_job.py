@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from ais_loader import errors
 from ais_loader.name_matching import Patterns, pattern_list
 from ais_loader.transport.base import Transport
-from ais_loader.transport.retry import Patience
+from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.changes import Failure
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.job_names import JobNames, expand_template
@@ -197,7 +197,7 @@ class TransformJob:
 
 def _watched(transport: Transport, name: str) -> Iterator[pb.JobInfo]:
     """Yield the job's state until it has ended, from any node that answers. Raises JobNotFound, NodeUnavailable."""
-    patience = Patience(_RETRY_S)
+    patience = RetryBudget(_RETRY_S)
     while True:
         try:
             for info in transport.watch_job(name):

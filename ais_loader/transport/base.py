@@ -12,10 +12,10 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from ais_loader.errors import LoaderError
 from ais_loader.transport.write_tries import WriteTries
-from ais_loader.values.content import Buffer, Source
 from ais_loader.values.entry import MemberInfo, ObjectInfo
 from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb

@@ -22,11 +22,11 @@ from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, Frame
 from ais_loader.transport.read_only import ETL_READS
 from ais_loader.transport.validation import require_bucket, require_metadata, require_object, require_text
 from ais_loader.transport.write_tries import WriteTries
-from ais_loader.values.content import Buffer, Source
 from ais_loader.values.entry import MemberInfo, ObjectInfo
 from ais_loader.values.options import EmbeddedOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary, PrefixSummary
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -47,7 +47,7 @@ from storage_node.store.read.object_reader import list_members, open_member, ope
 from storage_node.store.reframe_on_put import content_of
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
-from storage_node.store.summary import Tally
+from storage_node.store.summary import NameSummary
 from storage_node.store.write import Upload
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class EmbeddedTransport:
         return self._store_to_write().delete_many(bucket, names)
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
-        tally = Tally(prefix, depth)
+        tally = NameSummary(prefix, depth)
         found = self._store_here().objects(bucket, prefix)
         tally.add((name, entry.size_bytes) for name, entry in found)
         by_prefix = {name: PrefixSummary(*sums) for name, sums in sorted(tally.folders.items())}

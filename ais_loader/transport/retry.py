@@ -15,7 +15,7 @@ NO_RETRY_S = -1.0
 _BACKOFF = Backoff(0.05, 1.0)
 
 
-class Patience:
+class RetryBudget:
     """Gives up when failures have continued for `retry_s` without progress. Belongs to one thread.
 
     The clock starts at the first failure: the time before it belongs to the consumer, who may not have read the batch.

@@ -76,7 +76,7 @@ def _status(error: LoaderError) -> int:
     return 503 if isinstance(error, (NodeUnavailable, SilenceTimeout)) else 500
 
 
-class Page:
+class StorePage:
     """The routes of one store's page."""
 
     def __init__(self, client: Client) -> None:
@@ -162,7 +162,7 @@ def _argument(request: web.Request, name: str) -> str | None:
 def new_app(client: Client, token: str) -> web.Application:
     """Create an app that serves the page of a client's store below /TOKEN/, and nothing elsewhere."""
     app = web.Application(middlewares=[_guard])
-    page = Page(client)
+    page = StorePage(client)
     app.add_routes(page.routes(f"/{token}/"))
     app.on_cleanup.append(page.close)
     return app

@@ -22,7 +22,7 @@ SUM_REUSE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class StoredItem:
     """A readable item: an object, or a member of one, in one version."""
 
     bucket: str
@@ -91,18 +91,18 @@ def _object(info: ObjectInfo) -> dict[str, Any]:
     }
 
 
-def content(client: Client, bucket: str, name: str, member: str | None) -> Content:
+def content(client: Client, bucket: str, name: str, member: str | None) -> StoredItem:
     """Find an object or a member. Raises ObjectNotFound, MemberNotFound, BucketNotFound."""
     if member is None:
         info = client.bucket(bucket).head(name)
-        return Content(bucket, name, None, info.version, info.size_bytes)
+        return StoredItem(bucket, name, None, info.version, info.size_bytes)
     for one in client.bucket(bucket).members(name, member):
         if one.name == member:
-            return Content(bucket, name, member, one.version, one.size_bytes)
+            return StoredItem(bucket, name, member, one.version, one.size_bytes)
     raise MemberNotFound(f"{bucket}/{name} has no member {member!r}")
 
 
-def read(client: Client, what: Content, start: int, length: int) -> bytes:
+def read(client: Client, what: StoredItem, start: int, length: int) -> bytes:
     """Read bytes of the version that was found. Raises ObjectNotFound if it was replaced meanwhile."""
     if length == 0:
         return b""

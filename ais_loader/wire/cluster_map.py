@@ -36,7 +36,7 @@ _64_BITS = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PlacedNode:
     """A node that takes part in a placement, by its position in the map."""
 
     node: int
@@ -48,8 +48,8 @@ class Place:
 class HostPlacement:
     """Ownership of objects among these nodes."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        by_host: dict[str, list[Place]] = {}
+    def __init__(self, places: Sequence[PlacedNode]) -> None:
+        by_host: dict[str, list[PlacedNode]] = {}
         for place in places:
             by_host.setdefault(place.host, []).append(place)
         hosts = sorted(by_host)
@@ -177,7 +177,8 @@ class ClusterView:
         if any(not 0 < node.weight < float("inf") for node in self.nodes):
             raise ValueError("every node of a map needs a finite weight above 0")
         places = [
-            Place(at, node.host, xxhash.xxh3_64_intdigest(node.uuid), node.weight) for at, node in enumerate(self.nodes)
+            PlacedNode(at, node.host, xxhash.xxh3_64_intdigest(node.uuid), node.weight)
+            for at, node in enumerate(self.nodes)
         ]
         states = [node.state for node in self.nodes]
         self.placement = HostPlacement([place for place in places if states[place.node] != pb.MapNode.LEAVING])

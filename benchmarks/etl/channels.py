@@ -46,10 +46,10 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from benchmarks.kit.echo import ServerProcess
 from benchmarks.kit.harness import Claim, run_rounds
 from benchmarks.kit.pages import publish
-from storage_node.etl.run.stages import open_stage
+from storage_node.etl.run.node_transforms import open_stage
 from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import TransformHttp
-from storage_node.etl.values import Content, Origin, Stage
+from storage_node.etl.values import Content, Origin, TransformStage
 from storage_node.etl.webserver import FastAPIServer, FlaskServer, GRPCServer, HTTPMultiThreadedServer
 from storage_node.etl.worker.stage_context import StageContext
 from storage_node.settings.config import ServerConfig
@@ -119,7 +119,7 @@ def _files(folder: Path, count: int) -> Iterator[list[Content]]:
             content.close()
 
 
-async def _passed(stage: Stage, contents: list[Content], count: int) -> float:
+async def _passed(stage: TransformStage, contents: list[Content], count: int) -> float:
     """Objects per second."""
     left = iter(range(count))
 
@@ -145,10 +145,10 @@ def contestants(held: ExitStack, count: int) -> dict[str, Callable[[], float]]:
     held.callback(loop.close)
     found: dict[str, Callable[[], float]] = {}
 
-    def run(stage: Stage, contents: list[Content]) -> float:
+    def run(stage: TransformStage, contents: list[Content]) -> float:
         return loop.run_until_complete(_passed(stage, contents, count))
 
-    async def opened(transform: pb.Transform) -> Stage:
+    async def opened(transform: pb.Transform) -> TransformStage:
         settings = ServerConfig(etl_code=True, etl_servers=(transform.server.address,))
         side = TransformHttp()
         held.callback(lambda: loop.run_until_complete(side.stop()))

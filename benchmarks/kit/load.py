@@ -13,13 +13,13 @@ from typing import Any
 import ais_loader
 from ais_loader import Entry
 from ais_loader.bench.conductor import prepare
-from ais_loader.bench.plan import Plan
+from ais_loader.bench.plan import BenchPlan
 from ais_loader.bench.worker import Threads
 from benchmarks.kit.workers import Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load(Plan):
+class Load(BenchPlan):
     """Plan of one contestant's turn, with what `ais-loader bench` has no options for."""
 
     workload: str = "get-batch"

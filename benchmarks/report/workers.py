@@ -7,7 +7,7 @@ from typing import Any
 
 import ais_loader
 from ais_loader.bench.conductor import prepare, run
-from ais_loader.bench.plan import Plan
+from ais_loader.bench.plan import BenchPlan
 from ais_loader.testing import NodeProcess
 from benchmarks.kit.plots import new_figure, save
 from benchmarks.report.judging import knee
@@ -22,7 +22,7 @@ def sweep(size: str, objects: int, duration_s: float, folder: Path) -> dict[int,
     with NodeProcess(folder / "swept") as node, ais_loader.connect(node.url) as client:
         for workers in WORKERS:
             processes = min(PROCESSES, workers)
-            plan = Plan(
+            plan = BenchPlan(
                 workload="get",
                 url=node.url,
                 size=size,

@@ -16,7 +16,7 @@ from typing import Any
 
 from ais_loader import Bucket, Client, Entry, errors
 from ais_loader.bench.calls import Done
-from ais_loader.bench.tally import Tally
+from ais_loader.bench.tally import BenchTally
 from ais_loader.bench.worker import measure
 from ais_loader.values.entry import Item, Status
 from benchmarks.soak.content import LEAST_BYTES, content, value_in, value_of
@@ -389,7 +389,7 @@ def run_all(clients: Sequence[SoakClient], stop: threading.Event, stacks: Path, 
 
     Raises RuntimeError for what a client should have written down.
     """
-    tallies = [Tally() for _ in clients]
+    tallies = [BenchTally() for _ in clients]
     threads = [
         threading.Thread(target=measure, args=(client.run, client.drawn(), stop, tally), daemon=True)
         for client, tally in zip(clients, tallies, strict=True)

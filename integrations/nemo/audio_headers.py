@@ -75,7 +75,7 @@ def _header(data: bytes, size_bytes: int) -> HeaderAnswer | None:
     """Return the header, or None if more than `data`, the first bytes, is needed."""
     with needs("soundfile", "reading audio headers"):
         import soundfile
-    begun = _Begun(data, size_bytes)
+    begun = _FileHead(data, size_bytes)
     try:
         info = soundfile.info(begun)
     except soundfile.LibsndfileError as error:
@@ -83,7 +83,7 @@ def _header(data: bytes, size_bytes: int) -> HeaderAnswer | None:
     return None if begun.missed else AudioHeader(info.samplerate, info.frames)
 
 
-class _Begun(io.RawIOBase):
+class _FileHead(io.RawIOBase):
     """A file of `size_bytes` of which only the beginning is available. It records whether more was requested."""
 
     def __init__(self, data: bytes, size_bytes: int) -> None:

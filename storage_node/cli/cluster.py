@@ -129,7 +129,7 @@ def up(
     settings = given_settings(config, assignments, of_cluster=True)
     if not _ray_address(address):
         _make_room(_absolute(root))
-    plan = commands.Plan(
+    plan = commands.ClusterPlan(
         root=_absolute(root),
         address=_ray_address(address),
         nodes=nodes,
@@ -178,7 +178,7 @@ def add(
     from storage_node.ops.ray_head import require_ray
 
     require_ray()
-    plan = commands.Plan(
+    plan = commands.ClusterPlan(
         root=_absolute(root),
         address=_ray_address(address),
         drives_per_node=drives_per_node,

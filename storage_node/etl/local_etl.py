@@ -11,9 +11,9 @@ from typing import Any
 from ais_loader.errors import LoaderError
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from storage_node.etl.registry.registry import Registry
+from storage_node.etl.run.node_transforms import NodeTransforms
 from storage_node.etl.run.result_cache import ResultCache, args_of, result_key
 from storage_node.etl.run.run_state import RunSettings
-from storage_node.etl.run.stages import NodeTransforms
 from storage_node.etl.run.transformed_run import TransformedRun, check_calls, inputs_of
 from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import TransformHttp

@@ -116,7 +116,7 @@ class PutResult:
     """CRC-32C."""
 
 
-class Stage(Protocol):
+class TransformStage(Protocol):
     """One version of a transform on this node: its workers, or its connections. Belongs to the node's event loop."""
 
     async def run(self, origin: Origin, content: Content, args: str) -> Content:
@@ -131,7 +131,7 @@ class Stage(Protocol):
         """Wait for the runs in progress, then end the workers. Never raises."""
 
 
-class Transforms(Protocol):
+class TransformRunner(Protocol):
     """All transforms of this node by name, as batches and jobs use them. Belongs to the node's event loop."""
 
     def versions(self, call: pb.TransformCall) -> tuple[bytes, ...]:

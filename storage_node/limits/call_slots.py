@@ -245,9 +245,9 @@ class Streams:
         """Messages in progress, or waiting for their commit."""
 
     @contextlib.contextmanager
-    def open(self, tenant: str) -> Iterator[Stream]:
+    def open(self, tenant: str) -> Iterator[CallStream]:
         """Hold a slot for the duration of a call. Raises Overloaded if there is none."""
-        stream = Stream(self)
+        stream = CallStream(self)
         slot = self.slots.take(tenant, stream.evict)
         if slot is None:
             raise Overloaded(f"{self.slots.held} objects are being put, got and listed (max_streams): try again later")
@@ -285,7 +285,7 @@ class Streams:
                 self.messages.release(size_bytes)  # granted at the moment of the timeout or cancellation
 
 
-class Stream:
+class CallStream:
     """The stream of one call."""
 
     slot: CallSlot

@@ -22,7 +22,7 @@ class MetricsServer:
         class Server(_FewConnections):
             address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
 
-        self._server = make_server(host, port, app, Server, _Handler)
+        self._server = make_server(host, port, app, Server, _MetricsHandler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="ais-loader metrics", daemon=True)
         self._thread.start()
         self.port: int = self._server.server_port
@@ -60,7 +60,7 @@ class _FewConnections(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
 
-class _Handler(WSGIRequestHandler):
+class _MetricsHandler(WSGIRequestHandler):
     timeout = SILENCE_TIMEOUT_S
 
     def handle(self) -> None:

@@ -22,7 +22,7 @@ _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class NodeAnswer:
     """Answer of the node at an endpoint. Without one, `described` is None and `problem` has the reason."""
 
     endpoint: str
@@ -44,7 +44,7 @@ class Answer:
         return self.described.feature if self.described is not None else ()
 
 
-def ask_nodes(endpoints: Iterable[str], caller: Caller, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Answer]:
+def ask_nodes(endpoints: Iterable[str], caller: Caller, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, NodeAnswer]:
     """Ask all nodes in parallel, by their endpoints for clients. Returns the answers by endpoint."""
     several = list(dict.fromkeys(endpoints))
     if not several:
@@ -55,14 +55,14 @@ def ask_nodes(endpoints: Iterable[str], caller: Caller, timeout_s: float = CALL_
         }
 
 
-def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
+def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_TIMEOUT_S) -> NodeAnswer:
     with grpc.insecure_channel(endpoint, options=_OPTIONS) as channel:
         try:
             known = cluster_rpc.ClusterStub(channel).GetMap(cluster_pb.GetMapRequest(), timeout=timeout_s)
             described = objects_rpc.NodeStub(channel).Describe(objects_pb.DescribeRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             reason = (error.details() or "").rpartition(": ")[2]
-            return Answer(endpoint, problem=f"{error.code().name.lower().replace('_', ' ')}: {reason}")
+            return NodeAnswer(endpoint, problem=f"{error.code().name.lower().replace('_', ' ')}: {reason}")
     peer_endpoint = resolved(endpoint, known.peer_endpoint)
     with caller.through(grpc.insecure_channel(peer_endpoint, options=_OPTIONS), peer_endpoint) as channel:
         try:
@@ -74,7 +74,7 @@ def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_T
         except grpc.RpcError:
             drives = None
     map_ = known.map if known.HasField("map") else None
-    return Answer(
+    return NodeAnswer(
         endpoint,
         known.node_uuid.hex(),
         map_,
@@ -85,7 +85,7 @@ def ask_node(endpoint: str, caller: Caller = OPERATOR, timeout_s: float = CALL_T
     )
 
 
-def newest_map(answers: Iterable[Answer]) -> cluster_pb.ClusterMap | None:
+def newest_map(answers: Iterable[NodeAnswer]) -> cluster_pb.ClusterMap | None:
     """Return the newest map; None if no node that answered is in a cluster. Raises ValueError if there are several
     clusters."""
     maps = [answer.map for answer in answers if answer.map is not None]

@@ -36,7 +36,7 @@ _POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ClusterPlan:
     """Arguments of `up` and `add`."""
 
     root: Path
@@ -79,7 +79,7 @@ class BeyondLoopback(ClusterError):
     """Nodes would listen on a network without permission to do so."""
 
 
-def up(plan: Plan, tell: Tell) -> Result:
+def up(plan: ClusterPlan, tell: Tell) -> Result:
     """Start all nodes that have drives below the root, on all hosts; create nodes if there are none.
 
     Raises BeyondLoopback, ClusterError, LoaderError, OSError.
@@ -102,7 +102,7 @@ def up(plan: Plan, tell: Tell) -> Result:
         return _run(plan, hosts, head, notes, tell)
 
 
-def add(plan: Plan, tell: Tell, wipe: str = "") -> Result:
+def add(plan: ClusterPlan, tell: Tell, wipe: str = "") -> Result:
     """Create one more node, on the host that has the fewest, and add it to the cluster. Raises like `up`.
 
     Args:
@@ -132,8 +132,8 @@ def remove(root: Path, address: str, name: str, *, lost: bool, timeout_s: float,
     Raises like `up`; also ClusterError if the node has not handed over everything within `timeout_s`. It continues
     then.
     """
-    _require_nodes(Plan(root=root, address=address))
-    with _ray(Plan(root=root, address=address), tell):
+    _require_nodes(ClusterPlan(root=root, address=address))
+    with _ray(ClusterPlan(root=root, address=address), tell):
         hosts = ray_actors.look(root)
         caller = peer_secret.operator(root)
         map_ = _map_of(hosts, caller)
@@ -209,14 +209,14 @@ def followed_log(root: Path, name: str, lines: int) -> Iterator[str]:
 # -- parts
 
 
-def _require_nodes(plan: Plan) -> None:
+def _require_nodes(plan: ClusterPlan) -> None:
     """Require existing nodes, before a Ray is started in vain. Raises ClusterError."""
     if not plan.address and not (found := find_nodes(plan.root)).nodes:
         problems = f": {'; '.join(found.problems)}" if found.problems else ""
         raise ClusterError(f"no nodes below {plan.root}{problems}; `cluster up` makes the first")
 
 
-def _require_loopback(plan: Plan, hosts: Sequence[Host]) -> None:
+def _require_loopback(plan: ClusterPlan, hosts: Sequence[Host]) -> None:
     """Check the addresses before anything is created or started. Raises BeyondLoopback."""
     given = [plan.settings or {}, *(host.settings.values for host in hosts)]
     one_by_one = [table for settings in given for table in (settings, *settings.get(NODES, {}).values())]
@@ -247,7 +247,7 @@ def _no_node(name: str, hosts: Sequence[Host], root: Path) -> str:
 
 
 @contextlib.contextmanager
-def _ray(plan: Plan, tell: Tell) -> Iterator[RayHead | None]:
+def _ray(plan: ClusterPlan, tell: Tell) -> Iterator[RayHead | None]:
     """Connect to the Ray of this plan. Yields its head if it belongs to the root."""
     if plan.address:
         with ray_actors.connected(plan.address):
@@ -313,7 +313,7 @@ def first_nodes(hosts: Sequence[Host], nodes: int | None) -> dict[str, int]:
     return {address: number for address, number in counts.items() if number}
 
 
-def _make_first(plan: Plan, hosts: Sequence[Host], tell: Tell) -> None:
+def _make_first(plan: ClusterPlan, hosts: Sequence[Host], tell: Tell) -> None:
     counts = first_nodes(hosts, plan.nodes)
     try:  # check before anything is created
         require_nodes(plan.settings or {}, [f"node-{at + 1}" for at in range(max(counts.values()))])
@@ -323,7 +323,7 @@ def _make_first(plan: Plan, hosts: Sequence[Host], tell: Tell) -> None:
     ray_actors.make(plan.root, counts, plan.drives_per_node)
 
 
-def _run(plan: Plan, hosts: Sequence[Host], head: RayHead | None, notes: list[str], tell: Tell) -> Result:
+def _run(plan: ClusterPlan, hosts: Sequence[Host], head: RayHead | None, notes: list[str], tell: Tell) -> Result:
     """Start every node that was found, and bring the map in line with them."""
     nodes = nodes_of(hosts)
     try:
@@ -360,7 +360,7 @@ def _run(plan: Plan, hosts: Sequence[Host], head: RayHead | None, notes: list[st
 
 
 def _agree(
-    plan: Plan, started: Sequence[Started], statuses: dict[str, dict[str, Any]], notes: list[str]
+    plan: ClusterPlan, started: Sequence[Started], statuses: dict[str, dict[str, Any]], notes: list[str]
 ) -> pb.ClusterMap:
     """Return the map with all serving nodes, at their current addresses."""
     serving = [one for one in started if statuses[one.node.uuid].get("endpoint")]
@@ -421,7 +421,7 @@ def _where(member: pb.MapNode) -> tuple[str, str]:
     return member.endpoint, member.peer_endpoint
 
 
-def _host_per_node(plan: Plan, known: pb.ClusterMap | None, started: Sequence[Started]) -> bool:
+def _host_per_node(plan: ClusterPlan, known: pb.ClusterMap | None, started: Sequence[Started]) -> bool:
     if plan.host_per_node is not None:
         return plan.host_per_node
     if known is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.context.channels import Caller
-from storage_node.ops.ask_nodes import Answer, ask_nodes, newest_map
+from storage_node.ops.ask_nodes import NodeAnswer, ask_nodes, newest_map
 from storage_node.ops.ray_head import ClusterError
 
 _POLL_S = 0.5
@@ -50,7 +50,7 @@ def wait_until_out(
         time.sleep(_POLL_S)
 
 
-def not_done(map_: pb.ClusterMap, names: Mapping[str, str], answers: Mapping[str, Answer]) -> Sequence[str]:
+def not_done(map_: pb.ClusterMap, names: Mapping[str, str], answers: Mapping[str, NodeAnswer]) -> Sequence[str]:
     """Return the nodes that delay a change of the map, with the reasons."""
     found = []
     for member in map_.node:

@@ -45,7 +45,7 @@ class NodeDrives:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundNodes:
     """Nodes and problems below a root."""
 
     nodes: tuple[NodeDrives, ...] = ()
@@ -60,7 +60,7 @@ class Found:
         return next((node for node in self.nodes if node.uuid == uuid), None)
 
 
-def find_nodes(root: Path) -> Found:
+def find_nodes(root: Path) -> FoundNodes:
     """Search below `root`; a missing root has no nodes. Raises nothing: an unreadable folder is a problem."""
     known: dict[Path, DriveIdentity] = {}
     problems: list[str] = []
@@ -84,7 +84,7 @@ def find_nodes(root: Path) -> Found:
     nodes = group_drives(known)
     gone = {uuid for uuid, told in said.items() if told.removed}
     here = {node.uuid for node in nodes}
-    return Found(
+    return FoundNodes(
         nodes=tuple(node for node in nodes if node.uuid not in gone),
         removed=tuple(node for node in nodes if node.uuid in gone),
         absent=tuple(sorted(set(said) - here - gone)),

@@ -23,7 +23,7 @@ from storage_node.context.channels import read_secret
 from storage_node.ops import node_file, node_log, peer_secret
 from storage_node.ops import settings_store as settings_file
 from storage_node.ops.actor import StorageNodeActor
-from storage_node.ops.node_discovery import Found, NodeDrives, find_nodes, make_nodes, wipe_node
+from storage_node.ops.node_discovery import FoundNodes, NodeDrives, find_nodes, make_nodes, wipe_node
 from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ray_environments import pinned_to
 from storage_node.ops.ray_head import ClusterError
@@ -46,7 +46,7 @@ class Host:
 
     address: str
     name: str
-    found: Found
+    found: FoundNodes
     settings: KeptSettings = field(default_factory=KeptSettings)
     answers: bool = True
 
@@ -91,7 +91,7 @@ def look(root: Path) -> list[Host]:
         try:
             hosts.append(Host(address, *_get(task, f"looking for drives on {address}", 0.0)))
         except ClusterError as error:
-            hosts.append(Host(address, address, Found(problems=(str(error),)), answers=False))
+            hosts.append(Host(address, address, FoundNodes(problems=(str(error),)), answers=False))
     return hosts
 
 
@@ -270,7 +270,7 @@ def _get(task: Any, doing: str, timeout_s: float = TASK_TIMEOUT_S) -> Any:
         raise ClusterError(f"{doing}: {str(error).splitlines()[0]}") from error
 
 
-def _look(root: Path) -> tuple[str, Found, KeptSettings]:
+def _look(root: Path) -> tuple[str, FoundNodes, KeptSettings]:
     try:
         settings = settings_file.read(root)
     except (WrongSetting, OSError) as error:

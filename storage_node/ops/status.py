@@ -17,8 +17,8 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.generated import ais_replica_pb2 as replica_pb
 from storage_node.cluster.consensus.acceptor_store import decode
 from storage_node.ops import drive_commands, peer_secret, ray_head
-from storage_node.ops.ask_nodes import Answer, ask_nodes, newest_map
-from storage_node.ops.node_discovery import Found, find_nodes
+from storage_node.ops.ask_nodes import NodeAnswer, ask_nodes, newest_map
+from storage_node.ops.node_discovery import FoundNodes, find_nodes
 from storage_node.ops.node_file import NodeFile, read_all
 from storage_node.settings.config import ServerConfig
 from storage_node.store.drive.identity import CLUSTER_FILE_NAME
@@ -88,9 +88,9 @@ def _node(
     uuid: str,
     member: pb.MapNode | None,
     said: NodeFile | None,
-    answer: Answer | None,
-    answers: dict[str, Answer],
-    found: Found,
+    answer: NodeAnswer | None,
+    answers: dict[str, NodeAnswer],
+    found: FoundNodes,
 ) -> dict[str, Any]:
     here = found.node(uuid)
     described = answer.described if answer is not None else None
@@ -178,7 +178,7 @@ def _shortages(progress: replica_pb.ProgressResponse) -> list[str]:
     return [*found, f"{progress.scrub.damaged} copies are damaged"] if progress.scrub.damaged else found
 
 
-def _map_on_drives(found: Found) -> pb.ClusterMap | None:
+def _map_on_drives(found: FoundNodes) -> pb.ClusterMap | None:
     """Return the newest map that nodes of this machine knew, whether they run or not."""
     newest: pb.ClusterMap | None = None
     for node in found.nodes:
@@ -191,7 +191,7 @@ def _map_on_drives(found: Found) -> pb.ClusterMap | None:
     return newest
 
 
-def _silence(answer: Answer | None) -> str:
+def _silence(answer: NodeAnswer | None) -> str:
     if answer is None or not answer.problem:
         return "another node answers at its endpoint"
     return f"no answer ({answer.problem})"

@@ -21,7 +21,7 @@ from storage_node.promote.job import (
 )
 from storage_node.promote.source import SourceFile, Stamp, remove
 from storage_node.promote.store_folders import StoreFolders, of_store
-from storage_node.promote.walk import Folder, Found, FoundFile, NotFit, Walk, Wanted, groups
+from storage_node.promote.walk import Found, FoundFile, NotFit, OpenFolder, Walk, Wanted, groups
 from storage_node.store.failpoints import failpoint
 from storage_node.store.stale_replicas import ReplicaStale
 from storage_node.store.store import Store
@@ -59,7 +59,7 @@ def promote_path(store: Store, path: str, wanted: Wanted, job: Job) -> Iterator[
     try:
         is_folder = stat.S_ISDIR(os.stat(path).st_mode)
         top, way = (path, b".") if is_folder else (os.path.dirname(path), os.fsencode(os.path.basename(path)))
-        walk = Walk(Folder(os.open(top, FOLDER)), way, wanted, StoreFolders(of_store(store)))
+        walk = Walk(OpenFolder(os.open(top, FOLDER)), way, wanted, StoreFolders(of_store(store)))
     except OSError as error:
         raise SourceUnreadable(f"{path}: cannot be opened: {error.strerror or error}") from error
     except (SourceRefused, SourceUnreadable) as error:

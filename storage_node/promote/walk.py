@@ -23,7 +23,7 @@ GROUP_FILES, GROUP_BYTES, GROUP_FOLDERS = 128, 8 << 20, 32
 """Limits of a group that is promoted together: files, bytes and open folders, or a single file."""
 
 
-class Folder:
+class OpenFolder:
     """An open folder; closed with its last reference."""
 
     def __init__(self, fd: int) -> None:
@@ -40,9 +40,9 @@ class FoundFile(NamedTuple):
     """Relative to the path that is promoted."""
     name: str
     """Name of its object."""
-    folder: Folder
+    folder: OpenFolder
     file_name: str
-    root: Folder
+    root: OpenFolder
     from_root: bytes
     size_bytes: int
     mtime_ns: int
@@ -92,7 +92,7 @@ class Walk:
 
     def __init__(
         self,
-        root: Folder,
+        root: OpenFolder,
         path: bytes,
         wanted: Wanted,
         own: StoreFolders | None = None,
@@ -106,17 +106,17 @@ class Walk:
         with _opened(root, path, os.O_PATH | os.O_CLOEXEC) as fd:  # no device is opened
             found = os.fstat(fd)
         self.device, self.inode, self.is_folder = found.st_dev, found.st_ino, stat.S_ISDIR(found.st_mode)
-        self._top: Folder | FoundFile
+        self._top: OpenFolder | FoundFile
         if self.is_folder:
             if not wanted.recursive:
                 raise SourceRefused("is a folder; `recursive` promotes what is in it")
-            self._top = Folder(open_beneath(root.fd, path, FOLDER))
+            self._top = OpenFolder(open_beneath(root.fd, path, FOLDER))
             self._own.require_outside(self._top.fd)
             return
         if not stat.S_ISREG(found.st_mode):
             raise SourceRefused(f"is {_kind(found.st_mode)}, neither a file nor a folder")
         before, _, last = self._path.rpartition("/")
-        folder = Folder(open_beneath(root.fd, os.fsencode(before) or b".", FOLDER))
+        folder = OpenFolder(open_beneath(root.fd, os.fsencode(before) or b".", FOLDER))
         self._own.require_outside(folder.fd)
         is_link = stat.S_ISLNK(os.stat(last, dir_fd=folder.fd, follow_symlinks=False).st_mode)
         self._top = FoundFile(
@@ -131,12 +131,12 @@ class Walk:
         else:
             yield from self._below(self._top)
 
-    def _below(self, top: Folder) -> Generator[Found, None, None]:
+    def _below(self, top: OpenFolder) -> Generator[Found, None, None]:
         """Yield files depth first, while each folder is listed: one open listing per level."""
-        listings: list[tuple[Folder, Iterator[os.DirEntry[str]], str]] = []
+        listings: list[tuple[OpenFolder, Iterator[os.DirEntry[str]], str]] = []
         with contextlib.ExitStack() as held:
 
-            def enter(folder: Folder, way: str) -> NotFit | None:
+            def enter(folder: OpenFolder, way: str) -> NotFit | None:
                 try:
                     if way and self._own.is_one(folder.fd, way[:-1].rpartition("/")[2]):
                         return _unfit(way, self._wanted, SourceRefused("is the store itself"))
@@ -163,7 +163,7 @@ class Walk:
                         if (one := self._file(folder, entry.name, path)) is not None:
                             yield one
                         continue
-                    below = Folder(os.open(entry.name, FOLDER | os.O_NOFOLLOW, dir_fd=folder.fd))
+                    below = OpenFolder(os.open(entry.name, FOLDER | os.O_NOFOLLOW, dir_fd=folder.fd))
                 except FileNotFoundError:
                     continue  # deleted since it was listed
                 except OSError as error:
@@ -172,7 +172,7 @@ class Walk:
                 if fault := enter(below, path + "/"):
                     yield fault
 
-    def _file(self, folder: Folder, file_name: str, path: str) -> Found | None:
+    def _file(self, folder: OpenFolder, file_name: str, path: str) -> Found | None:
         """Return the file, or None if it is not wanted. Raises OSError."""
         if not self._chosen(path):
             return None
@@ -201,7 +201,7 @@ class Walk:
 
 
 @contextlib.contextmanager
-def _opened(root: Folder, path: bytes, flags: int) -> Iterator[int]:
+def _opened(root: OpenFolder, path: bytes, flags: int) -> Iterator[int]:
     fd = open_beneath(root.fd, path, flags)
     try:
         yield fd

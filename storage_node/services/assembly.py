@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from storage_node.cluster.consensus.acceptor_store import AcceptorStore
     from storage_node.context.membership import Membership
     from storage_node.context.node import Node
-    from storage_node.etl.values import Transforms
+    from storage_node.etl.values import TransformRunner
     from storage_node.etl.worker.environments import Environments
     from storage_node.store.drive.drive import Drive
 
@@ -76,19 +76,19 @@ class Addresses(NamedTuple):
     """The endpoint, or the port alone; see GetMapResponse."""
 
 
-class Part(NamedTuple):
+class NodePart(NamedTuple):
     """A component of a node with its start and its stop; both may be missing, and may be coroutines."""
 
     start: Callable[[], Awaitable[object] | object] | None = None
     stop: Callable[[], Awaitable[object] | object] | None = None
 
 
-async def start(parts: Iterable[Part]) -> None:
+async def start(parts: Iterable[NodePart]) -> None:
     for part in parts:
         await _run(part.start)
 
 
-async def stop(parts: Sequence[Part]) -> None:
+async def stop(parts: Sequence[NodePart]) -> None:
     """Stop parts in the reverse order of their start."""
     for part in reversed(parts):
         await _run(part.stop)
@@ -113,7 +113,7 @@ class Assembly:
         version: str,
         *,
         find: Callable[[], Iterable[Path]],
-        transforms: Callable[[Node], Transforms] | None = None,
+        transforms: Callable[[Node], TransformRunner] | None = None,
         environments: Environments | None = None,
     ) -> None:
         """
@@ -178,24 +178,24 @@ class Assembly:
         ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, self.jobs, self.calls), methods)
         ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(self.jobs, self.calls), methods)
 
-    def parts(self, listeners: Part) -> list[Part]:
+    def parts(self, listeners: NodePart) -> list[NodePart]:
         """Return all parts in the order of their start; `listeners` are the open ports, which take part in it."""
         background = _Background()
         return [
-            Part(stop=self.promote.close),
-            Part(stop=_finish_tasks),
-            Part(stop=self.writes.close),
-            Part(stop=self.snapshots.close),
-            Part(stop=self.batches.resources.peers.close),
-            Part(stop=self.confirmation.close),
-            Part(stop=self.check.close),
-            Part(stop=self.etl.close),
+            NodePart(stop=self.promote.close),
+            NodePart(stop=_finish_tasks),
+            NodePart(stop=self.writes.close),
+            NodePart(stop=self.snapshots.close),
+            NodePart(stop=self.batches.resources.peers.close),
+            NodePart(stop=self.confirmation.close),
+            NodePart(stop=self.check.close),
+            NodePart(stop=self.etl.close),
             listeners,
-            Part(stop=self.promote.stop),
-            Part(stop=self.batches.stop),
-            Part(lambda: self.repair.start(self.snapshots.repair.pass_), self.repair.stop),
-            Part(self.drives.start, self.drives.stop),
-            Part(lambda: background.start(self._endless()), background.stop),
+            NodePart(stop=self.promote.stop),
+            NodePart(stop=self.batches.stop),
+            NodePart(lambda: self.repair.start(self.snapshots.repair.pass_), self.repair.stop),
+            NodePart(self.drives.start, self.drives.stop),
+            NodePart(lambda: background.start(self._endless()), background.stop),
         ]
 
     def _endless(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:

@@ -17,7 +17,7 @@ from ais_loader.wire.generated import ais_compose_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import require_unreserved
-from storage_node.cluster.repair.source_reader import Source, SourceReader
+from storage_node.cluster.repair.source_reader import SourceRange, SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import tenant_of
@@ -96,7 +96,7 @@ class Composing:
         self.request = request
         self._sources = sources
         self._checksum = 0
-        self._open: Source | None = None
+        self._open: SourceRange | None = None
         self.moved_bytes = 0
 
     async def messages(self) -> AsyncGenerator[objects.PutRequest, None]:

@@ -17,7 +17,7 @@ from storage_node.context.node import Node
 from storage_node.services.calls import bounded, bounded_responses, count_each
 from storage_node.services.errors import Context
 from storage_node.store.drive.preconditions import parse_condition
-from storage_node.store.summary import Tally
+from storage_node.store.summary import NameSummary
 
 MAX_NAMES = 10_000
 """Maximum number of names in one deletion request."""
@@ -67,7 +67,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
 
     @bounded_responses(deadline=False)
     async def Summarize(self, request: pb.SummarizeRequest, context: Context) -> AsyncIterator[pb.SummarizeResponse]:
-        tally = Tally(request.prefix, request.depth)
+        tally = NameSummary(request.prefix, request.depth)
         if (replica_set := self._writes.replica_set_to_read(request.bucket)) is not None:
             newest = functools.partial(self._writes.replica_set_to_read, request.bucket)
             scan = UsageScan(self._node, self._writes.channels, replica_set, newest, request.prefix, tally)
@@ -80,7 +80,7 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
             summary = await self._node.read(summary_of, tally)
         yield pb.SummarizeResponse(counted=tally.objects, summary=summary)
 
-    async def _count_here(self, request: pb.SummarizeRequest, tally: Tally) -> AsyncIterator[int]:
+    async def _count_here(self, request: pb.SummarizeRequest, tally: NameSummary) -> AsyncIterator[int]:
         """Count the objects of a node without a cluster. Raises LoaderError."""
         found = self._store.objects(request.bucket, request.prefix)
 

@@ -23,7 +23,7 @@ from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.direct_put import direct_put_writer
-from storage_node.etl.values import Transforms
+from storage_node.etl.values import TransformRunner
 from storage_node.services.access import CALLER, Role
 from storage_node.services.calls import bounded, bounded_responses
 from storage_node.services.errors import Context
@@ -158,7 +158,7 @@ class NodeJobRecords:
 
 
 def jobs_of_node(
-    node: Node, membership: Membership, writes: WriteCoordinator, transforms: Transforms, etl: LocalEtl
+    node: Node, membership: Membership, writes: WriteCoordinator, transforms: TransformRunner, etl: LocalEtl
 ) -> JobManager:
     """Create the job manager of a node. Results that servers put to this node are stored like those of its jobs."""
     store = NodeStore(node, writes, etl.spool)

@@ -32,7 +32,13 @@ from storage_node.store.compose import done_earlier
 from storage_node.store.drive.preconditions import Condition, condition_of, parse_condition
 from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import PAGE_BYTES
-from storage_node.store.read.object_reader import MemberReader, ObjectReader, list_members, open_member, open_object
+from storage_node.store.read.object_reader import (
+    MemberReader,
+    StoredObjectReader,
+    list_members,
+    open_member,
+    open_object,
+)
 from storage_node.store.reframe_on_put import Spooled, reframed_bytes, replacement, spool_for
 from storage_node.store.replica_state import ListedPage
 from storage_node.store.store import Store
@@ -192,7 +198,7 @@ class ObjectsService:
     @counted_stream("get")
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
         read = self._node.read
-        reader: ObjectReader | MemberReader | None = None
+        reader: StoredObjectReader | MemberReader | None = None
         try:
             if request.member:
                 reader = await self._node.open_archives(tenant_of(context), self._open, request)
@@ -206,7 +212,7 @@ class ObjectsService:
             if reader is not None:
                 reader.close()
 
-    def _open(self, request: pb.GetRequest) -> ObjectReader | MemberReader:
+    def _open(self, request: pb.GetRequest) -> StoredObjectReader | MemberReader:
         length = request.length if request.HasField("length") else None
         if request.member:
             return open_member(

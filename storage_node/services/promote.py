@@ -33,7 +33,7 @@ from storage_node.promote.confined_path import FOLDER, root_of
 from storage_node.promote.into_store import promote_group
 from storage_node.promote.job import Job, Outcome, PromoteMetrics
 from storage_node.promote.store_folders import StoreFolders, of_store
-from storage_node.promote.walk import Folder, Found, Walk, Wanted, groups
+from storage_node.promote.walk import Found, OpenFolder, Walk, Wanted, groups
 from storage_node.services.errors import Context, encodable
 
 THREADS = 4
@@ -110,7 +110,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         replica_set = self._writes.replica_set(request.bucket)
         self._node.store.bucket_to_change(request.bucket)
         with self._node.streams.open(tenant_of(context)) as stream:
-            run = _Run(self._work, await self._groups_of(request, replica_set), self._promoter(job, replica_set))
+            run = _Promotion(self._work, await self._groups_of(request, replica_set), self._promoter(job, replica_set))
             try:
                 async for response in run.responses():
                     go_on()
@@ -146,7 +146,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
     def _walk(self, path: bytes, wanted: Wanted, mine: Callable[[str], bool]) -> Walk:
         root, way = root_of(path, self._node.config.store.promote_roots)
         try:
-            folder = Folder(os.open(root, FOLDER))
+            folder = OpenFolder(os.open(root, FOLDER))
         except OSError as error:
             raise SourceUnreadable(f"{os.fsdecode(root)}: cannot be opened: {error.strerror or error}") from error
         try:
@@ -205,7 +205,7 @@ class _Progress:
         self.outcomes, self.files_seen, self.done = outcomes, files_seen, done
 
 
-class _Run:
+class _Promotion:
     """One promotion, with several groups in progress."""
 
     def __init__(self, work: Any, found: _Groups, promote: Any) -> None:

@@ -17,7 +17,7 @@ from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node
-from storage_node.limits.call_slots import Received, Stream
+from storage_node.limits.call_slots import CallStream, Received
 from storage_node.services.errors import Context
 from storage_node.store.store import Store
 
@@ -44,7 +44,7 @@ class ReplicaService(ais_replica_pb2_grpc.ReplicaServicer):
                     await asyncio.shield(self._node.read(held.abort))
 
     async def _take_all(
-        self, held: HeldWrite, requests: AsyncIterator[Received[wire.WriteRequest]], stream: Stream, context: Any
+        self, held: HeldWrite, requests: AsyncIterator[Received[wire.WriteRequest]], stream: CallStream, context: Any
     ) -> None:
         async with aclosing(stream.messages(requests, keeps=_is_group)) as messages:
             async for request in messages:

@@ -20,7 +20,7 @@ from storage_node.cluster.snapshots.converge import PAGE_NAMES, Convergence
 from storage_node.cluster.snapshots.coordinator import SnapshotCoordinator
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node
-from storage_node.limits.call_slots import Received, Stream
+from storage_node.limits.call_slots import CallStream, Received
 from storage_node.services.errors import Context
 from storage_node.store.drive.version_clock import check_counter
 from storage_node.store.format import CatalogEntry
@@ -127,7 +127,7 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
             await self._keep(requests, stream)
         return copies_pb.KeepResponse()
 
-    async def _keep(self, requests: AsyncIterator[Received[copies_pb.KeepRequest]], stream: Stream) -> None:
+    async def _keep(self, requests: AsyncIterator[Received[copies_pb.KeepRequest]], stream: CallStream) -> None:
         """Receive and commit a version. Raises LoaderError."""
         read = self._node.read
         kept: KeptVersion | None = None

@@ -20,7 +20,7 @@ from storage_node.store.archives.tar_end import find_end
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.preconditions import condition_of, done_before
 from storage_node.store.format import CatalogEntry, encode_metadata
-from storage_node.store.read.object_reader import ObjectReader, note_suspicion, open_current, open_object
+from storage_node.store.read.object_reader import StoredObjectReader, note_suspicion, open_current, open_object
 from storage_node.store.store import Store
 
 MAX_PARTS = 10_000
@@ -110,7 +110,7 @@ def _chunks(store: Store, request: pb.ComposeRequest, moved: Callable[[int], Non
             moved(moved_bytes)
 
 
-def _opened(store: Store, wanted: pb.ComposeRange) -> ObjectReader:
+def _opened(store: Store, wanted: pb.ComposeRange) -> StoredObjectReader:
     return open_object(
         store,
         wanted.bucket,

@@ -11,7 +11,7 @@ MAX_FOLDER_BYTES = 8 << 20
 """Limit on the names of a summary's folders, so that its memory stays small."""
 
 
-class Tally:
+class NameSummary:
     """Counter of objects by the first `depth` levels of their names below the prefix's last "/". Belongs to one thread.
 
     An object is counted in the deepest distinguished folder that contains it: with a depth of 1 below "en/", en/a/b.wav

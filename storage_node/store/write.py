@@ -39,7 +39,7 @@ class StagedObject(NamedTuple):
     """Index of a shard's members."""
 
 
-class _Entry(NamedTuple):
+class _StagedEntry(NamedTuple):
     drive: Drive
     record: CatalogEntry
 
@@ -263,7 +263,7 @@ class WriteRouter:
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in group]
         results: list[CatalogEntry | LoaderError] = [LoaderError("not committed")] * len(group)
         with self._drives.names.of(keys):
-            others: dict[bytes, list[_Entry]] = {}
+            others: dict[bytes, list[_StagedEntry]] = {}
             able: list[int] = []
             for at, pending in enumerate(group):
                 try:
@@ -283,15 +283,15 @@ class WriteRouter:
                     _drop(others[keys[at]], pending.bucket_uuid, pending.name, older_than=result.version)
         return results
 
-    def _elsewhere(self, placement: DrivePlacement, owner: Drive, bucket_uuid: bytes, name: str) -> list[_Entry]:
+    def _elsewhere(self, placement: DrivePlacement, owner: Drive, bucket_uuid: bytes, name: str) -> list[_StagedEntry]:
         """Return the entries of the name on its former owners. Raises LoaderError."""
-        entries: list[_Entry] = []
+        entries: list[_StagedEntry] = []
         for slot in placement.entry_slots(bucket_uuid, name).slots:
             drive = self._drives.at(slot)
             if drive is not owner:
                 entry = drive.newest(bucket_uuid, [name])[0]
                 if entry is not None:
-                    entries.append(_Entry(drive, entry))
+                    entries.append(_StagedEntry(drive, entry))
         return entries
 
     # -- taking away; all raise what those of `Drive` raise
@@ -306,7 +306,7 @@ class WriteRouter:
             with self._drives.names.of([fmt.object_key(bucket_uuid, name)]):
                 others = self._elsewhere(placement, owner, bucket_uuid, name)
                 here = owner.newest(bucket_uuid, [name])[0]
-                entries = [*others, _Entry(owner, here)] if here is not None else others
+                entries = [*others, _StagedEntry(owner, here)] if here is not None else others
                 newest = max(entries, key=_version, default=None)
                 if newest is None:
                     return owner.delete(bucket_uuid, [name], condition=condition)[0]
@@ -405,7 +405,7 @@ class WriteRouter:
             with self._drives.names.of([fmt.object_key(bucket_uuid, name)]):
                 others = self._elsewhere(placement, owner, bucket_uuid, name)
                 here = owner.newest(bucket_uuid, [name])[0]
-                entries = [*others, _Entry(owner, here)] if here is not None else others
+                entries = [*others, _StagedEntry(owner, here)] if here is not None else others
                 if not entries:
                     return None
                 newest = max(entries, key=_version)
@@ -436,14 +436,14 @@ def _keep_index(drive: Drive, staged: StagedObject, entry: CatalogEntry) -> None
         drive.shards.keep(entry, staged.indexing)
 
 
-def _drop(entries: Sequence[_Entry], bucket_uuid: bytes, name: str, *, older_than: Version) -> None:
+def _drop(entries: Sequence[_StagedEntry], bucket_uuid: bytes, name: str, *, older_than: Version) -> None:
     for drive, entry in entries:
         if entry.version < older_than:
             with contextlib.suppress(LoaderError):  # the change stands; rebalancing removes this later
                 drive.drop(bucket_uuid, name, entry.version, tombstone=False)
 
 
-def _version(entry: _Entry) -> Version:
+def _version(entry: _StagedEntry) -> Version:
     return entry.record.version
 
 
@@ -463,7 +463,7 @@ def checked_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
     return metadata
 
 
-class Counted(Protocol):
+class ReceivedBytes(Protocol):
     """Received bytes with their size and checksum."""
 
     @property
@@ -474,7 +474,7 @@ class Counted(Protocol):
     def checksum(self) -> int: ...
 
 
-def check_content(upload: Counted, size_bytes: int | None, checksum: int | None) -> None:
+def check_content(upload: ReceivedBytes, size_bytes: int | None, checksum: int | None) -> None:
     """Raise ContentMismatch unless the bytes match the announced size and checksum (None: not announced)."""
     if size_bytes is not None and upload.size_bytes != size_bytes:
         raise ContentMismatch(f"{upload.label}: announced {size_bytes:,} bytes, got {upload.size_bytes:,}")

@@ -14,8 +14,8 @@ from ais_loader.bench.calls import WRONG_BYTES, Calls, connected, numbers
 from ais_loader.bench.conductor import prepare
 from ais_loader.bench.filling import forget_written, remove
 from ais_loader.bench.machine import Nodes, make_cold
-from ais_loader.bench.plan import READING, WORKLOADS, Plan
-from ais_loader.bench.tally import Tally
+from ais_loader.bench.plan import READING, WORKLOADS, BenchPlan
+from ais_loader.bench.tally import BenchTally
 from ais_loader.bench.worker import measure
 from ais_loader.errors import InvalidRequest
 from ais_loader.testing import NodeProcess
@@ -31,21 +31,21 @@ SMALL: dict[str, Any] = {
 }
 
 
-def called(plan: Plan) -> Tally:
+def called(plan: BenchPlan) -> BenchTally:
     with connected(plan) as client:
-        tally = Tally()
+        tally = BenchTally()
         measure(Calls(plan, client, 0).run, numbers(plan, 0, plan.epochs), threading.Event(), tally)
     return tally
 
 
-def prepared(plan: Plan) -> None:
+def prepared(plan: BenchPlan) -> None:
     with connect(plan.url) as client:
         prepare(client, plan)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_each_workload_asks_for_every_object_once(workload: str, url: str, bucket_name: str) -> None:
-    plan = Plan(workload=workload, url=url, bucket=bucket_name, **SMALL)
+    plan = BenchPlan(workload=workload, url=url, bucket=bucket_name, **SMALL)
     prepared(plan)
     tally = called(plan)
     assert not tally.errors
@@ -57,7 +57,7 @@ def test_each_workload_asks_for_every_object_once(workload: str, url: str, bucke
 
 
 def test_other_bytes_and_missing_objects_are_errors_by_kind(embedded_path: Path, bucket_name: str) -> None:
-    plan = Plan(workload="get-batch", url=str(embedded_path), bucket=bucket_name, **SMALL)
+    plan = BenchPlan(workload="get-batch", url=str(embedded_path), bucket=bucket_name, **SMALL)
     prepared(plan)
     with connect(plan.url) as client:
         bucket = client.bucket(bucket_name)
@@ -68,7 +68,7 @@ def test_other_bytes_and_missing_objects_are_errors_by_kind(embedded_path: Path,
 
 def test_a_fill_is_made_once_and_what_was_put_goes_again(embedded_path: Path, bucket_name: str) -> None:
     reads, writes = (
-        Plan(workload=workload, url=str(embedded_path), bucket=bucket_name, **SMALL) for workload in ("get", "put")
+        BenchPlan(workload=workload, url=str(embedded_path), bucket=bucket_name, **SMALL) for workload in ("get", "put")
     )
     with connect(embedded_path) as client:
         assert prepare(client, reads)
@@ -86,7 +86,7 @@ def test_a_fill_is_made_once_and_what_was_put_goes_again(embedded_path: Path, bu
 def test_a_bucket_of_somebody_else_is_left_alone(embedded_path: Path, bucket_name: str) -> None:
     with connect(embedded_path) as client:
         client.create_bucket(bucket_name).put("mine", b"data")
-        plan = Plan(workload="get", url=str(embedded_path), bucket=bucket_name, **SMALL)
+        plan = BenchPlan(workload="get", url=str(embedded_path), bucket=bucket_name, **SMALL)
         with pytest.raises(InvalidRequest, match="not made by"):
             prepare(client, plan)
         with pytest.raises(InvalidRequest, match="not made by"):
@@ -96,10 +96,10 @@ def test_a_bucket_of_somebody_else_is_left_alone(embedded_path: Path, bucket_nam
 
 @pytest.mark.parametrize("workload", READING)
 def test_a_time_that_is_over_ends_what_has_no_end(workload: str, embedded_path: Path, bucket_name: str) -> None:
-    plan = Plan(workload=workload, url=str(embedded_path), bucket=bucket_name, **SMALL | {"epochs": 0})
+    plan = BenchPlan(workload=workload, url=str(embedded_path), bucket=bucket_name, **SMALL | {"epochs": 0})
     prepared(plan)
     with connected(plan) as client:
-        tally = Tally()
+        tally = BenchTally()
         measure(Calls(plan, client, 0).run, numbers(plan, 0, 0), threading.Event(), tally, time.monotonic())
     assert tally.calls == 1
 

@@ -8,13 +8,13 @@ import pytest
 
 from ais_loader.bench.calls import numbers
 from ais_loader.bench.content import content, equal
-from ais_loader.bench.plan import Plan, Sizes, size_bytes
-from ais_loader.bench.tally import Tally
+from ais_loader.bench.plan import BenchPlan, Sizes, size_bytes
+from ais_loader.bench.tally import BenchTally
 from ais_loader.errors import InvalidRequest
 
 
-def plan(workload: str = "get-batch", url: str = "grpc://127.0.0.1:1", **fields: Any) -> Plan:
-    return Plan(workload=workload, url=url, **fields)
+def plan(workload: str = "get-batch", url: str = "grpc://127.0.0.1:1", **fields: Any) -> BenchPlan:
+    return BenchPlan(workload=workload, url=url, **fields)
 
 
 def test_sizes_are_read_as_people_write_them() -> None:
@@ -79,13 +79,13 @@ def test_other_fills_are_other_folders() -> None:
 
 
 def test_tallies_add_up_over_processes() -> None:
-    total = Tally()
+    total = BenchTally()
     for elapsed_us in (100, 300):
-        one = Tally()
+        one = BenchTally()
         one.record(elapsed_us * 1000, 2, 20)
         one.errors["corrupt"] += 1
-        total.add(Tally.unpacked(one.packed()))
+        total.add(BenchTally.unpacked(one.packed()))
     assert (total.calls, total.objects, total.size_bytes, total.errors["corrupt"]) == (2, 4, 40, 2)
     assert total.latency_ms()["p50"] == pytest.approx(0.1, rel=0.01)
     assert total.latency_ms()["max"] == pytest.approx(0.3, rel=0.01)
-    assert Tally.unpacked(Tally().packed()).latency_ms() == {}
+    assert BenchTally.unpacked(BenchTally().packed()).latency_ms() == {}

@@ -20,10 +20,10 @@ import pytest
 from click.testing import CliRunner
 
 from ais_loader import connect
-from ais_loader.bench.plan import Plan
+from ais_loader.bench.plan import BenchPlan
 from ais_loader.bench.ray_clients import RayNode, check_reachable
-from ais_loader.bench.result import Part, comparison, load, result, table
-from ais_loader.bench.tally import Tally
+from ais_loader.bench.result import ClientResult, comparison, load, result, table
+from ais_loader.bench.tally import BenchTally
 from ais_loader.cli import main
 from ais_loader.errors import InvalidRequest
 from ais_loader.testing import NodeProcess
@@ -35,15 +35,17 @@ HERE = RayNode("a", LOOPBACK, "here")
 AWAY = RayNode("b", "198.51.100.9", "away")
 
 
-def part(name: str, latencies_ms: list[int], elapsed_s: float, machine: str = "m") -> Part:
-    tally = Tally()
+def part(name: str, latencies_ms: list[int], elapsed_s: float, machine: str = "m") -> ClientResult:
+    tally = BenchTally()
     for latency in latencies_ms:
         tally.record(latency * 10**6, 2, 100)
-    return Part(tally, elapsed_s=elapsed_s, cpu_s=1.0, peak_bytes=1 << 20, machine=machine, name=name, notes=("slow",))
+    return ClientResult(
+        tally, elapsed_s=elapsed_s, cpu_s=1.0, peak_bytes=1 << 20, machine=machine, name=name, notes=("slow",)
+    )
 
 
-def merged(*parts: Part, lost: dict[str, str] | None = None) -> dict[str, object]:
-    plan = Plan(workload="get", url="grpc://a:1", clients=max(1, len(parts)))
+def merged(*parts: ClientResult, lost: dict[str, str] | None = None) -> dict[str, object]:
+    plan = BenchPlan(workload="get", url="grpc://a:1", clients=max(1, len(parts)))
     return result(
         plan, parts, lost=lost or {}, node_cpu_s=None, node_peak_bytes=None, whole=True, cold=None, notes=["last"]
     )
@@ -51,7 +53,7 @@ def merged(*parts: Part, lost: dict[str, str] | None = None) -> dict[str, object
 
 def test_parts_add_up_by_their_histograms() -> None:
     quick, slow = part("client 1", [1] * 99, 2.0), part("client 2", [1000], 4.0)
-    alone, found = part("", [1] * 99 + [1000], 4.0), merged(quick, Part.unpacked(slow.packed(), "client 2"))
+    alone, found = part("", [1] * 99 + [1000], 4.0), merged(quick, ClientResult.unpacked(slow.packed(), "client 2"))
     assert found["latency_ms"] == alone.tally.latency_ms()
     assert found["latency_ms"]["p50"] < 2  # type: ignore[index]  # of both means, it would be 500
     assert (found["calls"], found["objects"], found["bytes"]) == (100, 200, 10_000)

@@ -11,7 +11,7 @@ import pytest
 from ais_loader import ClusterOptions, connect, errors
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.grpc.put import small_object, spec_of
-from ais_loader.transport.grpc.put_stream import GroupSender
+from ais_loader.transport.grpc.put_stream import PutGroupStream
 from ais_loader.transport.write_tries import WriteTries
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
@@ -127,7 +127,7 @@ def test_groups_that_left_are_repeats_and_others_are_not(error: errors.NodeUnava
         streams.append(Answers(requests, 2 if last else 1, None if last else error))
         return streams[-1]
 
-    sender = GroupSender(open_stream, retry_s=10.0)
+    sender = PutGroupStream(open_stream, retry_s=10.0)
     specs = [PutSpec(bucket="b", name=name, metadata={}) for name in ("one", "two")]
     for spec in specs:
         assert list(sender.send([small_object(spec, b"data")])) == []

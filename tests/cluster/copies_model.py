@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from storage_node.cluster.repair.plan import Page, State, plan, questions
+from storage_node.cluster.repair.plan import NamePage, State, plan, questions
 from storage_node.context.membership import reported_version
 from storage_node.store.format import Version
 
@@ -176,7 +176,7 @@ def _with(nodes: Nodes, at: int, node: Node) -> Nodes:
 @functools.cache
 def asked(here: int, nodes: int, owners: tuple[int, ...], has: int, ripe: bool) -> tuple[int, ...]:
     """Whom the product would ask about what it has."""
-    return tuple(sorted(questions(Page(["k"], [_state(has)], [list(owners)], [ripe]), here, nodes)))
+    return tuple(sorted(questions(NamePage(["k"], [_state(has)], [list(owners)], [ripe]), here, nodes)))
 
 
 @functools.cache
@@ -191,7 +191,7 @@ def decides(
     sure: bool,
 ) -> Literal["", "drop", "forget"]:
     """What the product would do with what it has."""
-    page = Page(["k"], [_state(has, dead=ripe)], [list(owners)], [ripe])
+    page = NamePage(["k"], [_state(has, dead=ripe)], [list(owners)], [ripe])
     answers = {other: {"k": _state(version) if version else None} for other, _, version in said}
     by_this_map = {other for other, acts_by, _ in said if sure or acts_by == map_}
     work = plan(page, here, nodes, answers, by_this_map)

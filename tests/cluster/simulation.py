@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus import acceptor
 from storage_node.cluster.consensus.acceptor import AcceptorState, Refused
-from storage_node.cluster.consensus.effects import Ask, Edit, Failure, Pause, Request, Response, Steps
+from storage_node.cluster.consensus.effects import Ask, Edit, NoAnswer, Pause, Request, Response, Steps
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.consensus.proposer import Proposer
 
@@ -33,7 +33,7 @@ class SimulatedNode:
     history: dict[int, pb.ClusterMap] = field(default_factory=dict)
     """Committed maps that it was told."""
 
-    def handle(self, request: Request) -> Response | Failure:
+    def handle(self, request: Request) -> Response | NoAnswer:
         try:
             if isinstance(request, pb.GetMapRequest):
                 return pb.GetMapResponse(map=self.state.committed, node_uuid=self.uuid)
@@ -43,14 +43,14 @@ class SimulatedNode:
                 assert self.state.committed is not None
                 return pb.LearnResponse(version=self.state.committed.version)
             if request.node_uuid != self.uuid:
-                return Failure("another node")
+                return NoAnswer("another node")
             if isinstance(request, pb.PrepareRequest):
                 self.state, prepared = acceptor.prepare(self.state, request)
                 return prepared
             self.state, accepted = acceptor.accept(self.state, request)
             return accepted
         except Refused as error:
-            return Failure(str(error))
+            return NoAnswer(str(error))
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Running:
     ask: Ask | None = None
     number: int = 0
     """Of the ask: an answer to an earlier one is thrown away."""
-    answers: dict[str, Response | Failure] = field(default_factory=dict)
+    answers: dict[str, Response | NoAnswer] = field(default_factory=dict)
     result: pb.ClusterMap | None = None
     error: Exception | None = None
     killed: bool = False
@@ -77,7 +77,7 @@ class Message:
     proposer: str
     ask: int
     endpoint: str
-    body: Request | Response | Failure
+    body: Request | Response | NoAnswer
     is_request: bool
 
 
@@ -142,7 +142,7 @@ class Network:
     def give_up_waiting(self, running: Running) -> None:
         if running.ask is not None and not running.over:
             for endpoint in running.ask.requests:
-                running.answers.setdefault(endpoint, Failure("deadline"))
+                running.answers.setdefault(endpoint, NoAnswer("deadline"))
             self.time_s += 1.0
             self._go_on(running)
 

@@ -15,7 +15,7 @@ from ais_loader import connect
 from ais_loader.errors import InvalidName, StoreFormatError
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.consensus.change import Channels, change_map, drive
+from storage_node.cluster.consensus.change import NodeConnections, change_map, drive
 from storage_node.cluster.consensus.effects import Answers, Ask
 from storage_node.cluster.consensus.errors import NoMajority, OtherCluster, OutcomeUnknown
 from storage_node.cluster.consensus.proposer import Proposer
@@ -158,7 +158,7 @@ def test_a_node_leaves_at_the_first_attempt_even_if_it_is_among_the_first_to_pro
     make_cluster(nodes)
     slow = nodes[1].peer_endpoint
 
-    class OneIsSlow(Channels):
+    class OneIsSlow(NodeConnections):
         def ask(self, ask: Ask) -> Answers:
             first = {endpoint: request for endpoint, request in ask.requests.items() if endpoint != slow}
             if len(ask.requests) == 3 and all(isinstance(one, pb.PrepareRequest) for one in first.values()):
@@ -250,7 +250,7 @@ def test_one_node_goes_on_alone_when_the_second_is_lost_in_the_moment_in_which_i
     with nodes_at(tmp_path, 2) as (first, second):
         make_cluster([first])
         steps = Proposer(endpoints_of([first]), add_node(member(second)), time.monotonic).run(0.0)
-        with Channels() as channels, pytest.raises((NoMajority, OutcomeUnknown)):
+        with NodeConnections() as channels, pytest.raises((NoMajority, OutcomeUnknown)):
             step = next(steps)
             while True:
                 assert isinstance(step, Ask)
@@ -351,7 +351,7 @@ def test_a_node_says_how_it_wants_to_be_reached(tmp_path: Path) -> None:
 def test_a_cluster_that_its_maker_told_nobody_of_comes_about_by_itself(nodes: list[NodeServer]) -> None:
     edit = create_cluster([member(node) for node in nodes])
     steps = Proposer(endpoints_of(nodes), edit, time.monotonic).run(TIMEOUT_S)
-    with Channels() as channels:
+    with NodeConnections() as channels:
         step = next(steps)
         while isinstance(step, Ask) and not any(isinstance(body, pb.LearnRequest) for body in step.requests.values()):
             step = steps.send(channels.ask(step))

@@ -23,17 +23,17 @@ from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
 from storage_node.cluster.map.mutations import create_cluster
 from storage_node.ops import commands, node_file, node_log, peer_secret, ray_head
-from storage_node.ops.ask_nodes import Answer
+from storage_node.ops.ask_nodes import NodeAnswer
 from storage_node.ops.commands import first_nodes, nodes_of
 from storage_node.ops.decommission import not_done
-from storage_node.ops.node_discovery import Found, NodeDrives, make_nodes
+from storage_node.ops.node_discovery import FoundNodes, NodeDrives, make_nodes
 from storage_node.ops.node_file import NodeFile
 from storage_node.ops.ports import free_port
 from storage_node.ops.ray_actors import Host, Started
 from storage_node.ops.ray_head import ClusterError, RayHead
 
 
-def hosts(*found: Found) -> list[Host]:
+def hosts(*found: FoundNodes) -> list[Host]:
     return [Host(f"10.0.0.{number}", f"host-{number}", one) for number, one in enumerate(found, 1)]
 
 
@@ -44,22 +44,22 @@ def status(root: Path) -> tuple[int, Any]:
 
 
 def test_first_nodes_are_spread_over_the_hosts() -> None:
-    three = hosts(Found(), Found(), Found())
+    three = hosts(FoundNodes(), FoundNodes(), FoundNodes())
     assert first_nodes(three, None) == {"10.0.0.1": 1, "10.0.0.2": 1, "10.0.0.3": 1}
     assert first_nodes(three, 5) == {"10.0.0.1": 2, "10.0.0.2": 2, "10.0.0.3": 1}
     assert first_nodes(three, 2) == {"10.0.0.1": 1, "10.0.0.2": 1}
 
 
-@pytest.mark.parametrize("found", [Found(absent=("a" * 32,)), Found(problems=("/r/n/d: damaged",))])
-def test_nothing_is_made_where_nodes_have_been(found: Found) -> None:
+@pytest.mark.parametrize("found", [FoundNodes(absent=("a" * 32,)), FoundNodes(problems=("/r/n/d: damaged",))])
+def test_nothing_is_made_where_nodes_have_been(found: FoundNodes) -> None:
     with pytest.raises(ClusterError, match="nothing was made"):
-        first_nodes(hosts(Found(), found), 2)
+        first_nodes(hosts(FoundNodes(), found), 2)
 
 
 def test_a_node_that_several_hosts_see_belongs_to_the_first_one() -> None:
     shared = NodeDrives("a" * 32, (Path("/nfs/node-1/drive-1"),))
     own = NodeDrives("b" * 32, (Path("/nfs/node-2/drive-1"),))
-    one, two = hosts(Found(nodes=(shared,)), Found(nodes=(shared, own)))
+    one, two = hosts(FoundNodes(nodes=(shared,)), FoundNodes(nodes=(shared, own)))
     assert nodes_of([one, two]) == {shared.uuid: (shared, one), own.uuid: (own, two)}
 
 
@@ -172,7 +172,7 @@ def test_a_map_that_cannot_be_changed_for_now_does_not_hide_how_the_nodes_are(
     """A node moved, and too few others can vote: it says so itself later. One that is to join has to be told about."""
     nodes = [NodeDrives(letter * 32, (tmp_path / f"node-{letter}" / "d",)) for letter in "ab"]
     known = pb.ClusterMap(version=3, node=[pb.MapNode(uuid=bytes.fromhex(nodes[0].uuid), endpoint="h:1", host="host")])
-    started = [Started(node, hosts(Found())[0], None) for node in nodes]
+    started = [Started(node, hosts(FoundNodes())[0], None) for node in nodes]
     statuses = {
         node.uuid: {"name": node.name, "endpoint": f"h:{at}", "peer_endpoint": f"h:{at + 100}"}
         for at, node in enumerate(nodes, 7)
@@ -182,8 +182,8 @@ def test_a_map_that_cannot_be_changed_for_now_does_not_hide_how_the_nodes_are(
         raise NoMajority("fewer than a majority of the 3 nodes promised")
 
     monkeypatch.setattr(commands, "change_map", refuse)
-    monkeypatch.setattr(commands, "ask_nodes", lambda *_: {"h:7": Answer("h:7", "x", known)})
-    plan, notes = commands.Plan(root=tmp_path), list[str]()
+    monkeypatch.setattr(commands, "ask_nodes", lambda *_: {"h:7": NodeAnswer("h:7", "x", known)})
+    plan, notes = commands.ClusterPlan(root=tmp_path), list[str]()
     assert commands._agree(plan, started[:1], statuses, notes) == known
     assert notes == [
         "the map does not say yet that node-a is at h:7: fewer than a majority of the 3 nodes promised. It tries on"
@@ -197,10 +197,12 @@ def test_who_holds_a_change_of_the_map_up_is_named() -> None:
     map_ = pb.ClusterMap(version=7, node=[pb.MapNode(uuid=one, endpoint=f"h:{at}") for at, one in enumerate(uuids)])
     drive = objects_pb.Drive(path="/r/node-2/drive-1", state="missing")
     answers = {
-        "h:0": Answer("h:0", "x", map_, objects_pb.DescribeResponse(), progress=Progress(clean_version=7)),
-        "h:1": Answer("h:1", "x", map_, objects_pb.DescribeResponse(), progress=Progress(clean_version=6)),
-        "h:2": Answer("h:2", "x", map_, objects_pb.DescribeResponse(drive=[drive]), progress=Progress(clean_version=6)),
-        "h:3": Answer("h:3", problem="unavailable"),
+        "h:0": NodeAnswer("h:0", "x", map_, objects_pb.DescribeResponse(), progress=Progress(clean_version=7)),
+        "h:1": NodeAnswer("h:1", "x", map_, objects_pb.DescribeResponse(), progress=Progress(clean_version=6)),
+        "h:2": NodeAnswer(
+            "h:2", "x", map_, objects_pb.DescribeResponse(drive=[drive]), progress=Progress(clean_version=6)
+        ),
+        "h:3": NodeAnswer("h:3", problem="unavailable"),
     }
     assert list(not_done(map_, {uuids[1].hex(): "node-1", uuids[2].hex(): "node-2"}, answers)) == [
         "node-1 compares its objects with the others'",
@@ -275,13 +277,13 @@ def test_up_does_not_take_back_a_node_that_was_taken_out(monkeypatch: pytest.Mon
     one, other = (NodeDrives(letter * 32, (tmp_path / f"node-{letter}" / "d",)) for letter in "ab")
     known = pb.ClusterMap(version=3, removed=[bytes.fromhex(other.uuid)])
     known.node.add(uuid=bytes.fromhex(one.uuid), endpoint="h:7", peer_endpoint="h:107", host="host")
-    started = [Started(node, hosts(Found())[0], None) for node in (one, other)]
+    started = [Started(node, hosts(FoundNodes())[0], None) for node in (one, other)]
     statuses = {
         node.uuid: {"name": node.name, "endpoint": f"h:{at}", "peer_endpoint": f"h:{at + 100}"}
         for at, node in enumerate((one, other), 7)
     }
-    monkeypatch.setattr(commands, "ask_nodes", lambda *_: {"h:7": Answer("h:7", "x", known)})
-    plan, notes = commands.Plan(root=tmp_path), list[str]()
+    monkeypatch.setattr(commands, "ask_nodes", lambda *_: {"h:7": NodeAnswer("h:7", "x", known)})
+    plan, notes = commands.ClusterPlan(root=tmp_path), list[str]()
     assert commands._agree(plan, started, statuses, notes) == known
     (note,) = notes
     assert "node-b was taken out of the cluster" in note and "`cluster add --wipe node-b`" in note
@@ -290,7 +292,7 @@ def test_up_does_not_take_back_a_node_that_was_taken_out(monkeypatch: pytest.Mon
 def test_only_what_is_no_node_of_the_cluster_is_wiped(tmp_path: Path) -> None:
     one, gone, stranger = (NodeDrives(letter * 32, (tmp_path / f"node-{letter}" / "d",)) for letter in "abc")
     known = pb.ClusterMap(version=3, node=[pb.MapNode(uuid=bytes.fromhex(one.uuid))])
-    there = hosts(Found(nodes=(one, stranger), removed=(gone,)))
+    there = hosts(FoundNodes(nodes=(one, stranger), removed=(gone,)))
     assert commands.node_to_wipe(there, "node-b", known)[0] == gone
     assert commands.node_to_wipe(there, "ccc", known)[0] == stranger
     with pytest.raises(ClusterError, match="node-a is a node of the cluster: take it out with `cluster remove` first"):
@@ -300,12 +302,12 @@ def test_only_what_is_no_node_of_the_cluster_is_wiped(tmp_path: Path) -> None:
 
 
 def test_nodes_listen_beyond_loopback_only_where_that_was_said(tmp_path: Path) -> None:
-    here, there = Host("127.0.0.1", "box", Found()), Host("10.0.0.5", "box", Found())
-    commands._require_loopback(commands.Plan(root=tmp_path), [here])
+    here, there = Host("127.0.0.1", "box", FoundNodes()), Host("10.0.0.5", "box", FoundNodes())
+    commands._require_loopback(commands.ClusterPlan(root=tmp_path), [here])
     for plan, at in (
-        (commands.Plan(root=tmp_path), [here, there]),
-        (commands.Plan(root=tmp_path, settings={"peer_host": "0.0.0.0"}), [here]),
-        (commands.Plan(root=tmp_path, settings={"nodes": {"node-1": {"peer_host": "box"}}}), [here]),
+        (commands.ClusterPlan(root=tmp_path), [here, there]),
+        (commands.ClusterPlan(root=tmp_path, settings={"peer_host": "0.0.0.0"}), [here]),
+        (commands.ClusterPlan(root=tmp_path, settings={"nodes": {"node-1": {"peer_host": "box"}}}), [here]),
     ):
         with pytest.raises(commands.BeyondLoopback, match=r"nodes would listen at (10\.0\.0\.5|0\.0\.0\.0|box)"):
             commands._require_loopback(plan, at)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from storage_node.cluster.repair.plan import UNKNOWN, Answer, Page, State
+from storage_node.cluster.repair.plan import UNKNOWN, Answer, NamePage, State
 from storage_node.cluster.repair.shortage import ShortObjects, StandIns, may_be_replaced, shortages
 from storage_node.store.format import Version
 
@@ -17,8 +17,8 @@ def state(counter: int, *, dead: bool = False) -> State:
     return State(Version(1, counter), dead, 10)
 
 
-def page(mine: State, owners: list[int] = OWNERS) -> Page:
-    return Page(["a"], [mine], [owners], [False])
+def page(mine: State, owners: list[int] = OWNERS) -> NamePage:
+    return NamePage(["a"], [mine], [owners], [False])
 
 
 def short_at(here: int, mine: State, answers: dict[int, Answer]) -> dict[str, int]:

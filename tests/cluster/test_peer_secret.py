@@ -20,7 +20,7 @@ from storage_node.cluster.map.mutations import create_cluster
 from storage_node.context.channels import OPERATOR, Caller, read_secret
 from storage_node.ops import peer_secret, ray_actors
 from storage_node.ops.ask_nodes import ask_node
-from storage_node.ops.node_discovery import Found
+from storage_node.ops.node_discovery import FoundNodes
 from storage_node.ops.ray_actors import Host
 from storage_node.ops.ray_head import ClusterError
 
@@ -85,7 +85,7 @@ class Hosts:
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.folder = folder
-        self.hosts = [Host(name, name, Found()) for name in names]
+        self.hosts = [Host(name, name, FoundNodes()) for name in names]
         for name in names:
             (folder / name).mkdir()
 

@@ -15,9 +15,9 @@ from storage_node.cluster.repair import plan as repair_plan
 from storage_node.cluster.repair.plan import (
     UNKNOWN,
     Answer,
-    Page,
+    NamePage,
+    RepairWork,
     State,
-    Work,
     batches,
     compare,
     finish_changes,
@@ -35,11 +35,11 @@ def state(counter: int, *, dead: bool = False) -> State:
     return State(Version(1, counter), dead, 0 if dead else 10)
 
 
-def page(mine: State, owners: list[int], *, ripe: bool = False) -> Page:
-    return Page(["a"], [mine], [owners], [ripe])
+def page(mine: State, owners: list[int], *, ripe: bool = False) -> NamePage:
+    return NamePage(["a"], [mine], [owners], [ripe])
 
 
-def plan(page: Page, here: int, nodes: int, answers: Mapping[int, Answer]) -> Work:
+def plan(page: NamePage, here: int, nodes: int, answers: Mapping[int, Answer]) -> RepairWork:
     """All that answer do so by this map."""
     return repair_plan.plan(page, here, nodes, answers, answers.keys())
 

@@ -10,8 +10,8 @@ import pytest
 from ais_loader.wire.generated.ais_replica_pb2 import ProgressResponse
 from storage_node.context.channels import OPERATOR
 from storage_node.ops import ray_actors, rolling_settings
-from storage_node.ops.ask_nodes import Answer
-from storage_node.ops.node_discovery import Found, NodeDrives
+from storage_node.ops.ask_nodes import NodeAnswer
+from storage_node.ops.node_discovery import FoundNodes, NodeDrives
 from storage_node.ops.ray_actors import Host, Started
 from storage_node.ops.settings_store import KeptSettings
 from storage_node.settings.sources import WrongSetting, read_assignments
@@ -21,7 +21,7 @@ NODES = [NodeDrives(letter * 32, (ROOT / f"node-{number}" / "drive-1",)) for num
 
 
 def host(number: int, settings: KeptSettings, answers: bool = True) -> Host:
-    return Host(f"10.0.0.{number}", f"host-{number}", Found(nodes=(NODES[number - 1],)), settings, answers)
+    return Host(f"10.0.0.{number}", f"host-{number}", FoundNodes(nodes=(NODES[number - 1],)), settings, answers)
 
 
 @pytest.fixture
@@ -95,15 +95,15 @@ class Nodes:
         assert done(status) is (one.node.name != self._failing)
         return [status]
 
-    def _ask(self, endpoint: str, _: object) -> Answer:
+    def _ask(self, endpoint: str, _: object) -> NodeAnswer:
         """In doubt about its copies when it is asked first."""
         self._asked[endpoint] = self._asked.get(endpoint, 0) + 1
         doubtful = self._asked[endpoint] < 2
         self.log.append(f"{endpoint} {'compares' if doubtful else 'is trusted'}")
-        return Answer(endpoint, progress=ProgressResponse(doubtful_bucket=["b"] if doubtful else []))
+        return NodeAnswer(endpoint, progress=ProgressResponse(doubtful_bucket=["b"] if doubtful else []))
 
 
-STARTED = [Started(node, Host("", "", Found()), None) for node in NODES]
+STARTED = [Started(node, Host("", "", FoundNodes()), None) for node in NODES]
 
 
 def test_nodes_take_settings_over_one_after_the_other_when_the_one_before_is_trusted(

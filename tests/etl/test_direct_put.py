@@ -19,7 +19,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.jobs.run import DIRECT_BYTES
-from storage_node.etl.servers.channel import Receiver
+from storage_node.etl.servers.channel import OutputReceiver
 from storage_node.etl.servers.stage import ServerStage
 from storage_node.etl.transform_http import PutClaims, TransformHttp
 from storage_node.etl.values import Content
@@ -54,7 +54,7 @@ class Bytes:
         sides = {id(side_of(cluster, number)): number for number in range(len(cluster.nodes))}
         receiver_of = ServerStage._receiver
 
-        def counted(stage: ServerStage, content: Content) -> Receiver:
+        def counted(stage: ServerStage, content: Content) -> OutputReceiver:
             receiver, number = receiver_of(stage, content), sides[id(stage._context.transform_http)]
             take = receiver.take
 

@@ -12,7 +12,7 @@ import pytest
 from ais_loader import connect
 from ais_loader.errors import InvalidRequest, TransformFailed, TransformGone
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl.run.stages import NodeTransforms
+from storage_node.etl.run.node_transforms import NodeTransforms
 from storage_node.etl.values import Content
 from storage_node.etl.worker.environments import is_needed
 from storage_node.settings.config import ServerConfig

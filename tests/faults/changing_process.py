@@ -14,7 +14,7 @@ import time
 from typing import NoReturn
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.consensus.change import Channels, drive
+from storage_node.cluster.consensus.change import NodeConnections, drive
 from storage_node.cluster.consensus.effects import Answers, Ask
 from storage_node.cluster.consensus.proposer import Proposer
 from storage_node.cluster.map.mutations import create_bucket
@@ -25,7 +25,7 @@ STEPS = ("surveyed", "prepared:1", "prepared:3", "accepted:1", "accepted:2", "ac
 TIMEOUT_S = 60.0
 
 
-class DyingChannels(Channels):
+class DyingChannels(NodeConnections):
     def __init__(self, die: str, caller: Caller) -> None:
         super().__init__(caller)
         step, _, count = die.partition(":")

@@ -12,7 +12,7 @@ import pytest
 from ais_loader import Client, ClusterOptions, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
 from ais_loader.transport.session.lane import Lanes
-from ais_loader.values.content import CHUNK_BYTES
+from ais_loader.values.source import CHUNK_BYTES
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb

@@ -11,7 +11,7 @@ from typing import Any
 
 from ais_loader.errors import LoaderError
 from ais_loader.testing import FaultyLink, eventually
-from ais_loader.transport.cluster.membership import Members
+from ais_loader.transport.cluster.members import Members
 from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.cluster_map import ClusterView
@@ -21,7 +21,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.session import BatchService
 from storage_node.context.node import Node
-from storage_node.etl.values import Transforms
+from storage_node.etl.values import TransformRunner
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
@@ -91,7 +91,7 @@ class LocalCluster:
         configs: Mapping[int, Mapping[str, Any]] | None = None,
         states: Mapping[int, int] | None = None,
         spread: Iterable[str] = (),
-        transforms: Callable[[Node], Transforms] | None = None,
+        transforms: Callable[[Node], TransformRunner] | None = None,
         **config: Any,
     ) -> None:
         self.nodes: list[NodeServer] = []

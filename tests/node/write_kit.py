@@ -14,7 +14,7 @@ from ais_loader.wire.cluster_map import object_hashes
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from storage_node.store.checksum import crc32c
-from storage_node.store.read.object_reader import ObjectReader, open_object
+from storage_node.store.read.object_reader import StoredObjectReader, open_object
 from storage_node.store.stale_replicas import ReplicaStale
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
@@ -89,7 +89,7 @@ def held(store: Store, bucket: str = BUCKET) -> dict[str, tuple[str, bytes | Non
             data = None
             if not record.is_tombstone:
                 fd = drive.files.open(record.path)
-                data = b"".join(ObjectReader(drive, record, fd, name, 0, record.size_bytes, True, lambda _: None))
+                data = b"".join(StoredObjectReader(drive, record, fd, name, 0, record.size_bytes, True, lambda _: None))
             found[name] = str(record.version), data
     return found
 

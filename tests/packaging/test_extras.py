@@ -122,7 +122,7 @@ OF_PACKAGE = {
         "the speech example": "import examples.speech.train",
         "decoders.audio": f"{READ}; from ais_loader import decoders; [decoders.audio(item) for item in found]",
     },
-    "hdrh": {"a measurement": "from ais_loader.bench.tally import Tally; Tally()"},
+    "hdrh": {"a measurement": "from ais_loader.bench.tally import BenchTally; BenchTally()"},
     "PIL": {"decoders.image": f"{READ}; from ais_loader import decoders; [decoders.image(item) for item in found]"},
 }
 SERVER = (

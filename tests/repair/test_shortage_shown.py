@@ -17,7 +17,7 @@ from ais_loader.testing import eventually, seeded_bytes
 from storage_node.cli.cluster_status import counted, show_condition
 from storage_node.context.channels import Caller
 from storage_node.ops import status
-from storage_node.ops.ask_nodes import Answer
+from storage_node.ops.ask_nodes import NodeAnswer
 from storage_node.server import NodeServer
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.node_kit import scrape
@@ -89,7 +89,7 @@ def test_a_node_that_does_not_say_how_its_copies_are_is_not_well(
     """As where an operator has another secret than the nodes, or no way to where they listen for it."""
     ask = status.ask_nodes
 
-    def ask_and_hear_less(endpoints: Iterable[str], caller: Caller) -> dict[str, Answer]:
+    def ask_and_hear_less(endpoints: Iterable[str], caller: Caller) -> dict[str, NodeAnswer]:
         return {where: replace(one, progress=None, drives=None) for where, one in ask(endpoints, caller).items()}
 
     monkeypatch.setattr(status, "ask_nodes", ask_and_hear_less)

@@ -13,7 +13,7 @@ from ais_loader.wire.generated import ais_contents_pb2_grpc as rpc
 from storage_node.cluster.repair import usage
 from storage_node.store.format import Version
 from storage_node.store.store import Store
-from storage_node.store.summary import MAX_FOLDER_BYTES, MAX_FOLDERS, Tally
+from storage_node.store.summary import MAX_FOLDER_BYTES, MAX_FOLDERS, NameSummary
 from tests.node.cluster_kit import BUCKET, LocalCluster
 from tests.node.write_kit import CALL_TIMEOUT_S, cluster_of
 
@@ -82,14 +82,14 @@ def test_a_node_that_stands_still_is_given_up_long_before_a_slow_page(
 
 
 def test_more_folders_than_can_be_told_apart_are_refused() -> None:
-    tally = Tally("", 1)
+    tally = NameSummary("", 1)
     tally.add((f"{at}/x", 1) for at in range(MAX_FOLDERS))
     with pytest.raises(InvalidRequest, match="smaller depth"):
         tally.add([("one-more/x", 1)])
 
 
 def test_folders_whose_names_are_too_long_for_one_answer_are_refused() -> None:
-    tally = Tally("", 1)
+    tally = NameSummary("", 1)
     long = "n" * 1000
     tally.add((f"{long}{at}/x", 1) for at in range(MAX_FOLDER_BYTES // 1010))
     with pytest.raises(InvalidRequest, match="bytes of their names"):

@@ -18,7 +18,7 @@ from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import FaultyLink, eventually, seeded_bytes
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.write_tries import WriteTries
-from ais_loader.values.content import Source
+from ais_loader.values.source import Source
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.server import NodeServer

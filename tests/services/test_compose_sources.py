@@ -14,7 +14,7 @@ from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, ObjectNot
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_compose_pb2 as wire
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.cluster.repair.source_reader import Source
+from storage_node.cluster.repair.source_reader import SourceRange
 from storage_node.context.errors import ReplicaLost, TooFewCopies
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
@@ -58,7 +58,7 @@ class FakeStream:
 
 
 async def taken(*streams: FakeStream, start: int = 0) -> bytes:
-    source = Source(wire.ComposeRange(bucket="b", name="n", start=start), iter(streams))
+    source = SourceRange(wire.ComposeRange(bucket="b", name="n", start=start), iter(streams))
     pieces = []
     try:
         await source.open()

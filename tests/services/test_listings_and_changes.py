@@ -11,7 +11,7 @@ from ais_loader import Bucket, ClusterOptions, connect
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.cluster.repair import usage
-from storage_node.store.summary import Tally
+from storage_node.store.summary import NameSummary
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def test_usage_goes_on_by_a_newer_map_with_its_nodes(
     monkeypatch.setattr(usage, "PAGE_NAMES", 40)
     merge, merged = usage.merge, []
 
-    def grows_after_the_first(parts: Sequence[usage.Part], tally: Tally) -> None:
+    def grows_after_the_first(parts: Sequence[usage.PageRows], tally: NameSummary) -> None:
         merge(parts, tally)
         if not merged:
             grow(cluster)

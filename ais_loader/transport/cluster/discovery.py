@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ais_loader import errors
 from ais_loader.transport.base import FrameStream
-from ais_loader.transport.cluster.membership import Members
+from ais_loader.transport.cluster.members import Members
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
-from ais_loader.transport.retry import Patience
+from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Frame
@@ -68,7 +68,7 @@ class Discovery:
 
     def _ask(self, timeout_s: float, *, retry: bool) -> ClusterView | None:
         """Return the newest map that an endpoint has; None if those that answer have none."""
-        patience = Patience(self._options.retry_s)
+        patience = RetryBudget(self._options.retry_s)
         while True:
             try:
                 answer = _map_of(self._endpoints, timeout_s)

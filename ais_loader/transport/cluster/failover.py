@@ -12,13 +12,13 @@ from typing import TypeVar
 
 from ais_loader import errors
 from ais_loader.transport.cluster.discovery import QUICK_TIMEOUT_S, Discovery
-from ais_loader.transport.cluster.membership import Members
+from ais_loader.transport.cluster.members import Members
 from ais_loader.transport.grpc.download import Call, download
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
-from ais_loader.transport.retry import Patience
-from ais_loader.values.content import Buffer
+from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.source import Buffer
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Failover:
         Raises NotFound, NodeUnavailable, SilenceTimeout; and DriveFailed and the errors of a damaged replica if no
         other holder is left.
         """
-        members, patience = self.members, Patience(self._retry_s)
+        members, patience = self.members, RetryBudget(self._retry_s)
         asked_twice = False
         while True:
             missing: errors.NotFound | None = None
@@ -165,7 +165,7 @@ class Failover:
         call: Callable[[NodeCalls], T],
         *,
         again: bool,
-        patience: Patience | None = None,
+        patience: RetryBudget | None = None,
     ) -> T:
         """Return the answer of the first owner that has one. `again`: the call can be made twice. `patience`: the retry
         limit that several writes share."""
@@ -179,7 +179,7 @@ class Failover:
         *,
         again: bool,
         replay: bool | None = None,
-        patience: Patience | None = None,
+        patience: RetryBudget | None = None,
     ) -> T:
         """Return the first owner's answer. A node that is no longer the first owner makes the client refresh the map.
 
@@ -190,7 +190,7 @@ class Failover:
 
         Raises NodeUnavailable, StaleMap after `retry_s`.
         """
-        members, patience = self.members, patience or Patience(self._retry_s)
+        members, patience = self.members, patience or RetryBudget(self._retry_s)
         while True:
             failure: errors.LoaderError
             node = self._ranked_owners(bucket, name)[0]
@@ -238,11 +238,11 @@ class Failover:
         *,
         again: bool,
         consumes: bool,
-        patience: Patience | None = None,
+        patience: RetryBudget | None = None,
     ) -> T:
         """Return the answer of the first of these nodes that has one. `again`: see `_write`. `consumes`: the call
         consumes its source, which cannot be read a second time, before it is known whether the node is there."""
-        members, patience = self.members, patience or Patience(self._retry_s)
+        members, patience = self.members, patience or RetryBudget(self._retry_s)
         while True:
             failure: errors.LoaderError = errors.NodeUnavailable(f"{self.url}: the map has no node for this")
             full: errors.DriveFull | None = None
@@ -272,7 +272,7 @@ class Failover:
             members.refresh()
             self._pause(patience, failure)
 
-    def _pause(self, patience: Patience, failure: errors.LoaderError) -> None:
+    def _pause(self, patience: RetryBudget, failure: errors.LoaderError) -> None:
         if isinstance(failure, errors.SilenceTimeout):
             raise failure  # its time is over
         if self.members.only is None:

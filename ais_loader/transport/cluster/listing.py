@@ -30,7 +30,7 @@ from ais_loader.errors import (
     SnapshotNotFound,
     StaleMap,
 )
-from ais_loader.transport.retry import Patience
+from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.entry import ObjectInfo
 
 
@@ -147,7 +147,7 @@ class MergedListing:
     ) -> None:
         self._page_of = page_of
         self._newest = newest
-        self._patience = Patience(retry_s)
+        self._patience = RetryBudget(retry_s)
         self._after = start_after
         """Everything up to here has been listed."""
         self._looks: _Looks | None = None

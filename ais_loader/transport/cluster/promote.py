@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 from ais_loader import errors
-from ais_loader.transport.cluster.membership import Members
-from ais_loader.transport.retry import Patience
+from ais_loader.transport.cluster.members import Members
+from ais_loader.transport.retry import RetryBudget
 from ais_loader.transport.validation import require_bucket, require_text
 from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.wire.generated import ais_promote_pb2 as wire
@@ -69,7 +69,7 @@ def promote(members: Members, spec: PromoteSpec, request: wire.PromoteRequest) -
 
 def _look(members: Members, request: wire.PromoteRequest) -> tuple[_Looks, dict[bytes, errors.LoaderError]]:
     """Return what each node sees at the path, once all that answer act by this client's map."""
-    patience = Patience(members.options.retry_s)
+    patience = RetryBudget(members.options.retry_s)
     while True:
         looks, unanswered = _look_once(members, request)
         newest = max((look.map_version for look in looks.values()), default=0)

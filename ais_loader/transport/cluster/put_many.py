@@ -9,11 +9,11 @@ from typing import Protocol
 from ais_loader import errors
 from ais_loader.transport.base import PutSpec
 from ais_loader.transport.grpc.put import LARGE_BYTES, small_object, spec_of
-from ais_loader.transport.grpc.put_stream import GROUP_BYTES, GROUP_OBJECTS, GroupSender, OpenStream, Result
-from ais_loader.transport.retry import Patience
+from ais_loader.transport.grpc.put_stream import GROUP_BYTES, GROUP_OBJECTS, OpenStream, PutGroupStream, Result
+from ais_loader.transport.retry import RetryBudget
 from ais_loader.transport.write_tries import of_a_repeat, unknown
-from ais_loader.values.content import Source
 from ais_loader.values.entry import ObjectInfo
+from ais_loader.values.source import Source
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 MAX_UNDELIVERED = 4096
@@ -23,7 +23,7 @@ MAX_UNDELIVERED = 4096
 class PutOne(Protocol):
     """Puts one object, on any owner that accepts it."""
 
-    def __call__(self, spec: PutSpec, source: Source, *, patience: Patience) -> ObjectInfo: ...
+    def __call__(self, spec: PutSpec, source: Source, *, patience: RetryBudget) -> ObjectInfo: ...
 
 
 def put_many(
@@ -66,8 +66,8 @@ class _Node:
     """State of the objects for one node."""
 
     def __init__(self, open_stream: OpenStream, retry_s: float, *, has_others: bool) -> None:
-        self.sender = GroupSender(open_stream, 0.0 if has_others else retry_s)
-        self.patience = Patience(retry_s)
+        self.sender = PutGroupStream(open_stream, 0.0 if has_others else retry_s)
+        self.patience = RetryBudget(retry_s)
         """Retry limit of single puts: hundreds of objects that no node accepts wait as long as one does."""
         self.group: list[pb.SmallObject] = []
         self.group_bytes = 0
@@ -178,7 +178,7 @@ class _Puts:
         node.sender.close()
         sent = list(node.sender.doubts())
         not_sent: list[float | None] = [None] * (len(node.sent) - len(sent))
-        node.sender = GroupSender(node.sender.open_stream, 0.0)
+        node.sender = PutGroupStream(node.sender.open_stream, 0.0)
         gone: BaseException | None = None
         for doubtful_since_s in not_sent + sent:
             place, small = node.sent.popleft()

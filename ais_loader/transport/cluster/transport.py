@@ -18,24 +18,24 @@ from ais_loader.transport.cluster.columns import Columns, grouped
 from ais_loader.transport.cluster.discovery import QUICK_TIMEOUT_S, Discovery, LateStream
 from ais_loader.transport.cluster.failover import Failover
 from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
-from ais_loader.transport.cluster.membership import Members
+from ais_loader.transport.cluster.members import Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
 from ais_loader.transport.cluster.promote import promote, promote_request
 from ais_loader.transport.cluster.put_many import put_many
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.put_stream import object_info
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
-from ais_loader.transport.retry import NO_RETRY_S, Patience
+from ais_loader.transport.retry import NO_RETRY_S, RetryBudget
 from ais_loader.transport.session.batch_stream import GrpcStream, StreamPolicy
 from ais_loader.transport.validation import require_bucket, require_object, require_text
 from ais_loader.transport.write_tries import WriteTries
 from ais_loader.values.batch import Batch
-from ais_loader.values.content import Buffer, Source
 from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.values.options import ClusterOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.requests import BatchOptions, requests_for_entries
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary
 from ais_loader.wire.cluster_map import sure_copies
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
@@ -112,9 +112,9 @@ class RemoteTransport(Failover):
     # -- objects
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
-        return self._put(spec, source, patience=Patience(self._retry_s))
+        return self._put(spec, source, patience=RetryBudget(self._retry_s))
 
-    def _put(self, spec: PutSpec, source: Source, *, patience: Patience) -> ObjectInfo:
+    def _put(self, spec: PutSpec, source: Source, *, patience: RetryBudget) -> ObjectInfo:
         """Put an object. `patience`: a retry limit that several puts may share."""
         require_bucket(spec.bucket)
         require_text(spec.name, errors.InvalidName, "object name")

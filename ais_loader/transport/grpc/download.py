@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ais_loader import errors
 from ais_loader.transport.grpc.watchdog import Watchdog
-from ais_loader.transport.retry import Patience
+from ais_loader.transport.retry import RetryBudget
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 
@@ -31,7 +31,7 @@ def download(
     Args:
         translate: converts what a call raised into a LoaderError; its second argument is the number of bytes received.
     """
-    patience = Patience(retry_s)
+    patience = RetryBudget(retry_s)
     first = pb.GetRequest()
     first.CopyFrom(request)
     received = 0

@@ -22,15 +22,15 @@ from ais_loader.transport.grpc.put import put_header, put_object
 from ais_loader.transport.grpc.put_stream import PutAnswers, object_info
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, Watchdog, answered, streamed, watched
 from ais_loader.transport.session.batch_stream import SharedAnswers
-from ais_loader.transport.session.long_batch import DedicatedStreamAnswers
+from ais_loader.transport.session.long_batch import LongBatch
 from ais_loader.transport.session.session import Session
 from ais_loader.transport.validation import require_bucket, require_text
 from ais_loader.transport.write_tries import WriteTries, of_a_repeat
-from ais_loader.values.content import Buffer, Source
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.options import ClusterOptions
 from ais_loader.values.promote import PromoteResult
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
+from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary, PrefixSummary
 from ais_loader.values.urls import is_host_port
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
@@ -424,14 +424,12 @@ class NodeCalls:
         """Request a batch on the shared session."""
         return SharedAnswers(self.session(), request)
 
-    def ask_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> DedicatedStreamAnswers:
+    def ask_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> LongBatch:
         """Request a batch on a stream of its own."""
         with GATE.call():
             here = self._connected()
             with here.in_use():
-                return DedicatedStreamAnswers(
-                    here.own_pool(), request, window_bytes, lambda error: self._failed(here, error)
-                )
+                return LongBatch(here.own_pool(), request, window_bytes, lambda error: self._failed(here, error))
 
     # -- the node itself
 

@@ -13,7 +13,7 @@ from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, Watchdog
 from ais_loader.transport.session.call_lane import PUT, CallLane
 from ais_loader.transport.validation import require_bucket, require_metadata, require_text
 from ais_loader.transport.write_tries import WriteTries
-from ais_loader.values.content import Source
+from ais_loader.values.source import Source
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.lane import DATA, LAST, MAX_PUT_MESSAGE_BYTES

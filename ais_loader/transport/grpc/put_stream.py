@@ -13,7 +13,7 @@ import grpc
 
 from ais_loader import errors
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, Watchdog
-from ais_loader.transport.retry import Patience
+from ais_loader.transport.retry import RetryBudget
 from ais_loader.transport.write_tries import WriteTries, of_a_repeat
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -73,12 +73,12 @@ class _SentGroup:
         return pb.PutManyRequest(object=self.objects)
 
 
-class GroupSender:
+class PutGroupStream:
     """Sends groups, with up to _GROUPS_AHEAD of them unacknowledged."""
 
     def __init__(self, open_stream: OpenStream, retry_s: float) -> None:
         self.open_stream = open_stream
-        self._patience = Patience(retry_s)
+        self._patience = RetryBudget(retry_s)
         self._unacknowledged: deque[_SentGroup] = deque()
         self._outgoing: queue.SimpleQueue[_SentGroup | None] = queue.SimpleQueue()
         self._answers: PutAnswers | None = None

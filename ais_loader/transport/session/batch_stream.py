@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from ais_loader import errors
-from ais_loader.transport.retry import Patience
+from ais_loader.transport.retry import RetryBudget
 from ais_loader.transport.session.session import Broken, Event, Inbox, Session
 from ais_loader.wire.answer_check import AnswerCheck, DamagedEntry, compare_unchecked
 from ais_loader.wire.batch_columns import entry_values
@@ -95,7 +95,7 @@ class GrpcStream:
         self._check = AnswerCheck(
             len(request.name), request.first_index, may_stop=request.fail_fast, verify=policy.verify_payload
         )
-        self._patience = Patience(policy.retry_s)
+        self._patience = RetryBudget(policy.retry_s)
         self.retries = self.hedged = 0
         self.paused_s = 0.0
         """Time spent waiting before those retries."""

@@ -44,7 +44,7 @@ def keep_freed_memory() -> None:
     bytes(_HEAP_BYTES)
 
 
-class DedicatedStreamAnswers:
+class LongBatch:
     """The `Answers` of one batch, on a stream of the pool.
 
     Args:

@@ -16,9 +16,9 @@ Three invariants:
 The steps:
 
 1. Route: `ReplicaRouting` lists the nodes that may have each entry, the best one first.
-2. Ask: every node gets one sub-request for all its entries (a `Sender`), all at once; none waits for another. Entries
-   on this node itself are read from its drives by a sender of the same kind. The initial credit of a sender is its
-   window (`peer_window_bytes`), or nothing if the budget is exhausted. (A new batch is rejected as busy while the
+2. Ask: every node gets one sub-request for all its entries (a `PartSender`), all at once; none waits for another.
+   Entries on this node itself are read from its drives by a sender of the same kind. The initial credit of a sender is
+   its window (`peer_window_bytes`), or nothing if the budget is exhausted. (A new batch is rejected as busy while the
    budget is exceeded.)
 3. Receive: `_take` adds each frame to the reorder buffer. Entries that another sender has already delivered are
    dropped. Failed entries are judged: some are final, some are requested from another holder.
@@ -29,7 +29,7 @@ The steps:
    to its rival, whatever the budget says. If order does not matter, any sender will do, and only if none has credit.
    While the client reads nothing, `next` is not called, so no sender is unblocked.
 
-A slow peer: if it is silent much longer than usual although it has credit, `SenderWatch` calls `_hedge`. Its missing
+A slow peer: if it is silent much longer than usual although it has credit, `HedgeWatch` calls `_hedge`. Its missing
 entries are then also requested from their next holders, within a budget (see `ais_loader.wire.gather.hedging`). The
 slow peer is not given up. The first to deliver any part of an entry keeps it; a sender that has lost all its entries is
 cancelled. If it had sent nothing meanwhile, it counts as failing until it does. Transformed entries are not hedged.
@@ -84,10 +84,10 @@ from ais_loader.wire.gather.frame_edit import without_untransformed
 from ais_loader.wire.gather.reorder import Reorder, in_senders
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.gather.failures import MAY_BE_BETTER_ELSEWHERE, Failures
-from storage_node.batch.gather.hedging import SenderWatch
+from storage_node.batch.gather.hedging import HedgeWatch
 from storage_node.batch.gather.resumed import Resumed
 from storage_node.batch.gather.routing import ReplicaRouting
-from storage_node.batch.gather.senders import Sender, SenderMemory, own_frames
+from storage_node.batch.gather.senders import PartSender, SenderMemory, own_frames
 from storage_node.batch.peer_stream import PeerAnswerWrong, PeerError, PeerRefused, PeerStream, PeerUnavailable
 from storage_node.batch.resources import BatchResources
 from storage_node.limits.counters import clock_s
@@ -116,9 +116,9 @@ class Gather:
         self.sizes: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         self._ordered = request.ordered or request.buffered
         self.reorder = Reorder(n, request.first_index, ordered=self._ordered, begun=bool(request.resume_offset))
-        self._senders: dict[int, Sender] = {}
+        self._senders: dict[int, PartSender] = {}
         self._resumed = Resumed(request)
-        self._watch = SenderWatch(resources.hedging, self._senders, self._hedge)
+        self._watch = HedgeWatch(resources.hedging, self._senders, self._hedge)
         self._beaten: list[asyncio.Task[None]] = []
         self._waiting: set[int] = set()
         """Positions to be requested from their next node."""
@@ -195,7 +195,7 @@ class Gather:
     def _open(self, node: int, positions: list[int], *, hedge: bool) -> None:
         here = node == self._routing.here
         endpoint = "" if here else str(self._routing.view.nodes[node].peer_endpoint)
-        sender = Sender(self.reorder.add_sender(positions, rival=hedge), node, endpoint, positions, hedge=hedge)
+        sender = PartSender(self.reorder.add_sender(positions, rival=hedge), node, endpoint, positions, hedge=hedge)
         if not here:
             self._resources.loads.asked(endpoint, len(positions))
         self._senders[sender.number] = sender
@@ -219,7 +219,7 @@ class Gather:
         sender.grant = peer.grant
         self._run(sender, self._receive(sender, peer)).add_done_callback(lambda _: peer.cancel())
 
-    def _run(self, sender: Sender, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _run(self, sender: PartSender, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         async def run() -> None:
             try:
                 await work
@@ -230,13 +230,13 @@ class Gather:
         task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it started
         return task
 
-    async def _read_here(self, sender: Sender, part: pb.BatchRequest, credit: Credit) -> None:
+    async def _read_here(self, sender: PartSender, part: pb.BatchRequest, credit: Credit) -> None:
         async with aclosing(own_frames(self._resources, self._request.tenant, part, credit)) as frames:
             async for frame in frames:
                 self._take(sender, frame)
         self._complete(sender)
 
-    async def _receive(self, sender: Sender, peer: PeerStream) -> None:
+    async def _receive(self, sender: PartSender, peer: PeerStream) -> None:
         try:
             while (frame := await peer.next_frame()) is not None:
                 self._take(sender, frame)
@@ -251,7 +251,7 @@ class Gather:
 
     # -- frames
 
-    def _take(self, sender: Sender, frame: Frame) -> None:
+    def _take(self, sender: PartSender, frame: Frame) -> None:
         if sender.number not in self._senders:
             return  # it has lost all its entries to others
         came_bytes = len(frame.payload)
@@ -273,14 +273,14 @@ class Gather:
         self._ask_waiting()
         self._changed.set()
 
-    def _without_untransformed(self, sender: Sender, frame: Frame) -> Frame:
+    def _without_untransformed(self, sender: PartSender, frame: Frame) -> Frame:
         """Reject untransformed entries (`ais_loader.values.requests`) of a node. Pieces are left to the client."""
         which = self._request.transform_index
         transformed = np.array([which[at] if which else 0 for at in sender.positions], np.bool_)
         endpoint = self._routing.view.nodes[sender.node].endpoint
         return without_untransformed(frame, transformed, lambda index: endpoint)
 
-    def _judge(self, sender: Sender, frame: Frame) -> tuple[Frame, Mask]:
+    def _judge(self, sender: PartSender, frame: Frame) -> tuple[Frame, Mask]:
         """Return the frame with the errors to report, and a mask of the failures for which another node is asked
         instead."""
         again = np.zeros(len(frame.index), bool)
@@ -308,7 +308,7 @@ class Gather:
             self._failures.count_soft_error()
         return replace(frame, status=status, errors=errors), again
 
-    def _complete(self, sender: Sender) -> None:
+    def _complete(self, sender: PartSender) -> None:
         """End a sender whose entries have all arrived."""
         if sender.number not in self._senders:
             return
@@ -317,7 +317,7 @@ class Gather:
         self._ask_waiting()
         self._changed.set()
 
-    def _lose(self, sender: Sender, error: PeerError) -> None:
+    def _lose(self, sender: PartSender, error: PeerError) -> None:
         """End a sender that failed. Request its missing entries elsewhere; fail those that no other node may have."""
         if sender.number not in self._senders:
             return
@@ -343,14 +343,14 @@ class Gather:
         self._ask_waiting()
         self._changed.set()
 
-    def _end_sender(self, sender: Sender) -> None:
+    def _end_sender(self, sender: PartSender) -> None:
         del self._senders[sender.number]
         sender.count(self._resources.loads)
         self.memory.end(sender)
 
     # -- races
 
-    def _hedge(self, sender: Sender) -> None:
+    def _hedge(self, sender: PartSender) -> None:
         """Request what this sender owes from the next holders too, as far as the budget permits. It may still deliver
         first."""
         if self._request.transform:  # transforms take time, and are not run twice
@@ -390,7 +390,7 @@ class Gather:
         for (status, fault), positions in by_reason.items():
             self.reorder.fail(positions, status, fault)
 
-    def _plan_again(self, sender: Sender, missing: list[int]) -> bool:
+    def _plan_again(self, sender: PartSender, missing: list[int]) -> bool:
         """Place these entries by the newer map that the refusing node has. Returns False if that has taken too long
         already.
 

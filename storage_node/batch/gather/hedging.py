@@ -10,16 +10,18 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from ais_loader.wire.gather.hedging import Hedging
-from storage_node.batch.gather.senders import Sender
+from storage_node.batch.gather.senders import PartSender
 from storage_node.limits.counters import clock_s
 
 _SHORTEST_S, _LATE_S = 0.02, 0.05
 
 
-class SenderWatch:
+class HedgeWatch:
     """Calls `hedge` with each late sender, and again after twice the time. Belongs to the event loop."""
 
-    def __init__(self, hedging: Hedging, senders: Mapping[int, Sender], hedge: Callable[[Sender], None]) -> None:
+    def __init__(
+        self, hedging: Hedging, senders: Mapping[int, PartSender], hedge: Callable[[PartSender], None]
+    ) -> None:
         self._hedging = hedging
         self._senders = senders
         self._hedge = hedge
@@ -55,6 +57,6 @@ class SenderWatch:
             next_s = min(next_s, sender.heard_s + limit_s - now)
         self._wait(max(_SHORTEST_S, next_s))
 
-    def _limit_s(self, sender: Sender) -> float:
+    def _limit_s(self, sender: PartSender) -> float:
         last = all(other is sender or other.hedge for other in self._senders.values())
         return self._hedging.parts.limit_s(last=last) * float(1 << sender.hedges)

@@ -22,7 +22,7 @@ _LET_GO_BYTES = 64 << 10
 """Credit for one frame, which may be larger."""
 
 
-class Sender:
+class PartSender:
     """One node's part of the batch, or a repeated or hedged request for some of it."""
 
     __slots__ = (
@@ -84,19 +84,19 @@ class SenderMemory:
         self._window_bytes = window_bytes
         self._held_bytes = 0
 
-    def begin(self, sender: Sender) -> None:
+    def begin(self, sender: PartSender) -> None:
         """Grant the initial credit; none if the budget is exhausted."""
         if self._budget.acquire_now(self._window_bytes):
             self._held_bytes += self._window_bytes
             sender.credit_bytes = self._window_bytes
 
-    def came(self, sender: Sender, size_bytes: int) -> None:
+    def came(self, sender: PartSender, size_bytes: int) -> None:
         beyond_credit = size_bytes - max(0, min(size_bytes, sender.credit_bytes))
         sender.credit_bytes -= size_bytes
         self._budget.acquire_anyway(beyond_credit)
         self._held_bytes += beyond_credit
 
-    def end(self, sender: Sender) -> None:
+    def end(self, sender: PartSender) -> None:
         """Release the credit of a sender that sends nothing more."""
         self.release(max(0, sender.credit_bytes))
         sender.credit_bytes = 0
@@ -116,7 +116,7 @@ class SenderMemory:
         self.release(self._held_bytes)
         self._budget = MemoryBudget(0)
 
-    def top_up(self, senders: Iterable[Sender], held_bytes_of: Callable[[int], int]) -> None:
+    def top_up(self, senders: Iterable[PartSender], held_bytes_of: Callable[[int], int]) -> None:
         """Refill the credit of every sender, as far as its window and the budget permit."""
         for sender in senders:
             room = self._window_bytes - sender.credit_bytes - held_bytes_of(sender.number)
@@ -125,13 +125,13 @@ class SenderMemory:
                 if needed and self._budget.acquire_now(needed):
                     self._grant(sender, room, needed)
 
-    def let_go(self, sender: Sender) -> None:
+    def let_go(self, sender: PartSender) -> None:
         """Grant a sender without credit enough for one frame, regardless of the budget."""
         if sender.credit_bytes <= 0:
             self._budget.acquire_anyway(_LET_GO_BYTES)
             self._grant(sender, _LET_GO_BYTES - sender.credit_bytes, _LET_GO_BYTES)
 
-    def _grant(self, sender: Sender, size_bytes: int, counted_bytes: int) -> None:
+    def _grant(self, sender: PartSender, size_bytes: int, counted_bytes: int) -> None:
         self._held_bytes += counted_bytes
         if sender.credit_bytes <= 0:
             sender.heard_s = clock_s()

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.consensus.map_bounds import MAX_FIRST_VERSION, Refused, require_ballot, require_map
+from storage_node.cluster.consensus.map_bounds import MAX_FIRST_VERSION, MapRefused, require_ballot, require_map
 
-__all__ = ["AcceptorState", "BallotOrder", "Refused", "accept", "ballot_order", "learn", "merged", "prepare"]
+__all__ = ["AcceptorState", "BallotOrder", "MapRefused", "accept", "ballot_order", "learn", "merged", "prepare"]
 
 BallotOrder: TypeAlias = tuple[int, bytes]
 
@@ -39,7 +39,7 @@ def ballot_order(ballot: pb.Ballot | None) -> BallotOrder:
 
 
 def prepare(state: AcceptorState, request: pb.PrepareRequest) -> tuple[AcceptorState, pb.PrepareResponse]:
-    """Answer a prepare request. Raises Refused."""
+    """Answer a prepare request. Raises MapRefused."""
     _require_cluster(state.committed, request.cluster_uuid)
     if state.committed is None and request.cluster_uuid:
         _require_cluster(state.accepted, request.cluster_uuid)
@@ -51,7 +51,7 @@ def prepare(state: AcceptorState, request: pb.PrepareRequest) -> tuple[AcceptorS
 
 
 def accept(state: AcceptorState, request: pb.AcceptRequest) -> tuple[AcceptorState, pb.AcceptResponse]:
-    """Answer an accept request. Raises Refused."""
+    """Answer an accept request. Raises MapRefused."""
     map_ = request.map
     _require_cluster(state.committed, map_.cluster_uuid)
     if state.accepted is not None and not map_.version == state.accepted.version == 1:
@@ -59,7 +59,7 @@ def accept(state: AcceptorState, request: pb.AcceptRequest) -> tuple[AcceptorSta
         _require_cluster(state.accepted, map_.cluster_uuid)
     require_map(map_)
     if state.committed is None and map_.version > MAX_FIRST_VERSION:
-        raise Refused(f"a first map of version {map_.version:,}, at most {MAX_FIRST_VERSION:,}")
+        raise MapRefused(f"a first map of version {map_.version:,}, at most {MAX_FIRST_VERSION:,}")
     require_ballot(state.promise, map_.ballot)
     accepted = ballot_order(map_.ballot) >= ballot_order(state.promise) and _is_next(state, map_)
     if accepted:
@@ -68,7 +68,7 @@ def accept(state: AcceptorState, request: pb.AcceptRequest) -> tuple[AcceptorSta
 
 
 def learn(state: AcceptorState, map_: pb.ClusterMap) -> AcceptorState:
-    """Record a committed map; one that is older than the known map changes nothing. Raises Refused."""
+    """Record a committed map; one that is older than the known map changes nothing. Raises MapRefused."""
     _require_cluster(state.committed, map_.cluster_uuid)
     if state.committed is not None and map_.version <= state.committed.version:
         return state
@@ -103,4 +103,4 @@ def _is_next(state: AcceptorState, map_: pb.ClusterMap) -> bool:
 
 def _require_cluster(known: pb.ClusterMap | None, cluster_uuid: bytes) -> None:
     if known is not None and known.cluster_uuid != cluster_uuid:
-        raise Refused(f"this node belongs to cluster {known.cluster_uuid.hex()}")
+        raise MapRefused(f"this node belongs to cluster {known.cluster_uuid.hex()}")

@@ -139,7 +139,7 @@ class AcceptorStore:
 
     def _answer(self, vote: Callable[[AcceptorState], tuple[AcceptorState, Response]], meant_for: bytes) -> Response:
         if meant_for and meant_for.hex() != self._store_uuid:
-            raise acceptor.Refused(f"this is node {self._store_uuid}, not {meant_for.hex()}")
+            raise acceptor.MapRefused(f"this is node {self._store_uuid}, not {meant_for.hex()}")
         if not self.may_vote:
             raise DriveFailed("too many drives are missing to know what this node has agreed to; it does not vote")
         with self._lock:

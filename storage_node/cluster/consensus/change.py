@@ -17,7 +17,7 @@ import grpc.aio
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
-from storage_node.cluster.consensus.effects import Answers, Ask, Edit, Failure, Pause, Request, Response, Steps
+from storage_node.cluster.consensus.effects import Answers, Ask, Edit, NoAnswer, Pause, Request, Response, Steps
 from storage_node.cluster.consensus.proposer import Proposer
 from storage_node.context.channels import OPERATOR, Caller
 
@@ -59,7 +59,7 @@ def change_map(
         ValueError: the edit has produced an invalid map.
     """
     proposer = Proposer(endpoints, edit, time.monotonic)
-    with Channels(caller) as channels:
+    with NodeConnections(caller) as channels:
         return drive(proposer.run(timeout_s), channels)
 
 
@@ -71,7 +71,7 @@ async def change_map_async(
         return await channels.change_map(endpoints, edit, timeout_s=timeout_s)
 
 
-def drive(steps: Steps, channels: Channels) -> pb.ClusterMap:
+def drive(steps: Steps, channels: NodeConnections) -> pb.ClusterMap:
     """Execute the steps of a proposer until it is done."""
     try:
         step = next(steps)
@@ -86,7 +86,7 @@ def drive(steps: Steps, channels: Channels) -> pb.ClusterMap:
         return made
 
 
-class Channels:
+class NodeConnections:
     """Connections to nodes by endpoint, for one thread."""
 
     def __init__(self, caller: Caller = OPERATOR) -> None:
@@ -96,7 +96,7 @@ class Channels:
     def ask(self, ask: Ask) -> Answers:
         """Send all requests at once and gather the answers; stops waiting when `enough` is satisfied."""
         answered: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        answers: dict[str, Response | Failure] = {}
+        answers: dict[str, Response | NoAnswer] = {}
         for endpoint, request in ask.requests.items():
             if endpoint not in self._channels:
                 self._channels[endpoint] = _through(self._caller, grpc.insecure_channel, endpoint)
@@ -109,7 +109,7 @@ class Channels:
             except grpc.RpcError as error:
                 answers[endpoint] = _failure(error)
             except grpc.FutureCancelledError:
-                answers[endpoint] = Failure("cancelled")
+                answers[endpoint] = NoAnswer("cancelled")
         return answers
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Channels:
             channel.close()
         self._channels.clear()
 
-    def __enter__(self) -> Channels:
+    def __enter__(self) -> NodeConnections:
         return self
 
     def __exit__(
@@ -150,7 +150,7 @@ class AsyncChannels:
 
     async def ask(self, ask: Ask) -> Answers:
         """Send all requests at once and gather the answers, as `Channels.ask` does."""
-        answers: dict[str, Response | Failure] = {}
+        answers: dict[str, Response | NoAnswer] = {}
         calls = {
             asyncio.ensure_future(self.call(endpoint, request)): endpoint for endpoint, request in ask.requests.items()
         }
@@ -170,7 +170,7 @@ class AsyncChannels:
             self._channels[endpoint] = _through(self._caller, grpc.aio.insecure_channel, endpoint)
         return self._channels[endpoint]
 
-    async def call(self, endpoint: str, request: Request) -> Response | Failure:
+    async def call(self, endpoint: str, request: Request) -> Response | NoAnswer:
         try:
             response: Response = await _method(self.to(endpoint), request)(request, timeout=_timeout_s(request))
             return response
@@ -209,5 +209,5 @@ def _timeout_s(request: Request) -> float:
     return LEARN_TIMEOUT_S if isinstance(request, pb.LearnRequest) else CALL_TIMEOUT_S
 
 
-def _failure(error: Any) -> Failure:
-    return Failure(f"{error.code().name.lower().replace('_', ' ')}: {error.details()}")
+def _failure(error: Any) -> NoAnswer:
+    return NoAnswer(f"{error.code().name.lower().replace('_', ' ')}: {error.details()}")

@@ -15,13 +15,13 @@ Edit: TypeAlias = Callable[[pb.ClusterMap | None], pb.ClusterMap]
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class NoAnswer:
     """No answer from an endpoint, or an invalid one. Whether the request took effect is unknown."""
 
     reason: str
 
 
-Answers: TypeAlias = Mapping[str, Response | Failure]
+Answers: TypeAlias = Mapping[str, Response | NoAnswer]
 """Answers by endpoint."""
 
 

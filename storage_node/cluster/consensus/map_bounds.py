@@ -24,22 +24,22 @@ MAX_TEXT = 1024
 _UUID_BYTES = 16
 
 
-class Refused(ValueError):
+class MapRefused(ValueError):
     """A request that this node must not answer, whatever its ballot: it is meant for another node or cluster, or
     invalid."""
 
 
 def require_ballot(known: pb.Ballot | None, ballot: pb.Ballot) -> None:
-    """Check that a ballot is not too far ahead. Raises Refused."""
+    """Check that a ballot is not too far ahead. Raises MapRefused."""
     number = known.number if known is not None else 0
     if ballot.number > number + MAX_BALLOT_LEAD:
-        raise Refused(f"ballot {ballot.number} is too far above {number}, the highest that this node knows")
+        raise MapRefused(f"ballot {ballot.number} is too far above {number}, the highest that this node knows")
     if len(ballot.proposer) > _UUID_BYTES:
-        raise Refused(f"a proposer's id of {len(ballot.proposer)} bytes, at most {_UUID_BYTES}")
+        raise MapRefused(f"a proposer's id of {len(ballot.proposer)} bytes, at most {_UUID_BYTES}")
 
 
 def require_map(map_: pb.ClusterMap) -> None:
-    """Check that a cluster can have this map, whatever the map before it. Raises Refused."""
+    """Check that a cluster can have this map, whatever the map before it. Raises MapRefused."""
     buckets = [(repr(bucket.name[:64]), bucket) for bucket in map_.bucket]
     counts = (
         ("nodes", len(map_.node), MAX_NODES),
@@ -51,7 +51,7 @@ def require_map(map_: pb.ClusterMap) -> None:
     )
     for what, count, most in counts:
         if count > most:
-            raise Refused(f"a map with {count:,} {what}, at most {most:,}")
+            raise MapRefused(f"a map with {count:,} {what}, at most {most:,}")
     ids = (
         *((f"node {at}", node.uuid) for at, node in enumerate(map_.node)),
         *((f"bucket {name}", bucket.uuid) for name, bucket in buckets),
@@ -61,14 +61,16 @@ def require_map(map_: pb.ClusterMap) -> None:
     )
     for what, uuid in ids:
         if len(uuid) != _UUID_BYTES:
-            raise Refused(f"a map in which the id of {what} has {len(uuid)} bytes, not {_UUID_BYTES}")
+            raise MapRefused(f"a map in which the id of {what} has {len(uuid)} bytes, not {_UUID_BYTES}")
     for node in map_.node:
         if max(len(node.host), len(node.endpoint), len(node.peer_endpoint)) > MAX_TEXT:
-            raise Refused(f"a map with a name or an endpoint of a node of over {MAX_TEXT} characters")
+            raise MapRefused(f"a map with a name or an endpoint of a node of over {MAX_TEXT} characters")
     names = [bucket.name for bucket in map_.bucket]
     if len(set(names)) != len(names) or len({bucket.uuid for bucket in map_.bucket}) != len(names):
-        raise Refused("a map with two buckets of one name or one uuid")
+        raise MapRefused("a map with two buckets of one name or one uuid")
     for name, bucket in buckets:
         numbers = (bucket.copies, *bucket.former_copies)
         if not all(1 <= number <= MAX_COPIES for number in numbers) or bucket.min_copies > bucket.copies:
-            raise Refused(f"a map in which bucket {name} has {bucket.copies} copies, and at least {bucket.min_copies}")
+            raise MapRefused(
+                f"a map in which bucket {name} has {bucket.copies} copies, and at least {bucket.min_copies}"
+            )

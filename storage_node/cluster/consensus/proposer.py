@@ -29,7 +29,7 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.acceptor import BallotOrder, ballot_order
-from storage_node.cluster.consensus.effects import Answers, Ask, Edit, Failure, Pause, Steps
+from storage_node.cluster.consensus.effects import Answers, Ask, Edit, NoAnswer, Pause, Steps
 from storage_node.cluster.consensus.errors import Contended, NoMajority, OtherCluster, OutcomeUnknown
 from storage_node.cluster.consensus.map_bounds import MAX_BALLOT_LEAD
 from storage_node.context.channels import resolved
@@ -46,7 +46,7 @@ class _Again(Exception):
 
 
 @dataclass
-class _Node:
+class _KnownNode:
     """A node that has identified itself."""
 
     endpoint: str
@@ -78,7 +78,7 @@ class Proposer:
         self._change_id = self.draw()
         self._unsure_version = 0
         self._highest_ballot = 0
-        self._nodes: dict[bytes, _Node] = {}
+        self._nodes: dict[bytes, _KnownNode] = {}
         self._met: dict[str, bytes] = {}
         """The node that answered at each endpoint."""
         self._silent: dict[str, str] = {}
@@ -159,13 +159,13 @@ class Proposer:
         answers = yield Ask({endpoint: pb.GetMapRequest() for endpoint in sorted(endpoints)})
         for endpoint, answer in answers.items():
             if not isinstance(answer, pb.GetMapResponse):
-                self._silent[endpoint] = answer.reason if isinstance(answer, Failure) else "a wrong answer"
+                self._silent[endpoint] = answer.reason if isinstance(answer, NoAnswer) else "a wrong answer"
                 continue
             self._met[endpoint] = answer.node_uuid
             if answer.HasField("map"):
                 maps[endpoint] = answer.map
             peer_endpoint = resolved(endpoint, answer.peer_endpoint)
-            self._nodes.setdefault(answer.node_uuid, _Node(peer_endpoint, answer.map.version))
+            self._nodes.setdefault(answer.node_uuid, _KnownNode(peer_endpoint, answer.map.version))
         return maps
 
     def _advance(self, base: pb.ClusterMap) -> Generator[Ask | Pause, Answers, pb.ClusterMap | None]:
@@ -374,7 +374,7 @@ class Proposer:
             for endpoint, answer in answers.items():
                 if isinstance(answer, pb.LearnResponse):
                     behind[endpoint].version = answer.version
-                elif isinstance(answer, Failure):
+                elif isinstance(answer, NoAnswer):
                     self._silent[endpoint] = answer.reason
 
     def _note(self, answers: Answers, ballot: BallotOrder, *, decided: bool) -> None:
@@ -388,7 +388,7 @@ class Proposer:
                 self._highest_ballot = max(self._highest_ballot, answer.promise.number)
                 said_no = not (answer.promised if isinstance(answer, pb.PrepareResponse) else answer.accepted)
                 outbid = outbid or said_no
-            elif isinstance(answer, Failure):
+            elif isinstance(answer, NoAnswer):
                 self._silent[endpoint] = answer.reason
         if outbid and not decided:
             raise _Again("a higher ballot")

@@ -22,7 +22,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.cluster.consensus.acceptor import AcceptorState
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
-from storage_node.cluster.consensus.map_bounds import MAX_FIRST_VERSION, Refused, require_ballot, require_map
+from storage_node.cluster.consensus.map_bounds import MAX_FIRST_VERSION, MapRefused, require_ballot, require_map
 from storage_node.context.channels import Channels
 from storage_node.context.membership import Membership
 
@@ -77,15 +77,15 @@ class MapConfirmation:
         self._channels = channels
 
     async def require(self, map_: pb.ClusterMap) -> None:
-        """Raise Refused for an invalid map, and NotConfirmed for one that removes what others have kept."""
+        """Raise MapRefused for an invalid map, and NotConfirmed for one that removes what others have kept."""
         require_map(map_)
         view = self._membership.view
         require_ballot(self._acceptor_store.state.promise, map_.ballot)
         if view is None:
             if map_.version > MAX_FIRST_VERSION:
-                raise Refused(f"a first map of version {map_.version:,}, at most {MAX_FIRST_VERSION:,}")
+                raise MapRefused(f"a first map of version {map_.version:,}, at most {MAX_FIRST_VERSION:,}")
             if all(node.uuid != self._membership.node_uuid for node in map_.node):
-                raise Refused("a map without this node, which belongs to no cluster")
+                raise MapRefused("a map without this node, which belongs to no cluster")
             return
         if map_.version <= view.version or map_.cluster_uuid != view.map.cluster_uuid:
             return  # the map will not be used

@@ -17,7 +17,7 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
-from storage_node.cluster.repair.plan import Answer, Page, State
+from storage_node.cluster.repair.plan import Answer, NamePage, State
 from storage_node.cluster.repair.shortage import ShortObjects, StandIns, has, may_be_replaced, shortages
 from storage_node.cluster.repair.transfers import chunks
 from storage_node.context.membership import Membership
@@ -35,7 +35,7 @@ class CopyShortage:
         peers: RepairPeers,
         *,
         held: Callable[[str, Sequence[str]], Awaitable[Held]],
-        compare: Callable[[ClusterView, pb.MapBucket, Held], Awaitable[tuple[Page, Mapping[int, Answer]]]],
+        compare: Callable[[ClusterView, pb.MapBucket, Held], Awaitable[tuple[NamePage, Mapping[int, Answer]]]],
         push: Callable[[ClusterView, int, pb.MapBucket, Sequence[str], Mapping[str, int]], Awaitable[None]],
     ) -> None:
         """Args:
@@ -111,7 +111,7 @@ class CopyShortage:
             self.short.count(bucket.uuid, set(short) - replaced)
 
     async def _stand_in(
-        self, view: ClusterView, bucket: pb.MapBucket, page: Page, missing: Mapping[str, int]
+        self, view: ClusterView, bucket: pb.MapBucket, page: NamePage, missing: Mapping[str, int]
     ) -> set[str]:
         """Copy objects to stand-ins; return those that still have too few replicas."""
         if not missing:

@@ -35,7 +35,7 @@ Answer = Mapping[str, State | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class NamePage:
     """Some of the names that this node has in a bucket, and their owners."""
 
     names: Sequence[str]
@@ -47,7 +47,7 @@ class Page:
 
 
 @dataclass(slots=True)
-class Work:
+class RepairWork:
     """The steps for one page. Nodes are positions in the map."""
 
     push: dict[int, list[str]] = field(default_factory=dict)
@@ -74,15 +74,15 @@ class Work:
 
 def page_of(
     view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], *, now_ns: int, grace_s: float
-) -> Page:
+) -> NamePage:
     names = [name for name, _ in held]
     owners = owners_of(view, bucket, names)
     states = [State(record.version, record.is_tombstone, record.size_bytes) for _, record in held]
     ripe = [record.is_tombstone and now_ns - record.modified_ns > grace_s * 1e9 for _, record in held]
-    return Page(names, states, owners, ripe)
+    return NamePage(names, states, owners, ripe)
 
 
-def questions(page: Page, here: int, nodes: int) -> dict[int, list[str]]:
+def questions(page: NamePage, here: int, nodes: int) -> dict[int, list[str]]:
     """Return the names that each other node has to be asked for."""
     asked: dict[int, list[str]] = {}
     for name, owners, ripe in zip(page.names, page.owners, page.ripe, strict=True):
@@ -92,13 +92,15 @@ def questions(page: Page, here: int, nodes: int) -> dict[int, list[str]]:
     return asked
 
 
-def plan(page: Page, here: int, nodes: int, answers: Mapping[int, Answer], by_this_map: Collection[int]) -> Work:
+def plan(
+    page: NamePage, here: int, nodes: int, answers: Mapping[int, Answer], by_this_map: Collection[int]
+) -> RepairWork:
     """Decide the steps for a page from the answers of the other nodes.
 
     Args:
         by_this_map: the nodes that answered under the map of the page.
     """
-    work = Work()
+    work = RepairWork()
     for name, mine, owners, ripe in zip(page.names, page.states, page.owners, page.ripe, strict=True):
         complete, known, newest = True, True, True
         behind: list[int] = []

@@ -35,9 +35,9 @@ from storage_node.cluster.repair.finish_change import RETRY, all_act_by, finish
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers, reach
 from storage_node.cluster.repair.plan import (
     Answer,
-    Page,
+    NamePage,
+    RepairWork,
     State,
-    Work,
     batches,
     page_of,
     plan,
@@ -274,7 +274,9 @@ class Repair:
         drives."""
         return all(drive is not None for drive in self._store.drives) and not self._store.pool.moving
 
-    async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]]) -> Work:
+    async def _mend(
+        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]]
+    ) -> RepairWork:
         """Carry out the steps for one page, and return them."""
         page, answers, work = await self._plan(view, bucket, held)
         sizes = {name: state.size_bytes for name, state in zip(page.names, page.states, strict=True)}
@@ -304,8 +306,8 @@ class Repair:
         return work
 
     async def _surely_there(
-        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], work: Work
-    ) -> Work:
+        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], work: RepairWork
+    ) -> RepairWork:
         """Remove objects from `work.drop` that an owner might lose in a power failure. The owners sync first, and are
         then asked again."""
         if work.drop:
@@ -316,8 +318,8 @@ class Repair:
         return work
 
     async def _surely_forgotten(
-        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], work: Work
-    ) -> Work:
+        self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]], work: RepairWork
+    ) -> RepairWork:
         """Remove tombstones from `work.forget` for which a second query of all nodes finds an older replica.
 
         A replica in transit may escape a single query: it arrives where the query has already been, and leaves where it
@@ -336,14 +338,14 @@ class Repair:
         held: Sequence[tuple[str, CatalogEntry]],
         *,
         make_lasting: bool = False,
-    ) -> tuple[Page, Mapping[int, Answer], Work]:
+    ) -> tuple[NamePage, Mapping[int, Answer], RepairWork]:
         here, nodes = view.position[self._membership.node_uuid], len(view.nodes)
         page, (answers, by_this_map) = await self._ask(view, bucket, held, make_lasting=make_lasting)
         return page, answers, plan(page, here, nodes, answers, by_this_map)
 
     async def _compared(
         self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]]
-    ) -> tuple[Page, Mapping[int, Answer]]:
+    ) -> tuple[NamePage, Mapping[int, Answer]]:
         page, (answers, _) = await self._ask(view, bucket, held)
         return page, answers
 
@@ -354,10 +356,10 @@ class Repair:
         held: Sequence[tuple[str, CatalogEntry]],
         *,
         make_lasting: bool = False,
-    ) -> tuple[Page, tuple[Mapping[int, Answer], set[int]]]:
+    ) -> tuple[NamePage, tuple[Mapping[int, Answer], set[int]]]:
         here, nodes = view.position[self._membership.node_uuid], len(view.nodes)
 
-        def place() -> Page:
+        def place() -> NamePage:
             grace_s = self._node.config.cluster.tombstone_grace_s
             return page_of(view, bucket, held, now_ns=time.time_ns(), grace_s=grace_s)
 
@@ -406,7 +408,7 @@ class Repair:
             },
         )
 
-    async def _take_away(self, view: ClusterView, bucket: pb.MapBucket, work: Work) -> None:
+    async def _take_away(self, view: ClusterView, bucket: pb.MapBucket, work: RepairWork) -> None:
         """Remove entries while the map is the one that decided it, in small steps so that a new map is not delayed."""
         lease = self._membership.lease
         steps = [*((self._drop, *one) for one in work.drop), *((self._forget, *one) for one in work.forget)]

@@ -13,13 +13,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from storage_node.cluster.repair.plan import UNKNOWN, Answer, Page, State
+from storage_node.cluster.repair.plan import UNKNOWN, Answer, NamePage, State
 
 MAX_NAMES = 100_000
 """Most names kept over all buckets. The next pass finds the rest again."""
 
 
-def shortages(page: Page, here: int, answers: Mapping[int, Answer]) -> dict[str, int]:
+def shortages(page: NamePage, here: int, answers: Mapping[int, Answer]) -> dict[str, int]:
     """Return how many owners are not known to have each object, for the objects that this node is responsible for."""
     found: dict[str, int] = {}
     for name, mine, owners in zip(page.names, page.states, page.owners, strict=True):
@@ -34,7 +34,7 @@ def shortages(page: Page, here: int, answers: Mapping[int, Answer]) -> dict[str,
     return found
 
 
-def may_be_replaced(page: Page, here: int, answers: Mapping[int, Answer], short: Iterable[str]) -> set[str]:
+def may_be_replaced(page: NamePage, here: int, answers: Mapping[int, Answer], short: Iterable[str]) -> set[str]:
     """Return those of these names that an answering owner lacks, because it is full or its drive fails. A silent owner
     may be back in a moment, with its replica."""
     rows = {name: at for at, name in enumerate(page.names)}

@@ -34,10 +34,10 @@ from storage_node.context.channels import STEP_TIMEOUT_S, Channels, newer_map
 from storage_node.context.errors import ReplicaLost, TooFewCopies
 from storage_node.context.node import Node
 from storage_node.store.checksum import crc32c
-from storage_node.store.read.object_reader import ObjectReader, open_object
+from storage_node.store.read.object_reader import StoredObjectReader, open_object
 
 
-class Stream(Protocol):
+class SourceStream(Protocol):
     """A range of an object on one node."""
 
     info: pb.ObjectInfo
@@ -53,10 +53,10 @@ class Stream(Protocol):
 class LocalStream:
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._reader: ObjectReader | None = None
+        self._reader: StoredObjectReader | None = None
 
     async def open(self, request: pb.GetRequest) -> None:
-        def opened() -> ObjectReader:
+        def opened() -> StoredObjectReader:
             return open_object(
                 self._node.store,
                 request.bucket,
@@ -109,10 +109,10 @@ class RemoteStream:
             self._call.cancel()
 
 
-class Source:
+class SourceRange:
     """One range that is being read. Close it afterwards."""
 
-    def __init__(self, wanted: wire.ComposeRange, streams: Iterator[Stream]) -> None:
+    def __init__(self, wanted: wire.ComposeRange, streams: Iterator[SourceStream]) -> None:
         self._label = f"{wanted.bucket}/{wanted.name}"
         self._request = pb.GetRequest(
             bucket=wanted.bucket,
@@ -123,7 +123,7 @@ class Source:
             length=wanted.length if wanted.HasField("length") else None,
         )
         self._streams = streams
-        self._stream: Stream | None = None
+        self._stream: SourceStream | None = None
         self._problems: list[LoaderError] = []
         self._left = 0
         self._is_whole = False
@@ -207,7 +207,7 @@ class SourceReader:
         self._node = node
         self._writes = writes
 
-    async def open(self, wanted: wire.ComposeRange) -> Source:
+    async def open(self, wanted: wire.ComposeRange) -> SourceRange:
         """Open a source, on whichever node has it. Raises LoaderError."""
         replica_set = self._writes.replica_set_to_read(wanted.bucket)
         try:
@@ -219,8 +219,8 @@ class SourceReader:
                 raise
         return await self._opened(wanted, self._writes.replica_set_to_read(wanted.bucket))
 
-    async def _opened(self, wanted: wire.ComposeRange, replica_set: ReplicaSet | None) -> Source:
-        source = Source(wanted, self._streams(wanted, replica_set))
+    async def _opened(self, wanted: wire.ComposeRange, replica_set: ReplicaSet | None) -> SourceRange:
+        source = SourceRange(wanted, self._streams(wanted, replica_set))
         try:
             await source.open()
         except BaseException:
@@ -243,7 +243,7 @@ class SourceReader:
                     await self._node.learn(map_)
         return view.objects_go([replica_set.bucket.name]) or self._node.map_version > view.version
 
-    def _streams(self, wanted: wire.ComposeRange, replica_set: ReplicaSet | None) -> Iterator[Stream]:
+    def _streams(self, wanted: wire.ComposeRange, replica_set: ReplicaSet | None) -> Iterator[SourceStream]:
         """Yield one stream per node that may have the object, best first: this node, then those that have answered
         lately."""
         if replica_set is None:

@@ -27,7 +27,7 @@ from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import refused
 from storage_node.context.node import Node
 from storage_node.store.format import CatalogEntry
-from storage_node.store.read.object_reader import ObjectReader, open_object
+from storage_node.store.read.object_reader import StoredObjectReader, open_object
 
 SMALL_BYTES = 256 << 10
 """Larger objects are streamed, each as a write of its own."""
@@ -213,7 +213,7 @@ class Transfers:
     async def _push_large(self, endpoint: str, bucket: cluster_pb.MapBucket, name: str) -> int:
         read = self._node.read
         try:
-            reader: ObjectReader = await read(open_object, self._node.store, bucket.name, name)
+            reader: StoredObjectReader = await read(open_object, self._node.store, bucket.name, name)
         except LoaderError as error:
             self._failed(name, error)
             return 0

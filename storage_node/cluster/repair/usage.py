@@ -35,7 +35,7 @@ from storage_node.limits.counters import clock_s
 from storage_node.store.listing import PAGE_BYTES, within
 from storage_node.store.names import PARTS_PREFIX
 from storage_node.store.store import Store
-from storage_node.store.summary import Tally
+from storage_node.store.summary import NameSummary
 
 PAGE_NAMES = 5000
 PAGE_TIMEOUT_S = 30.0
@@ -45,14 +45,14 @@ LEARN_TIMEOUT_S = 10.0
 _LEARNING_S = 0.05
 
 
-class Part(NamedTuple):
+class PageRows(NamedTuple):
     """Some rows of a page."""
 
     page: pb.ListNamesResponse
     rows: slice
 
 
-class _Feed:
+class _NodeNames:
     """The names of one node, in order."""
 
     def __init__(self, node: int) -> None:
@@ -73,11 +73,11 @@ class _Feed:
         self.page, self.names, self.at = page, list(page.name), 0
         self.next = page.next or None
 
-    def up_to(self, end: str) -> Part:
+    def up_to(self, end: str) -> PageRows:
         """Take the remaining rows up to this name; all rows for ""."""
         # Comparison by code points equals the order of the UTF-8 bytes.
         stop = bisect_right(self.names, end, self.at) if end else len(self.names)
-        part, self.at = Part(self.page, slice(self.at, stop)), stop
+        part, self.at = PageRows(self.page, slice(self.at, stop)), stop
         return part
 
 
@@ -91,7 +91,7 @@ class UsageScan:
         replica_set: ReplicaSet,
         newest: Callable[[], ReplicaSet | None],
         prefix: str,
-        tally: Tally,
+        tally: NameSummary,
     ) -> None:
         """`newest` returns the bucket by the newest map; None if that has no such bucket."""
         self._node = node
@@ -107,7 +107,7 @@ class UsageScan:
 
     def _begin(self, replica_set: ReplicaSet) -> None:
         self._replica_set = replica_set
-        self._feeds = [_Feed(node) for node in range(len(replica_set.view.nodes))]
+        self._feeds = [_NodeNames(node) for node in range(len(replica_set.view.nodes))]
         self._told = 0
         """The newest map that any of the nodes knew."""
         for feed in self._feeds:
@@ -124,7 +124,7 @@ class UsageScan:
             parts = [feed.up_to(end) for feed in full]
             # A node that had nothing in this range may have something by now.
             again = await asyncio.gather(*(self._again(feed, self._after, end) for feed in self._feeds))
-            parts += [Part(page, slice(None)) for pages in again for page in pages]
+            parts += [PageRows(page, slice(None)) for pages in again for page in pages]
             if await self._begins_again():
                 continue
             await self._node.read(merge, parts, self._tally)
@@ -160,12 +160,12 @@ class UsageScan:
         )
         return summary
 
-    async def _feed(self, feed: _Feed) -> None:
+    async def _feed(self, feed: _NodeNames) -> None:
         page = await self._page(feed, feed.next or "", "")
         if page is not None:
             feed.take(page)
 
-    async def _again(self, feed: _Feed, after: str, end: str) -> list[pb.ListNamesResponse]:
+    async def _again(self, feed: _NodeNames, after: str, end: str) -> list[pb.ListNamesResponse]:
         """Return everything that the node now has between these names."""
         pages: list[pb.ListNamesResponse] = []
         at: str | None = after
@@ -174,7 +174,7 @@ class UsageScan:
             at = page.next or None
         return pages
 
-    async def _page(self, feed: _Feed, after: str, until: str) -> pb.ListNamesResponse | None:
+    async def _page(self, feed: _NodeNames, after: str, until: str) -> pb.ListNamesResponse | None:
         """Return a page; None, which ends `feed`, if the node does not answer."""
         bucket = wire.BucketRef(name=self._replica_set.bucket.name, uuid=self._replica_set.bucket.uuid)
         request = pb.ListNamesRequest(
@@ -193,7 +193,7 @@ class UsageScan:
             feed.lost = page
         return None
 
-    async def _ask(self, feed: _Feed, request: pb.ListNamesRequest, *, again: bool) -> pb.ListNamesResponse:
+    async def _ask(self, feed: _NodeNames, request: pb.ListNamesRequest, *, again: bool) -> pb.ListNamesResponse:
         """Request a page. With `again`, the node did not answer before, and gets a moment to be reached. Raises
         ReplicaLost."""
         if feed.node == self._replica_set.position:
@@ -210,7 +210,7 @@ class UsageScan:
         return page
 
 
-def merge(parts: Sequence[Part], tally: Tally) -> None:
+def merge(parts: Sequence[PageRows], tally: NameSummary) -> None:
     """Count the names of these parts, which may overlap."""
     newest: dict[str, tuple[tuple[int, int, int], int]] = {}
     for page, rows in parts:
@@ -225,7 +225,7 @@ def merge(parts: Sequence[Part], tally: Tally) -> None:
     tally.add((name, size) for name, (_, size) in newest.items() if size >= 0)
 
 
-def summary_of(tally: Tally) -> pb.Summary:
+def summary_of(tally: NameSummary) -> pb.Summary:
     folders = [
         pb.PrefixSummary(prefix=name, objects=objects, size_bytes=size_bytes)
         for name, (objects, size_bytes) in sorted(tally.folders.items())

@@ -24,7 +24,7 @@ from ais_loader.wire.cluster_map import ClusterView, most_copies
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
-from storage_node.cluster.replication.lease_renewal import LeaseRenewal, Wanted
+from storage_node.cluster.replication.lease_renewal import LeaseRenewal, WantedLease
 from storage_node.cluster.replication.read_lease import (
     LEAST_NODES,
     LeaseHeld,
@@ -225,11 +225,11 @@ class ReadLeases:
     async def stop(self) -> None:
         await asyncio.to_thread(self._renewal.stop, _STOP_TIMEOUT_S)
 
-    def _wanted(self) -> Wanted | None:
+    def _wanted(self) -> WantedLease | None:
         view = self._by
         if view is None or self._here not in view.position or not (for_s := self._lease_s(view)):
             return None
-        return Wanted(view, self._here, for_s)
+        return WantedLease(view, self._here, for_s)
 
     def _note(self) -> float:
         """Report to the store until when this node holds its lease, and return that time. Thread-safe."""

@@ -35,7 +35,7 @@ _NO_LEASES_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class Wanted(NamedTuple):
+class WantedLease(NamedTuple):
     """A lease for `node_uuid` by this map."""
 
     view: ClusterView
@@ -54,7 +54,7 @@ class LeaseRenewal:
     def __init__(
         self,
         caller: Caller,
-        wanted: Callable[[], Wanted | None],
+        wanted: Callable[[], WantedLease | None],
         until_s: Callable[[], float],
         answered: Callable[[pb.MapNode, float, int, wire.RenewLeaseResponse], None],
     ) -> None:
@@ -109,7 +109,7 @@ class LeaseRenewal:
         for call in list(self._asked.values()):
             call.cancel()
 
-    def _ask(self, node: pb.MapNode, wanted: Wanted) -> None:
+    def _ask(self, node: pb.MapNode, wanted: WantedLease) -> None:
         request = wire.RenewLeaseRequest(
             node_uuid=wanted.node_uuid, map_version=wanted.view.version, lease_s=wanted.for_s
         )

@@ -24,7 +24,7 @@ from storage_node.context.node import Node
 from storage_node.etl.jobs.job_store import (
     PAGE_NAMES,
     Input,
-    Listed,
+    ListedSource,
     OwnStore,
     Page,
     local_heads,
@@ -81,8 +81,8 @@ class NodeStore:
 
         def look() -> Page:
             page = self._node.store.replicas.page(bucket, prefix, start_after, most=PAGE_NAMES, most_bytes=PAGE_BYTES)
-            found = [Listed(name, entry.size_bytes) for name, entry in page.objects]
-            found += [Listed(name, -1) for name in page.in_doubt]
+            found = [ListedSource(name, entry.size_bytes) for name, entry in page.objects]
+            found += [ListedSource(name, -1) for name in page.in_doubt]
             return Page(sorted(found), page.next)
 
         return await self._node.read(look)

@@ -28,20 +28,20 @@ _PIECE_BYTES = 1 << 20
 T = TypeVar("T")
 
 
-class Work(Protocol):
+class OffLoop(Protocol):
     """Runs a function that waits for drives, outside the event loop."""
 
     def __call__(self, function: Callable[..., T], /, *arguments: Any) -> Awaitable[T]: ...
 
 
-class Listed(NamedTuple):
+class ListedSource(NamedTuple):
     name: str
     size_bytes: int
     """Size in bytes; -1 if this node does not know it."""
 
 
 class Page(NamedTuple):
-    objects: list[Listed]
+    objects: list[ListedSource]
     next: str | None
     """Name after which the next page starts; None if there is none."""
 
@@ -84,7 +84,7 @@ class JobStore(Protocol):
 class OwnStore:
     """`JobStore` of a store that is not part of a cluster: it processes all sources."""
 
-    def __init__(self, store: Store, work: Work, spool: Spool) -> None:
+    def __init__(self, store: Store, work: OffLoop, spool: Spool) -> None:
         self._store, self._work, self._spool = store, work, spool
 
     def require(self, bucket: str, to_bucket: str) -> None:
@@ -99,7 +99,7 @@ class OwnStore:
 
     def _page(self, bucket: str, prefix: str, start_after: str) -> Page:
         found = [
-            Listed(name, entry.size_bytes)
+            ListedSource(name, entry.size_bytes)
             for name, entry in self._store.objects(bucket, prefix, start_after, PAGE_NAMES)
         ]
         return Page(found, found[-1].name if len(found) == PAGE_NAMES else None)
@@ -249,7 +249,9 @@ def _cannot_be_read(error: OSError) -> LoaderError:
     return LoaderError(f"a result cannot be read back: {error.strerror or error}")
 
 
-async def put_messages(content: Content, work: Work, *, with_data: bool = True) -> AsyncGenerator[pb.PutRequest, None]:
+async def put_messages(
+    content: Content, work: OffLoop, *, with_data: bool = True
+) -> AsyncGenerator[pb.PutRequest, None]:
     """Yield the messages that follow the header of a put; without data if the receiver has it already. Raises
     LoaderError."""
     for offset in range(0, content.size_bytes if with_data else 0, _PIECE_BYTES):

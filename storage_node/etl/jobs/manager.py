@@ -32,7 +32,7 @@ from storage_node.etl.jobs.putter import SMALL_BYTES
 from storage_node.etl.jobs.run import JobRun
 from storage_node.etl.jobs.shares import MAX_FAILURES, Division, NodeShare, add, is_complete, layout_of, whole
 from storage_node.etl.jobs.stamp import stages_text, stamp
-from storage_node.etl.values import Origin, Transforms
+from storage_node.etl.values import Origin, TransformRunner
 from storage_node.store.names import check_job_name, check_object_name
 
 SHORTEST_S, LONGEST_S = 0.01, 0.25
@@ -151,7 +151,7 @@ class JobManager:
         node_uuid: bytes,
         store: JobStore,
         records: JobRecords,
-        transforms: Transforms,
+        transforms: TransformRunner,
         peers: JobPeers | None = None,
         workers: int = 0,
         results_url: Callable[[], Awaitable[str]] | None = None,

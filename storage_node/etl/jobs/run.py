@@ -31,12 +31,12 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.job_names import JobNames
 from ais_loader.wire.object_info import Stored
-from storage_node.etl.jobs.job_store import Input, JobStore, Listed, is_gone, is_superseded
+from storage_node.etl.jobs.job_store import Input, JobStore, ListedSource, is_gone, is_superseded
 from storage_node.etl.jobs.putter import SMALL_BYTES, Putter
 from storage_node.etl.jobs.shares import Division, NodeShare
 from storage_node.etl.jobs.stamp import JOB_KEY, SOURCE_KEY, is_result, stages_text, stamp
 from storage_node.etl.transform_http import METADATA
-from storage_node.etl.values import Content, Destination, Origin, Transforms
+from storage_node.etl.values import Content, Destination, Origin, TransformRunner
 from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.limits.memory_budget import MemoryBudget
 
@@ -91,7 +91,7 @@ class JobRun:
         self,
         job: pb.TransformJob,
         store: JobStore,
-        transforms: Transforms,
+        transforms: TransformRunner,
         part: NodeShare,
         division: Callable[[], Division],
         on_fatal: OnFatal,
@@ -189,7 +189,7 @@ class JobRun:
             again, self._again = self._again, []
             self.part.counts.seen -= len(again)
             self._require_versions()
-            await self._through(_in_groups([Listed(name, -1) for name, _ in again]), division)
+            await self._through(_in_groups([ListedSource(name, -1) for name, _ in again]), division)
         for name, error in self._again:
             self._failed(name, "", error)
         self._again = []
@@ -208,7 +208,7 @@ class JobRun:
                     f"transform {stage.name!r} was replaced while the job was running; run it again, by the new one"
                 )
 
-    async def _through(self, groups: AsyncGenerator[list[Listed], None], division: Division) -> None:
+    async def _through(self, groups: AsyncGenerator[list[ListedSource], None], division: Division) -> None:
         """Process groups. Raises the first LoaderError of a group, after all running groups have ended."""
         running: set[asyncio.Task[None]] = set()
         error: LoaderError | None = None
@@ -232,12 +232,12 @@ class JobRun:
         if error is not None:
             raise error
 
-    async def _groups(self, division: Division) -> AsyncGenerator[list[Listed], None]:
+    async def _groups(self, division: Division) -> AsyncGenerator[list[ListedSource], None]:
         """Yield this node's sources. Raises LoaderError."""
         job = self.job
         if job.object:
             wanted = sorted({name for name in job.object if self._names.takes(name)}, key=str.encode)
-            async for group in _in_groups(await self._mine([Listed(name, -1) for name in wanted], division)):
+            async for group in _in_groups(await self._mine([ListedSource(name, -1) for name in wanted], division)):
                 yield group
             return
         start_after: str | None = ""
@@ -248,7 +248,7 @@ class JobRun:
                 yield group
             start_after = page.next
 
-    async def _mine(self, listed: Sequence[Listed], division: Division) -> list[Listed]:
+    async def _mine(self, listed: Sequence[ListedSource], division: Division) -> list[ListedSource]:
         if not listed:
             return []
         mine = self._store.mine(self.job.bucket, [one.name for one in listed], division)
@@ -256,7 +256,7 @@ class JobRun:
 
     # -- one group
 
-    async def _group(self, group: Sequence[Listed]) -> None:
+    async def _group(self, group: Sequence[ListedSource]) -> None:
         """Process a group. Raises errors that end the job, or the pass."""
         self.part.counts.seen += len(group)
         wanted = await self._unrivalled(group)
@@ -294,7 +294,7 @@ class JobRun:
                 await self._turns.acquire()
                 several.create_task(self._burst(some, expected))
 
-    async def _unrivalled(self, group: Sequence[Listed]) -> list[Listed]:
+    async def _unrivalled(self, group: Sequence[ListedSource]) -> list[ListedSource]:
         """Return the sources without those whose result would have the same name as another source's."""
         rivals = {one.name: found for one in group if (found := self._names.rivals(one.name))}
         if not rivals:
@@ -559,8 +559,8 @@ def _first_error(done: Iterable[asyncio.Task[None]]) -> LoaderError | None:
     return found
 
 
-async def _in_groups(listed: Sequence[Listed]) -> AsyncGenerator[list[Listed], None]:
-    group: list[Listed] = []
+async def _in_groups(listed: Sequence[ListedSource]) -> AsyncGenerator[list[ListedSource], None]:
+    group: list[ListedSource] = []
     size_bytes = 0
     for one in listed:
         if group and (len(group) >= GROUP_OBJECTS or size_bytes + one.size_bytes > GROUP_BYTES):

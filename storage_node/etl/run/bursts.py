@@ -17,7 +17,7 @@ from ais_loader.errors import LoaderError
 from storage_node.etl.values import Content, Origin
 
 
-class _Run:
+class _BurstItem:
     """One object and its result."""
 
     def __init__(self, origin: Origin, content: Content) -> None:
@@ -43,7 +43,7 @@ class _Run:
 
 class _Burst:
     def __init__(self) -> None:
-        self.runs: list[_Run] = []
+        self.runs: list[_BurstItem] = []
         self.task: asyncio.Task[None]
 
 
@@ -69,7 +69,7 @@ class Bursts:
     ) -> None:
         self._workers, self._size, self._turn, self._run_many = workers, size, turn, run_many
         self._on_idle = on_idle
-        self._waiting: deque[_Run] = deque()
+        self._waiting: deque[_BurstItem] = deque()
         self._next: _Burst | None = None
         """The burst that takes queued runs when its turn comes."""
         self._under_way: set[_Burst] = set()
@@ -81,7 +81,7 @@ class Bursts:
 
         Raises the error of the run.
         """
-        mine = _Run(origin, content)
+        mine = _BurstItem(origin, content)
         self._waiting.append(mine)
         self._ask()
         try:
@@ -103,7 +103,7 @@ class Bursts:
         if not self._under_way:
             self._on_idle()
 
-    def _give_up(self, run: _Run) -> None:
+    def _give_up(self, run: _BurstItem) -> None:
         if run.burst is None:
             if run in self._waiting:
                 self._waiting.remove(run)

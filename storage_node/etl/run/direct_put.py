@@ -13,7 +13,7 @@ from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.etl.jobs.job_store import JobStore
 from storage_node.etl.jobs.putter import SMALL_BYTES, Putter
-from storage_node.etl.servers.channel import Receiver
+from storage_node.etl.servers.channel import OutputReceiver
 from storage_node.etl.spool import Spool
 from storage_node.etl.transform_http import METADATA, PutClaims, PutResultCallable
 
@@ -25,7 +25,7 @@ def direct_put_writer(store: JobStore, putter: Putter, spool: Spool) -> PutResul
         metadata = claims.extra.get(METADATA, {})
         if not isinstance(metadata, dict):
             raise InvalidRequest(f"the token's {METADATA}: need texts by name, got {type(metadata).__name__}")
-        receiver = Receiver(claims.max_bytes, "the size in its token", spool.new_file)
+        receiver = OutputReceiver(claims.max_bytes, "the size in its token", spool.new_file)
         try:
             async for chunk in chunks:
                 await receiver.take(chunk)

@@ -17,7 +17,7 @@ from storage_node.etl.webserver.protocol import Request
 from storage_node.store.checksum import crc32c
 
 
-class Receiver:
+class OutputReceiver:
     """One output: `take` its chunks, then call `content` or `discard`."""
 
     def __init__(self, max_bytes: int, reason: str, new_file: Callable[[], int]) -> None:
@@ -97,7 +97,7 @@ class Unanswered(Exception):
 class Channel(Protocol):
     """Connections to one server, on the node's event loop: opened on demand, reused, closed when broken."""
 
-    async def ask(self, request: Request, origin: Origin, content: Content, receiver: Receiver) -> str:
+    async def ask(self, request: Request, origin: Origin, content: Content, receiver: OutputReceiver) -> str:
         """Pass one object through. The output goes to `receiver`; if the request has it put elsewhere, return the
         receipt.
 

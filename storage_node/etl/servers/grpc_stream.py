@@ -24,7 +24,7 @@ _OPTIONS = (
 )
 
 
-class GrpcStream:
+class ServerCall:
     """One call of TransformStream/Run."""
 
     def __init__(self, call: Any, address: str) -> None:
@@ -78,7 +78,7 @@ def grpc_channel(address: str) -> MessageChannel:
     channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
     stub = rpc.TransformStreamStub(channel)
 
-    async def connect() -> GrpcStream:
+    async def connect() -> ServerCall:
         try:
             async with asyncio.timeout(CONNECT_S):
                 while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
@@ -87,7 +87,7 @@ def grpc_channel(address: str) -> MessageChannel:
                     await channel.wait_for_state_change(state)
         except TimeoutError as error:
             raise Unanswered(f"nobody answers at {address}", connected=False) from error
-        return GrpcStream(stub.Run(), address)
+        return ServerCall(stub.Run(), address)
 
     async def release() -> None:
         await channel.close()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ais_loader.errors import TransformRefused
 from ais_loader.extras import needs
-from storage_node.etl.servers.channel import CONNECT_S, PutFailed, Receiver, ServerFailed, Unanswered
+from storage_node.etl.servers.channel import CONNECT_S, OutputReceiver, PutFailed, ServerFailed, Unanswered
 from storage_node.etl.transform_http import TransformHttp, read
 from storage_node.etl.values import Content, Origin, escaped
 from storage_node.etl.webserver.protocol import (
@@ -60,7 +60,7 @@ class HttpChannel:
         self._transform_http = transform_http
         self._session = new_session()
 
-    async def ask(self, request: Request, origin: Origin, content: Content, receiver: Receiver) -> str:
+    async def ask(self, request: Request, origin: Origin, content: Content, receiver: OutputReceiver) -> str:
         if self._transform_http is None:
             return await self._asked("PUT", request, content, receiver)
         if request.file:
@@ -69,7 +69,7 @@ class HttpChannel:
         with self._transform_http.lent(origin, content, self._lent_s) as (url, token):
             return await self._asked("GET", replace(request, source_url=url, source_token=token), content, receiver)
 
-    async def _asked(self, method: str, request: Request, content: Content, receiver: Receiver) -> str:
+    async def _asked(self, method: str, request: Request, content: Content, receiver: OutputReceiver) -> str:
         import aiohttp
 
         headers = request.headers()
@@ -105,7 +105,7 @@ async def _chunks(content: Content) -> AsyncIterator[bytes]:
         yield await read(content, offset, CHUNK_BYTES)
 
 
-async def _answered(answer: aiohttp.ClientResponse, request: Request, receiver: Receiver) -> str:
+async def _answered(answer: aiohttp.ClientResponse, request: Request, receiver: OutputReceiver) -> str:
     if answer.status == 204 and request.put_url:
         await answer.read()
         return answer.headers.get(RECEIPT, "")
@@ -115,7 +115,7 @@ async def _answered(answer: aiohttp.ClientResponse, request: Request, receiver: 
     return ""
 
 
-async def _received(answer: aiohttp.ClientResponse, receiver: Receiver) -> None:
+async def _received(answer: aiohttp.ClientResponse, receiver: OutputReceiver) -> None:
     if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
         raise ServerFailed(f"it answered with Content-Encoding {encoding}, which was not asked for")
     if answer.content_length is not None and answer.content_length <= CHUNK_BYTES:

@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from ais_loader.wire.generated import ais_etl_server_pb2 as pb
-from storage_node.etl.servers.channel import PutFailed, Receiver, ServerFailed, Unanswered
+from storage_node.etl.servers.channel import OutputReceiver, PutFailed, ServerFailed, Unanswered
 from storage_node.etl.transform_http import read
 from storage_node.etl.values import Content, Origin
 from storage_node.etl.webserver.protocol import CHUNK_BYTES, Request
 from storage_node.limits.tasks import retrieve, settled
 
 
-class Stream(Protocol):
+class ServerStream(Protocol):
     """A connection, or a part of one. `send` and `receive` raise Unanswered when it breaks."""
 
     async def send(self, message: pb.ServerInput) -> None: ...
@@ -33,7 +33,7 @@ class Stream(Protocol):
 class MessageChannel:
     """A pool with one stream for each concurrent object."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Stream]], release: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[ServerStream]], release: Callable[[], Awaitable[None]]) -> None:
         """Create an empty pool.
 
         Args:
@@ -41,10 +41,10 @@ class MessageChannel:
             release: Closes what all streams share.
         """
         self._connect, self._release = connect, release
-        self._idle: list[Stream] = []
-        self._busy: set[Stream] = set()
+        self._idle: list[ServerStream] = []
+        self._busy: set[ServerStream] = set()
 
-    async def ask(self, request: Request, origin: Origin, content: Content, receiver: Receiver) -> str:
+    async def ask(self, request: Request, origin: Origin, content: Content, receiver: OutputReceiver) -> str:
         stream = await self._free()
         self._busy.add(stream)
         between_two = False
@@ -65,7 +65,7 @@ class MessageChannel:
             else:
                 stream.close()
 
-    async def _free(self) -> Stream:
+    async def _free(self) -> ServerStream:
         while self._idle:
             stream = self._idle.pop()
             if not stream.closed:
@@ -87,7 +87,7 @@ class MessageChannel:
         await self._release()
 
 
-async def _asked(stream: Stream, request: Request, content: Content, receiver: Receiver) -> str:
+async def _asked(stream: ServerStream, request: Request, content: Content, receiver: OutputReceiver) -> str:
     """Pass one object through. When it returns or raises ServerFailed or PutFailed, the stream is ready for the next
     object."""
     if request.file or content.size_bytes <= CHUNK_BYTES:
@@ -118,13 +118,13 @@ async def _ended(sending: asyncio.Task[None]) -> None:
     retrieve(sending)
 
 
-async def _send(stream: Stream, request: Request, content: Content) -> None:
+async def _send(stream: ServerStream, request: Request, content: Content) -> None:
     for offset in range(0, content.size_bytes, CHUNK_BYTES):
         data, last = await read(content, offset, CHUNK_BYTES), offset + CHUNK_BYTES >= content.size_bytes
         await stream.send(request.message(data, last) if not offset else pb.ServerInput(data=data, last=last))
 
 
-async def _answered(stream: Stream, receiver: Receiver, request: Request) -> str:
+async def _answered(stream: ServerStream, receiver: OutputReceiver, request: Request) -> str:
     while True:
         output = await stream.receive()
         if output.error:

@@ -23,7 +23,7 @@ from ais_loader.errors import (
 )
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_etl_pb2 as pb
-from storage_node.etl.servers.channel import CONNECT_S, Channel, PutFailed, Receiver, ServerFailed, Unanswered
+from storage_node.etl.servers.channel import CONNECT_S, Channel, OutputReceiver, PutFailed, ServerFailed, Unanswered
 from storage_node.etl.servers.grpc_stream import grpc_channel
 from storage_node.etl.servers.http_channel import HttpChannel
 from storage_node.etl.servers.websocket import websocket_channel
@@ -154,14 +154,14 @@ class ServerStage:
             raise self._failed(origin, f"{len(args):,} characters of arguments, of {MAX_ARGS_BYTES:,} at most")
         return Request(str(origin), args, content.path if self._server.fqn else "")
 
-    def _receiver(self, content: Content) -> Receiver:
+    def _receiver(self, content: Content) -> OutputReceiver:
         inflation = self._transform.limits.inflation
         inflated = int(inflation * content.size_bytes) if inflation else self._max_bytes
         if inflated < self._max_bytes:
-            return Receiver(inflated, f"{inflation:g} times its input", self._context.spool.new_file)
-        return Receiver(self._max_bytes, "the most that it may", self._context.spool.new_file)
+            return OutputReceiver(inflated, f"{inflation:g} times its input", self._context.spool.new_file)
+        return OutputReceiver(self._max_bytes, "the most that it may", self._context.spool.new_file)
 
-    async def _tried(self, origin: Origin, content: Content, request: Request) -> tuple[Receiver, str]:
+    async def _tried(self, origin: Origin, content: Content, request: Request) -> tuple[OutputReceiver, str]:
         """Return the output or the receipt, retrying as often as permitted."""
         broken = failures = 0
         while True:
@@ -181,7 +181,7 @@ class ServerStage:
             await asyncio.sleep(_PAUSES.pause_s(failures))
             failures += 1
 
-    async def _once(self, origin: Origin, content: Content, request: Request) -> tuple[Receiver, str]:
+    async def _once(self, origin: Origin, content: Content, request: Request) -> tuple[OutputReceiver, str]:
         receiver = self._receiver(content)
         self._running += 1
         self._nothing_runs.clear()

@@ -90,7 +90,7 @@ class WorkerInput(NamedTuple):
     """Maximum size of the output."""
 
 
-class _Asked:
+class _PendingRequest:
     """A request and its outcome."""
 
     __slots__ = ("max_bytes", "number", "outcome", "set_up", "written_bytes")
@@ -140,7 +140,7 @@ class WorkerProcess:
         self._looked_at_s = 0.0
         self._received = bytearray()
         self._number = SET_UP_NUMBER - 1
-        self._asked: deque[_Asked] = deque()
+        self._asked: deque[_PendingRequest] = deque()
         """Requests without a reply; the worker processes the first one."""
         self._timeout_s = 0.0
         self._wake: asyncio.Future[None] | None = None
@@ -189,7 +189,7 @@ class WorkerProcess:
         self._shared, self._output = os.memfd_create("inputs"), self._spool.new_file()
         try:
             self._area_fd, self._area = _new_area()
-            asked = _Asked(self._number + 1, 0, set_up=True)
+            asked = _PendingRequest(self._number + 1, 0, set_up=True)
             fds = {"shared": self._shared, "output": self._output, "area": self._area_fd}
             request = _request(asked, {"setup": setup, "fds": list(fds)}, INLINE, len(code), code)
             await self._exchange([asked], request, [*fds.values()], START_TIMEOUT_S)
@@ -215,7 +215,7 @@ class WorkerProcess:
             inputs: One input, or several that are in memory, fit into a burst and have at most INLINE_BYTES each.
             timeout_s: Time limit for each of them.
         """
-        asked = [_Asked(self._number + at, each.max_bytes) for at, each in enumerate(inputs, 1)]
+        asked = [_PendingRequest(self._number + at, each.max_bytes) for at, each in enumerate(inputs, 1)]
         fds: list[int] = []
         data = self._single(asked[0], inputs[0], args, fds) if len(inputs) == 1 else self._burst(asked, inputs, args)
         try:
@@ -225,7 +225,7 @@ class WorkerProcess:
             raise
         return [one.outcome for one in asked]  # type: ignore[misc]
 
-    def _single(self, asked: _Asked, each: WorkerInput, args: str, fds: list[int]) -> bytes:
+    def _single(self, asked: _PendingRequest, each: WorkerInput, args: str, fds: list[int]) -> bytes:
         content = each.content
         said: dict[str, Any] = {"args": args, "origin": each.origin}
         self._output_at = 0
@@ -239,7 +239,7 @@ class WorkerProcess:
             return _request(asked, said, SHARED, content.size_bytes)
         return _request(asked, said, INLINE, content.size_bytes, content.data)
 
-    def _burst(self, asked: Sequence[_Asked], inputs: Sequence[WorkerInput], args: str) -> bytes:
+    def _burst(self, asked: Sequence[_PendingRequest], inputs: Sequence[WorkerInput], args: str) -> bytes:
         assert self._area is not None
         at, self._output_at = INPUTS_AT, OUTPUTS_AT
         sizes = []
@@ -253,7 +253,7 @@ class WorkerProcess:
 
     # -- the wire
 
-    async def _exchange(self, asked: list[_Asked], data: bytes, fds: list[int], timeout_s: float) -> None:
+    async def _exchange(self, asked: list[_PendingRequest], data: bytes, fds: list[int], timeout_s: float) -> None:
         """Send requests and wait until each has its outcome, or the worker has ended. Raises OSError of this node."""
         self._number += len(asked)
         self._asked.extend(asked)
@@ -309,7 +309,7 @@ class WorkerProcess:
         finally:
             self._loop.remove_writer(self._socket)
 
-    async def _take_written(self, first: _Asked) -> None:
+    async def _take_written(self, first: _PendingRequest) -> None:
         """Take the contents of the output file; the worker waits for that."""
         size_bytes, first.written_bytes = first.written_bytes or 0, None
         if size_bytes > first.max_bytes:
@@ -411,7 +411,7 @@ class WorkerProcess:
         self._asked.popleft()
         self._deadline_s = time.monotonic() + self._timeout_s
 
-    def _makes_sense(self, asked: _Asked, number: int, kind: int, of_data: int, of_json: int) -> bool:
+    def _makes_sense(self, asked: _PendingRequest, number: int, kind: int, of_data: int, of_json: int) -> bool:
         wanted = (READY, RAISED) if asked.set_up else (IS_INLINE, IS_FILE, RAISED, IS_IN_AREA)
         return (
             number == asked.number
@@ -535,7 +535,9 @@ class WorkerProcess:
             await self._on_thread(shutil.rmtree, folder, True)
 
 
-def _request(asked: _Asked, said: dict[str, Any], place: int, size_bytes: int, data: bytes | memoryview = b"") -> bytes:
+def _request(
+    asked: _PendingRequest, said: dict[str, Any], place: int, size_bytes: int, data: bytes | memoryview = b""
+) -> bytes:
     text = json.dumps(said).encode()
     return b"".join((REQUEST.pack(asked.number, len(text), size_bytes, place), text, data))
 

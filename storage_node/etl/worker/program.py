@@ -88,11 +88,11 @@ def room_for(size_bytes: int) -> int:
     return -(-size_bytes // _ALIGNED) * _ALIGNED
 
 
-class Failed(Exception):
+class CallFailed(Exception):
     """Raised with the message for the object's entry."""
 
 
-class Input:
+class CallInput:
     """Input of one call."""
 
     def __init__(self, data: memoryview | None, fd: int, offset: int, size_bytes: int) -> None:
@@ -116,7 +116,7 @@ class Input:
         for at in range(0, self.size_bytes, CHUNK_BYTES):
             part = os.pread(self.fd, min(CHUNK_BYTES, self.size_bytes - at), self.offset + at)
             if not part:
-                raise Failed(f"its input ended after {at:,} of {self.size_bytes:,} bytes")
+                raise CallFailed(f"its input ended after {at:,} of {self.size_bytes:,} bytes")
             yield memoryview(part)
 
     def file(self, *, own: bool = False) -> str:
@@ -167,7 +167,7 @@ class Worker:
         """Offset in the area of the next output of a burst; 0 outside of a burst."""
         self._answers = bytearray()
         """Replies that have not been sent yet."""
-        self._run: Callable[[Input, dict[str, Any]], Any] = _nothing
+        self._run: Callable[[CallInput, dict[str, Any]], Any] = _nothing
 
     def serve(self) -> None:
         while (message := self._ahead.popleft() if self._ahead else self._read()) is not None:
@@ -178,14 +178,14 @@ class Worker:
                 self._serve_one(message.said, self._source(message))
                 self._flush()
 
-    def _serve_one(self, said: dict[str, Any], source: Input) -> None:
+    def _serve_one(self, said: dict[str, Any], source: CallInput) -> None:
         try:
             if "setup" in said:
                 self._set_up(said["setup"], source)
                 self._reply(READY)
             else:
                 self._deliver(self._run(source, said))
-        except Failed as failed:
+        except CallFailed as failed:
             self._reply(RAISED, error=str(failed))
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit | BrokenPipeError):
@@ -203,7 +203,7 @@ class Worker:
         sent_s = time.monotonic()
         for origin, size_bytes in zip(said["origins"], said["sizes"], strict=True):
             AT_WORK.pack_into(self._written, 0, self._number)
-            source = Input(self._inputs[at : at + size_bytes], -1, 0, size_bytes)
+            source = CallInput(self._inputs[at : at + size_bytes], -1, 0, size_bytes)
             self._serve_one({"args": said["args"], "origin": origin}, source)
             at += room_for(size_bytes)
             self._number += 1
@@ -225,15 +225,15 @@ class Worker:
 
     # -- the wire
 
-    def _source(self, message: _Message) -> Input:
+    def _source(self, message: _Message) -> CallInput:
         _, place, size_bytes, said, data, came = message
         self._shared, self._area = came.get("shared", self._shared), came.get("area", self._area)
         self._use_output(came)
         if place == FILE:
-            return Input(None, came["input"], said["offset"], size_bytes)
+            return CallInput(None, came["input"], said["offset"], size_bytes)
         if place == SHARED:
-            return Input(memoryview(mmap.mmap(self._shared, size_bytes, prot=mmap.PROT_READ)), -1, 0, size_bytes)
-        return Input(memoryview(data), -1, 0, size_bytes)
+            return CallInput(memoryview(mmap.mmap(self._shared, size_bytes, prot=mmap.PROT_READ)), -1, 0, size_bytes)
+        return CallInput(memoryview(data), -1, 0, size_bytes)
 
     def _use_output(self, came: dict[str, int]) -> None:
         if "output" in came:
@@ -293,14 +293,16 @@ class Worker:
 
     def _deliver(self, made: Any) -> None:
         if made is None or isinstance(made, str):
-            raise Failed(f"it returned {type(made).__name__}: need bytes, or with streaming=True an iterator of bytes")
+            raise CallFailed(
+                f"it returned {type(made).__name__}: need bytes, or with streaming=True an iterator of bytes"
+            )
         if isinstance(made, _Written):
             self._deliver_file(made.size_bytes)
             return
         try:
             view = memoryview(made).cast("B")
         except TypeError:
-            raise Failed(f"it returned {type(made).__name__}: need bytes, or something with a buffer") from None
+            raise CallFailed(f"it returned {type(made).__name__}: need bytes, or something with a buffer") from None
         if self._output_at and self._written is not None and self._output_at + len(view) <= AREA_BYTES:
             self._written[self._output_at : self._output_at + len(view)] = view
             self._output_at += room_for(len(view))
@@ -325,25 +327,27 @@ class Worker:
 
     # -- the transform
 
-    def _set_up(self, setup: dict[str, Any], source: Input) -> None:
+    def _set_up(self, setup: dict[str, Any], source: CallInput) -> None:
         if setup["kind"] == "command":
             self._run = _Command(setup, self).run
             return
         if (running := f"{sys.version_info[0]}.{sys.version_info[1]}") != setup["python"]:
-            raise Failed(f"it was pickled by Python {setup['python']}, and Python {running} runs it: init it from that")
+            raise CallFailed(
+                f"it was pickled by Python {setup['python']}, and Python {running} runs it: init it from that"
+            )
         # A process that the transform forks must not reply, and must not keep the socket open.
         os.register_at_fork(after_in_child=self._leave)
         _require(setup["requirements"])
         try:
             import cloudpickle
         except ImportError as error:
-            raise Failed(f"no cloudpickle: run `{sys.executable} -m pip install cloudpickle` ({error})") from error
+            raise CallFailed(f"no cloudpickle: run `{sys.executable} -m pip install cloudpickle` ({error})") from error
         made = cloudpickle.loads(bytes(source.view()))
         if isinstance(made, type):
             made = made()
         function = made.transform if hasattr(made, "transform") else made
         if not callable(function):
-            raise Failed(f"{setup['name']} is no function, and has no method transform")
+            raise CallFailed(f"{setup['name']} is no function, and has no method transform")
         self._run = _Function(function, setup, self).run
 
     def write_all(self, parts: Iterable[Any]) -> _Written:
@@ -370,10 +374,10 @@ class _Function:
         except (TypeError, ValueError):
             self._wants_origin = False
 
-    def run(self, source: Input, said: dict[str, Any]) -> Any:
+    def run(self, source: CallInput, said: dict[str, Any]) -> Any:
         arguments = json.loads(said["args"]) if said["args"] else {}
         if not isinstance(arguments, dict):
-            raise Failed(f"args: need an object of names and values, got {type(arguments).__name__}")
+            raise CallFailed(f"args: need an object of names and values, got {type(arguments).__name__}")
         if self._wants_origin:
             arguments.setdefault("origin", said["origin"])
         given = source.file() if self._path else source.chunks() if self._streaming else source.view()
@@ -395,10 +399,10 @@ class _Command:
         self._runs = 0
         adopt_orphans()
 
-    def run(self, source: Input, said: dict[str, Any]) -> Any:
+    def run(self, source: CallInput, said: dict[str, Any]) -> Any:
         given = json.loads(said["args"]) if said["args"] else {}
         if not isinstance(given, dict):
-            raise Failed(f"args: need an object of names and values, got {type(given).__name__}")
+            raise CallFailed(f"args: need an object of names and values, got {type(given).__name__}")
         self._runs += 1
         folder = os.path.abspath(
             f"run-{self._runs}"
@@ -406,7 +410,7 @@ class _Command:
         try:
             words = self._line.fill(self._fixed | given, {kind: f"{folder}/{self._bases[kind]}" for kind in FILES})
         except WrongArgument as error:
-            raise Failed(f"args: {error}{self._usage}") from None
+            raise CallFailed(f"args: {error}{self._usage}") from None
         os.mkdir(folder, 0o700)
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -418,8 +422,8 @@ class _Command:
             os.close(place)
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _run_words(self, words: list[str], source: Input, folder: str) -> None:
-        """Run the command. Returns when it and everything that it has started have ended. Raises Failed."""
+    def _run_words(self, words: list[str], source: CallInput, folder: str) -> None:
+        """Run the command. Returns when it and everything that it has started have ended. Raises CallFailed."""
         by_file, to_file = self._line.uses("input"), self._line.uses("output")
         offered, sandbox = self._offered, None
         # Older versions of Landlock let a command truncate files that it may only read.
@@ -453,9 +457,9 @@ class _Command:
                     )
                 except PermissionError as error:
                     held = " in the sandbox of commands (etl_command_paths: what they may read)" if sandbox else ""
-                    raise Failed(f"{words[0]} cannot be run{held}: {error.strerror}") from error
+                    raise CallFailed(f"{words[0]} cannot be run{held}: {error.strerror}") from error
                 except FileNotFoundError as error:
-                    raise Failed(f"{words[0]}: {error.strerror}") from error
+                    raise CallFailed(f"{words[0]}: {error.strerror}") from error
                 finally:
                     end_children()
                 stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _STDERR_BYTES))
@@ -469,11 +473,11 @@ class _Command:
             print(said, file=sys.stderr, flush=True)
         if done.returncode:
             lines = last_lines(said.rpartition("\n")[0]) or "it wrote nothing to stderr"
-            raise Failed(f"{os.path.basename(words[0])} ended with {done.returncode}: {lines}")
+            raise CallFailed(f"{os.path.basename(words[0])} ended with {done.returncode}: {lines}")
 
     def _take_output(self, place: int, program: str) -> None:
         """Copy {output} into the output file. Links and devices are rejected, because this process may open files that
-        the command may not. Raises Failed."""
+        the command may not. Raises CallFailed."""
         try:
             fd = os.open(
                 self._file_name("output"),
@@ -481,12 +485,14 @@ class _Command:
                 dir_fd=place,
             )
         except FileNotFoundError:
-            raise Failed(f"{os.path.basename(program)} wrote no {{output}}") from None
+            raise CallFailed(f"{os.path.basename(program)} wrote no {{output}}") from None
         except OSError as error:
-            raise Failed(f"{os.path.basename(program)}: its {{output}} is no regular file: {error.strerror}") from None
+            raise CallFailed(
+                f"{os.path.basename(program)}: its {{output}} is no regular file: {error.strerror}"
+            ) from None
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise Failed(f"{os.path.basename(program)}: its {{output}} is no regular file")
+            raise CallFailed(f"{os.path.basename(program)}: its {{output}} is no regular file")
         with open(fd, "rb") as made, open(self._worker.output, "wb", closefd=False) as output:
             shutil.copyfileobj(made, output, CHUNK_BYTES)
 
@@ -523,9 +529,9 @@ def missing_of(requirements: Sequence[str]) -> list[str]:
 
 
 def _require(requirements: list[str]) -> None:
-    """Raise Failed if packages are missing."""
+    """Raise CallFailed if packages are missing."""
     if missing := missing_of(requirements):
-        raise Failed(
+        raise CallFailed(
             f"{sys.executable} has not what it needs: {', '.join(missing)}; install it there, or set etl_python "
             "(with etl_install, Ray installs it)"
         )
@@ -547,8 +553,8 @@ def _told(error: BaseException) -> str:
     return said[:_TOLD] + where
 
 
-def _nothing(source: Input, said: dict[str, Any]) -> Any:
-    raise Failed("a call before its set-up")
+def _nothing(source: CallInput, said: dict[str, Any]) -> Any:
+    raise CallFailed("a call before its set-up")
 
 
 def main() -> None:

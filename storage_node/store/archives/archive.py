@@ -22,7 +22,7 @@ from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognis
 from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, Limits, Member
 from storage_node.store.archives.restart import (
     MAX_STRETCH_BYTES,
-    FramesView,
+    RestartView,
     View,
     encode_points,
 )
@@ -116,7 +116,7 @@ class Archive:
         if index.kind is ArchiveKind.TAR_GZ:
             self._view = GzipPoints(source, index.plan, index.content_bytes)
         elif index.kind.is_compressed_tar:
-            self._view = FramesView(source, index.kind, index.plan, index.content_bytes, limits)
+            self._view = RestartView(source, index.kind, index.plan, index.content_bytes, limits)
         elif index.content_bytes != source.size_bytes:
             raise ArchiveIndexError(f"the shard has {source.size_bytes} bytes, its index is of {index.content_bytes}")
 

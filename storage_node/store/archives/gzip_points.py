@@ -31,7 +31,7 @@ from ais_loader.errors import ArchiveDamaged, ArchiveIndexError, LibraryMissing
 from ais_loader.extras import needs
 from storage_node.store.archives.gzip_histories import HISTORY_BYTES, packed_history, unpacked_history
 from storage_node.store.archives.inflating import PIECE_BYTES
-from storage_node.store.archives.source import ByteSource, SourceFile, read_exactly
+from storage_node.store.archives.source import ArchiveFile, ByteSource, read_exactly
 
 GAP_BYTES = 128 << 10
 """Distance between points. Reading a member decompresses half of it in addition, on average. A history takes a few KiB
@@ -119,7 +119,7 @@ def _found_points(source: ByteSource, content_bytes: int, gap: int) -> Iterator[
         reached = min(reached + span, content_bytes)
         exported = io.BytesIO()
         try:
-            with indexed_gzip.IndexedGzipFile(fileobj=SourceFile(source), spacing=gap) as file:
+            with indexed_gzip.IndexedGzipFile(fileobj=ArchiveFile(source), spacing=gap) as file:
                 if last is not None:
                     file.import_index(fileobj=io.BytesIO(_exchange_file(source, content_bytes, gap, last)))
                 file.seek(reached - 1)  # finds the points up to there

@@ -28,7 +28,7 @@ from ais_loader.errors import ArchiveIndexError, ArchiveIndexStale, MemberNotFou
 from storage_node.store.archives.index_format import (
     HEADER_BYTES,
     Body,
-    Head,
+    IndexHead,
     ShardState,
     decode_body,
     decode_head,
@@ -37,7 +37,7 @@ from storage_node.store.archives.index_format import (
 )
 from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import STORED, Member
-from storage_node.store.archives.table import Columns
+from storage_node.store.archives.table import MemberColumns
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import Version
 from storage_node.store.permissions import private
@@ -49,7 +49,7 @@ _PIECE_BYTES = 1 << 20
 _UNBOUND = ShardState(Version(0, 0), 0, 0)
 
 
-class Found(NamedTuple):
+class FoundMembers(NamedTuple):
     """Results of `find_many`, one row for each requested name; zeros where `found` is false."""
 
     found: npt.NDArray[np.bool_]
@@ -62,7 +62,7 @@ class Found(NamedTuple):
 
 
 class MemberIndex:
-    def __init__(self, head: Head, data: memoryview) -> None:
+    def __init__(self, head: IndexHead, data: memoryview) -> None:
         self._head = head
         self._data = data
         self._body: Body = decode_body(head, data)
@@ -70,10 +70,10 @@ class MemberIndex:
         self._hashes = data[: 8 * head.members].cast("Q")
 
     @classmethod
-    def of(cls, columns: Columns, kind: ArchiveKind, content_bytes: int, plan: bytes = b"") -> MemberIndex:
+    def of(cls, columns: MemberColumns, kind: ArchiveKind, content_bytes: int, plan: bytes = b"") -> MemberIndex:
         """Build an index in memory that is not yet bound to a shard. `plan` locates the content of a compressed tar."""
         data = encode_body(columns, kind, plan)
-        head = Head(
+        head = IndexHead(
             kind,
             _UNBOUND,
             crc32c(data),
@@ -207,7 +207,7 @@ class MemberIndex:
     def __contains__(self, name: str) -> bool:
         return self._row(name.encode("utf-8", "surrogatepass")) >= 0
 
-    def find_many(self, names: Sequence[str]) -> Found:
+    def find_many(self, names: Sequence[str]) -> FoundMembers:
         """Look up many names at once. Repeated names get a row each. Offsets in a zip are those of packed bytes."""
         n = len(names)
         rows = np.full(n, -1, np.int64)
@@ -228,9 +228,9 @@ class MemberIndex:
         found = rows >= 0
         if not len(self):
             nothing = np.zeros(n, np.int64)
-            return Found(found, nothing, nothing, nothing.astype(np.uint32), nothing.astype(np.uint8))
+            return FoundMembers(found, nothing, nothing, nothing.astype(np.uint32), nothing.astype(np.uint8))
         body = self._body
-        return Found(
+        return FoundMembers(
             found,
             np.where(found, body.offsets[rows].astype(np.int64), 0),
             np.where(found, body.sizes[rows].astype(np.int64), 0),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ais_loader.errors import ArchiveIndexError
 from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import DEFLATED, STORED
-from storage_node.store.archives.table import Columns
+from storage_node.store.archives.table import MemberColumns
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import Version
 
@@ -38,7 +38,7 @@ class ShardState(NamedTuple):
     checksum: int
 
 
-class Head(NamedTuple):
+class IndexHead(NamedTuple):
     kind: ArchiveKind
     shard: ShardState
     body_checksum: int
@@ -67,7 +67,7 @@ class Body(NamedTuple):
     plan: memoryview
 
 
-def encode_head(head: Head) -> bytes:
+def encode_head(head: IndexHead) -> bytes:
     version = head.shard.version
     packed = _HEADER.pack(
         MAGIC,
@@ -91,7 +91,7 @@ def encode_head(head: Head) -> bytes:
     return packed[:-4] + crc32c(packed[:-4]).to_bytes(4, "little")
 
 
-def decode_head(data: bytes) -> Head:
+def decode_head(data: bytes) -> IndexHead:
     if len(data) < HEADER_BYTES or data[:8] != MAGIC:
         raise ArchiveIndexError(f"not a member index: {len(data)} bytes that begin with {bytes(data[:8])!r}")
     fields = _HEADER.unpack_from(data)
@@ -102,10 +102,10 @@ def decode_head(data: bytes) -> Head:
     if fields[2] not in ArchiveKind.__members__.values():
         raise ArchiveIndexError(f"a member index of an archive of kind {fields[2]}, which this version does not know")
     shard = ShardState(Version(fields[3], fields[5], fields[4]), fields[6], fields[7])
-    return Head(ArchiveKind(fields[2]), shard, *fields[8:16])
+    return IndexHead(ArchiveKind(fields[2]), shard, *fields[8:16])
 
 
-def encode_body(columns: Columns, kind: ArchiveKind, plan: bytes) -> bytes:
+def encode_body(columns: MemberColumns, kind: ArchiveKind, plan: bytes) -> bytes:
     parts: list[bytes] = []
     little = {"u8": "<u8", "u4": "<u4", "u1": "<u1"}
     fields: list[tuple[npt.NDArray[Any], str]] = [
@@ -123,7 +123,7 @@ def encode_body(columns: Columns, kind: ArchiveKind, plan: bytes) -> bytes:
     return b"".join([*parts, _aligned(columns.names), _aligned(plan)])
 
 
-def decode_body(head: Head, data: memoryview) -> Body:
+def decode_body(head: IndexHead, data: memoryview) -> Body:
     """Decode the bytes after the header. Raises ArchiveIndexError for anything that `encode_body` would not write."""
     n = head.members
     is_zip = head.kind is ArchiveKind.ZIP
@@ -157,7 +157,7 @@ def decode_body(head: Head, data: memoryview) -> Body:
     return body
 
 
-def _check(head: Head, body: Body) -> None:
+def _check(head: IndexHead, body: Body) -> None:
     n, content = head.members, np.uint64(head.content_bytes)
     listed = np.zeros(n, np.bool_)
     if n and bool((body.listing < n).all()):

@@ -96,7 +96,7 @@ class OpenShard:
         self._held.close()
 
 
-class Shards:
+class OpenArchives:
     """Open archives of one drive. Only a drive that is open for writing saves indexes. Other drives use the saved ones,
     or build their own in memory."""
 

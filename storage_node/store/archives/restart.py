@@ -52,7 +52,7 @@ def encode_points(points: RestartPoints) -> bytes:
     return _COUNT.pack(len(points.flags)) + packed_at + content_at + bytes(points.flags)
 
 
-class FramesView:
+class RestartView:
     """View of a tar.zst or tar.lz4."""
 
     def __init__(

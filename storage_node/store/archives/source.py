@@ -137,7 +137,7 @@ def range_within(size_bytes: int, start: int, length: int | None) -> tuple[int, 
     return start, stop
 
 
-class SourceFile(io.RawIOBase):
+class ArchiveFile(io.RawIOBase):
     """Binary file over a source, for libraries that require one."""
 
     def __init__(self, source: ByteSource) -> None:

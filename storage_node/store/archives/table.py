@@ -26,7 +26,7 @@ Longs = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
 
 
-class Columns(NamedTuple):
+class MemberColumns(NamedTuple):
     """Columns of n members, rows sorted by `hashes`; FORMAT.md describes how each column is stored."""
 
     seed: int
@@ -45,7 +45,7 @@ class Columns(NamedTuple):
     names: bytes
 
 
-class EntryTable:
+class MemberTable:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._kinds = bytearray()
@@ -100,7 +100,7 @@ class EntryTable:
             raise ArchiveTooLarge(f"the names take more than {self._limits.names_bytes} bytes")
         return name
 
-    def finish(self) -> Columns:
+    def finish(self) -> MemberColumns:
         """Resolve duplicates and links, and return the members sorted by the hash of their names."""
         seed = int.from_bytes(os.urandom(8), "little")  # random, so that colliding names cannot be prepared
         count = len(self._kinds)
@@ -133,7 +133,7 @@ class EntryTable:
         np.cumsum(lengths, out=name_at[1:], dtype=np.uint64)
         starts = ends[kept].astype(np.int64) - lengths
         blob = _sliced(names, starts, lengths)
-        return Columns(
+        return MemberColumns(
             seed, hidden, hashes[kept], offsets, sizes, checksums[kept], packed, methods[kept], listing, name_at, blob
         )
 

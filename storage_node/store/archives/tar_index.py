@@ -19,7 +19,7 @@ from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import DEFAULT_LIMITS, Limits
-from storage_node.store.archives.table import EntryTable
+from storage_node.store.archives.table import MemberTable
 from storage_node.store.archives.tar_header import (
     BLOCK_BYTES,
     GNU_LONG_LINK,
@@ -48,7 +48,7 @@ _USED_RECORDS = (b"path", b"linkpath", b"size")
 class TarIndexer:
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
-        self._table = EntryTable(limits)
+        self._table = MemberTable(limits)
         self._at = 0  # bytes of the tar seen so far
         self._head = bytearray()  # of a header block split across chunks
         self._content_left = 0  # of the member whose checksum is being computed

@@ -18,7 +18,7 @@ from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.kinds import ArchiveKind
 from storage_node.store.archives.member import DEFAULT_LIMITS, STORED, Limits
 from storage_node.store.archives.source import ByteSource, chunks_of
-from storage_node.store.archives.table import EntryTable
+from storage_node.store.archives.table import MemberTable
 from storage_node.store.archives.zip_directory import data_offset, find_directory, read_entries
 from storage_node.store.checksum import crc32c
 
@@ -32,7 +32,7 @@ def index_zip(source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> MemberInde
         raise ArchiveTooLarge(f"a zip of {directory.entries} entries; at most {limits.members} are served")
     allowed = limits.unpacked_bytes(source.size_bytes)
     total = packed = 0
-    table = EntryTable(limits)
+    table = MemberTable(limits)
     starts, ends = array("Q"), array("Q")
     for entry in read_entries(source, directory):
         if not entry.is_file:

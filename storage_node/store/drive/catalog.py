@@ -30,7 +30,7 @@ from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive.clean_shutdown import Mark, MarkWriter, read_mark
 from storage_node.store.drive.locking import hold, lock_holder
 from storage_node.store.drive.log_guard import LogGuard, copy_for_salvage
-from storage_node.store.files.error_counters import OUT_OF_DESCRIPTORS, Faults
+from storage_node.store.files.error_counters import OUT_OF_DESCRIPTORS, ErrorCounters
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.permissions import FOLDER_MODE
 
@@ -62,7 +62,7 @@ _open_catalogs: weakref.WeakSet[Catalog] = weakref.WeakSet()
 _live_iterators: dict[int, RdictIter] = {}
 
 
-class _Refused:
+class _ClosedHandle:
     """Replaces a handle that must not be used any more: closed, or inherited through fork."""
 
     def __init__(self, why: str) -> None:
@@ -90,7 +90,9 @@ def leak(handle: object) -> None:
 def _leak_inherited() -> None:
     for catalog in list(_open_catalogs):
         leak(catalog._db)
-        catalog._db = _Refused("this store was opened before a fork, by the parent process; open it again in the child")
+        catalog._db = _ClosedHandle(
+            "this store was opened before a fork, by the parent process; open it again in the child"
+        )
         catalog._catch_up_lock = threading.Lock()
         catalog._reopening = threading.RLock()
     for iterator in list(_live_iterators.values()):
@@ -126,7 +128,9 @@ def _options(log_folder: str | None = None) -> Options:
 class Catalog:
     """Ordered map from bytes to bytes. Thread-safe; belongs to the process that opened it."""
 
-    def __init__(self, path: Path, *, writable: bool, faults: Faults | None = None, salvage: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, writable: bool, faults: ErrorCounters | None = None, salvage: bool = False
+    ) -> None:
         """`salvage`: read whatever is readable of a copy of a damaged catalog, as it is now. For reading only.
 
         Raises StoreFormatError for a catalog that is damaged or has lost commits, StoreLocked, DriveFull, DriveFailed.
@@ -134,7 +138,7 @@ class Catalog:
         self.path = path
         self.writable = writable
         self._salvage = salvage
-        self._faults = faults or Faults()
+        self._faults = faults or ErrorCounters()
         self._given_up: str | None = None
         self.no_room_s: float | None = None
         """Time on the monotonic clock of the last write that failed for lack of space; None after a successful write.
@@ -253,7 +257,7 @@ class Catalog:
 
     @property
     def is_open(self) -> bool:
-        return not isinstance(self._db, _Refused)
+        return not isinstance(self._db, _ClosedHandle)
 
     # -- reading
 
@@ -469,7 +473,7 @@ class Catalog:
         """
         if self.is_open:
             with self._reopening:
-                db, self._db = self._db, _Refused("the store has been closed")
+                db, self._db = self._db, _ClosedHandle("the store has been closed")
             if not isinstance(db, _Reopening):
                 with contextlib.suppress(Exception):  # then the handle is released when it is dropped, here
                     db.close()

@@ -28,7 +28,7 @@ from ais_loader.errors import (
 )
 from storage_node.store import format as fmt
 from storage_node.store.archives.limits import ShardLimits
-from storage_node.store.archives.open_archives import Shards
+from storage_node.store.archives.open_archives import OpenArchives
 from storage_node.store.checksum import combine_blocks
 from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive import clean_shutdown
@@ -42,7 +42,7 @@ from storage_node.store.drive.preconditions import Condition
 from storage_node.store.drive.retained_versions import Retention, find_retained, scan_at
 from storage_node.store.drive.transactions import Transactions
 from storage_node.store.drive.version_clock import VersionClock
-from storage_node.store.files.error_counters import Faults
+from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.staged_file import StagedFile, is_full
 from storage_node.store.format import CatalogEntry, Version
@@ -75,7 +75,7 @@ class Drive:
         self.identity = identity
         self.writable = writable
         self._sync = durability == "power"
-        self.faults = Faults()
+        self.faults = ErrorCounters()
         self._use = DriveUse(root, self.faults, writable=writable)
         self._require_open, self._require_writable = self._use.require_open, self._use.require_writable
         if not writable and not (root / "objects").exists() and not (root / "catalog").exists():
@@ -91,7 +91,7 @@ class Drive:
         except BaseException:
             self.files.close()
             raise
-        self.shards = Shards(
+        self.shards = OpenArchives(
             root,
             self.files,
             self.all_block_checksums,
@@ -466,7 +466,7 @@ class DriveUse:
     It has no reference to the drive, so that a drive is collected with its last user.
     """
 
-    def __init__(self, root: Path, faults: Faults, *, writable: bool) -> None:
+    def __init__(self, root: Path, faults: ErrorCounters, *, writable: bool) -> None:
         self.root = root
         self.writable = writable
         self._faults = faults

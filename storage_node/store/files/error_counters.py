@@ -31,7 +31,7 @@ _NOT_THE_DRIVE = ("No space left", "NoSpace", *OUT_OF_DESCRIPTORS)
 """Parts of messages of RocksDB, which has no error numbers, that do not indicate a fault of the drive."""
 
 
-class Faults:
+class ErrorCounters:
     """Counters that only increase while the drive is open. Thread-safe."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from ais_loader.errors import DriveFailed, DriveFull, LoaderError, StoreReadOnly
-from storage_node.store.files.error_counters import Faults
+from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.group_sync import Syncs
 from storage_node.store.files.segment_format import by_segment, file_of, is_segment, is_slot
 from storage_node.store.files.segments import Segments
@@ -43,9 +43,9 @@ def drive_error(error: OSError, drive: os.PathLike[str], doing: str) -> LoaderEr
 class RawFiles:
     """Object files of one drive: the folders `objects` and `staging`."""
 
-    def __init__(self, root: Path, *, writable: bool, faults: Faults | None = None) -> None:
+    def __init__(self, root: Path, *, writable: bool, faults: ErrorCounters | None = None) -> None:
         self.root = root
-        self.faults = faults or Faults()
+        self.faults = faults or ErrorCounters()
         self.objects_fd = self.staging_fd = -1
         self._syncs = Syncs()
         self._segments = Segments(-1, self.faults)
@@ -353,7 +353,7 @@ class RawFiles:
 class ObjectFolders:
     """Folder tree of objects, two levels deep: created when needed, and made durable. Thread-safe."""
 
-    def __init__(self, objects_fd: int, syncs: Syncs, faults: Faults) -> None:
+    def __init__(self, objects_fd: int, syncs: Syncs, faults: ErrorCounters) -> None:
         self._objects_fd = objects_fd
         self._faults = faults
         self._syncs = syncs

@@ -49,7 +49,7 @@ from storage_node.store.files.segment_format import (
     STATE_BYTES,
     UNKNOWN,
     Head,
-    Place,
+    SlotPlace,
     decode_head,
     decode_place,
     decode_state,
@@ -125,7 +125,7 @@ class SegmentFile:
         place = self._place(slot)
         return None if place is None else place[:2]
 
-    def _place(self, slot: int) -> Place | None:
+    def _place(self, slot: int) -> SlotPlace | None:
         for table in self._tables:
             if (place := decode_place(table[ROW_BYTES * slot : ROW_BYTES * (slot + 1)], slot)) is not None:
                 return place
@@ -292,15 +292,15 @@ def states_of(segment: SegmentFile, slots: Sequence[int]) -> list[int]:
     return [int(found[slot - first]) for slot in slots]
 
 
-def _place_in(index: bytes | bytearray, slot: int) -> Place | None:
+def _place_in(index: bytes | bytearray, slot: int) -> SlotPlace | None:
     return decode_place(memoryview(index)[row_offset(slot) : row_offset(slot + 1)], slot)
 
 
-def _identity_in(index: bytes | bytearray, place: Place) -> bytes:
+def _identity_in(index: bytes | bytearray, place: SlotPlace) -> bytes:
     return bytes(index[place.identity_at : place.identity_at + place.identity_bytes])
 
 
-def _is_identity(data: bytes, place: Place) -> bool:
+def _is_identity(data: bytes, place: SlotPlace) -> bool:
     return len(data) == place.identity_bytes and crc32c(data) == place.identity_checksum
 
 

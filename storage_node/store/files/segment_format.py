@@ -73,7 +73,7 @@ class Head(NamedTuple):
         return self.copy_at + self.index_bytes + HEAD_BYTES
 
 
-class Place(NamedTuple):
+class SlotPlace(NamedTuple):
     """Location of one slot's object in the file, and of its identity in the index."""
 
     offset: int
@@ -180,14 +180,14 @@ def row_offset(slot: int) -> int:
     return HEAD_BYTES + ROW_BYTES * slot
 
 
-def decode_place(row: bytes | memoryview, slot: int) -> Place | None:
+def decode_place(row: bytes | memoryview, slot: int) -> SlotPlace | None:
     """Decode a row, or return None if it is damaged."""
     if len(row) < ROW_BYTES:
         return None
     *fields, of_slot, checksum = _PLACE.unpack_from(row, STATE_BYTES)
     if of_slot != slot or crc32c(row[STATE_BYTES : ROW_BYTES - 4]) != checksum:
         return None
-    return Place(*fields)
+    return SlotPlace(*fields)
 
 
 # -- states

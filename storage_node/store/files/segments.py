@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ais_loader.errors import StoreFormatError
 from storage_node.store import format as fmt
-from storage_node.store.files.error_counters import Faults
+from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.segment_file import SegmentFile, open_segment, states_of
 from storage_node.store.files.segment_format import (
     DEAD,
@@ -46,7 +46,7 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 class Segments:
     """Segments below the folder `objects_fd`, which is -1 after it has been closed."""
 
-    def __init__(self, objects_fd: int, faults: Faults) -> None:
+    def __init__(self, objects_fd: int, faults: ErrorCounters) -> None:
         self.objects_fd = objects_fd
         self._faults = faults
         self._states = threading.Lock()  # held from reading a state until the new one is written

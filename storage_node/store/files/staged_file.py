@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from storage_node.store.checksum import crc32c
 from storage_node.store.files.counted_write import write_counted
-from storage_node.store.files.error_counters import Faults
+from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.segment_format import MAX_OBJECT_BYTES
 from storage_node.store.format import BLOCK_BYTES
 from storage_node.store.permissions import FILE_MODE
@@ -86,7 +86,7 @@ class StagedFile:
         staging_fd: int,
         name: str,
         make_room: Callable[[], bool],
-        faults: Faults,
+        faults: ErrorCounters,
         *,
         linked: bool = False,
         held: bool = False,

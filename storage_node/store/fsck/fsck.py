@@ -24,7 +24,7 @@ from storage_node.store.fsck.adopt import adopt_file, restore_blocks, restore_id
 from storage_node.store.fsck.file_identity import keeps_identity
 from storage_node.store.fsck.rebuild import rebuild
 from storage_node.store.fsck.report import DriveSummary, Finding, Progress, Report, batch_reader
-from storage_node.store.fsck.scan import Examination, Suspect
+from storage_node.store.fsck.scan import Scan, Suspect
 from storage_node.store.permissions import close_to_others, others_access
 from storage_node.store.pool.open import drive_folders
 from storage_node.store.store import Store
@@ -200,7 +200,7 @@ def _check_drive(
             [Finding("drive-unusable", str(root), str(error))],
         )
     with contextlib.closing(drive):
-        exam = Examination(drive, record, checksums=checksums, progress=progress)
+        exam = Scan(drive, record, checksums=checksums, progress=progress)
         findings: list[Finding] = []
         problem = None
         try:
@@ -218,7 +218,7 @@ def _check_drive(
 
 
 def _summary(
-    exam: Examination,
+    exam: Scan,
     drive: Drive,
     findings: list[Finding],
     *,
@@ -326,7 +326,7 @@ class _Remedies:
 def _repair_drive(
     store: Store, drive: Drive, checksums: bool, drop_damaged: bool, progress: Progress | None
 ) -> tuple[DriveSummary, list[Finding]]:
-    exam = Examination(drive, store.record.current, checksums=checksums, progress=progress)
+    exam = Scan(drive, store.record.current, checksums=checksums, progress=progress)
     remedies = _Remedies(store, drive, drop_damaged)
     findings: list[Finding] = []
     problem = None
@@ -348,7 +348,7 @@ def _move(store: Store, findings: list[Finding]) -> None:
             return
 
 
-def _all(exam: Examination) -> Iterator[Suspect]:
+def _all(exam: Scan) -> Iterator[Suspect]:
     yield from exam.entries()
     yield from exam.strays()
     yield from exam.copies()

@@ -45,7 +45,7 @@ _ASIDE = "catalog.lost-"
 
 
 @dataclass(slots=True)
-class _Seen:
+class _DriveContents:
     """Contents of one drive, from an intact catalog or from its files."""
 
     newest: Version = field(default_factory=lambda: Version(0, 0))
@@ -113,7 +113,7 @@ class _Rebuild:
         found = {root: _read_record(root, self._findings) for root in self._roots}
         newest = max((r for r in found.values() if r is not None), key=lambda r: r.order, default=None)
         drives = self._identities(newest)
-        seen: dict[Path, _Seen] = {}
+        seen: dict[Path, _DriveContents] = {}
         rebuilt: list[Path] = []
         for root in self._roots:
             healthy = None if self._all_drives else self._read_catalog(root)
@@ -176,7 +176,11 @@ class _Rebuild:
         return {root: known[root] for root in self._roots}
 
     def _record(
-        self, newest: StoreRecord | None, drives: dict[Path, DriveIdentity], seen: dict[Path, _Seen], rebuilt: bool
+        self,
+        newest: StoreRecord | None,
+        drives: dict[Path, DriveIdentity],
+        seen: dict[Path, _DriveContents],
+        rebuilt: bool,
     ) -> StoreRecord:
         record = newest
         if record is None:
@@ -221,9 +225,9 @@ class _Rebuild:
 
     # -- catalogs
 
-    def _read_catalog(self, root: Path) -> _Seen | None:
+    def _read_catalog(self, root: Path) -> _DriveContents | None:
         """Return the contents of an intact catalog, or None if it cannot be read to its end."""
-        seen = _Seen()
+        seen = _DriveContents()
         try:
             with contextlib.closing(Catalog(root / "catalog", writable=False)) as catalog:
                 for key, value in catalog.scan(b""):
@@ -239,10 +243,10 @@ class _Rebuild:
         self._find("catalog-kept", root, f"the catalog is sound, with {seen.objects:,} objects; it was left alone")
         return seen
 
-    def _build(self, root: Path, cuts: Mapping[bytes, Sequence[int]]) -> _Seen:
+    def _build(self, root: Path, cuts: Mapping[bytes, Sequence[int]]) -> _DriveContents:
         """Build a new catalog from files. `cuts` are those of the snapshots whose retained versions are kept."""
         shutil.rmtree(root / _NEW, ignore_errors=True)
-        seen = _Seen()
+        seen = _DriveContents()
         with contextlib.ExitStack() as opened:
             (root / "objects").mkdir(FOLDER_MODE, exist_ok=True)
             files = opened.enter_context(contextlib.closing(RawFiles(root, writable=False)))
@@ -265,7 +269,7 @@ class _Rebuild:
         return seen
 
     def _collect(
-        self, root: Path, files: RawFiles, catalog: Catalog, cuts: Mapping[bytes, Sequence[int]], seen: _Seen
+        self, root: Path, files: RawFiles, catalog: Catalog, cuts: Mapping[bytes, Sequence[int]], seen: _DriveContents
     ) -> None:
         """Add entries for the newest file of each object, and for those that snapshots see."""
         last = b""
@@ -314,7 +318,7 @@ class _Rebuild:
     def _superseded(self, root: Path, path: bytes) -> None:
         self._find("orphan", root, "an old version; `ais-loader doctor --repair` removes it", path)
 
-    def _verify_entries(self, root: Path, files: RawFiles, catalog: Catalog, seen: _Seen) -> None:
+    def _verify_entries(self, root: Path, files: RawFiles, catalog: Catalog, seen: _DriveContents) -> None:
         """Compare each object with its identity, and compute the checksums of its blocks."""
         for entry, value in itertools.chain(catalog.scan(fmt.OBJECT_PREFIX), catalog.scan(fmt.RETAINED_PREFIX)):
             record, key = fmt.decode_entry(value), fmt.object_key_of(entry)
@@ -336,7 +340,7 @@ class _Rebuild:
                 message = "its metadata did not fit into what the file says of itself"
                 self._find("metadata-lost", root, message, record.path, key)
 
-    def _swap(self, root: Path, seen: _Seen) -> None:
+    def _swap(self, root: Path, seen: _DriveContents) -> None:
         old, aside = root / "catalog", _free_name(root)
         if set(os.listdir(old)) <= {"LOCK", BINDING_FILE}:
             shutil.rmtree(old)
@@ -349,7 +353,7 @@ class _Rebuild:
         sync_folder(root)
         self._find("catalog-rebuilt", root, f"{seen.objects:,} objects, {seen.object_bytes:,} bytes{kept}")
 
-    def _summarize(self, drives: dict[Path, DriveIdentity], seen: dict[Path, _Seen]) -> None:
+    def _summarize(self, drives: dict[Path, DriveIdentity], seen: dict[Path, _DriveContents]) -> None:
         for root, found in seen.items():
             with contextlib.closing(RawFiles(root, writable=False)) as files:
                 keeps = evidence.keeps_identity(files)
@@ -399,7 +403,7 @@ def _read_record(root: Path, findings: list[Finding]) -> StoreRecord | None:
     return found
 
 
-def _carry_over(root: Path, catalog: Catalog, seen: _Seen) -> list[Version]:
+def _carry_over(root: Path, catalog: Catalog, seen: _DriveContents) -> list[Version]:
     """Copy the tombstones of the old catalog, as far as it can be read, and note the numbers that it had reserved:
     files contain neither.
 

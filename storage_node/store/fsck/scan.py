@@ -37,7 +37,7 @@ _LOOKS_AT_A_MOVING_OBJECT = 20
 
 @dataclass(slots=True)
 class Survey:
-    """Counts of one drive. Findings are yielded by `Examination`."""
+    """Counts of one drive. Findings are yielded by `Scan`."""
 
     objects: int = 0
     object_bytes: int = 0
@@ -64,7 +64,7 @@ def shown(path: bytes) -> str:
     return "objects/" + path.decode(errors="backslashreplace")
 
 
-class Examination:
+class Scan:
     """Comparison of one open drive. Run `entries`, `strays` and `copies` in this order; they yield problems as they
     find them."""
 

@@ -290,7 +290,7 @@ class DriveState:
     size_bytes: int = 0
     status: Status = "active"
     io_errors: int = 0
-    """Since the drive was opened; see `Faults`."""
+    """Since the drive was opened; see `ErrorCounters`."""
     last_io_error: str = ""
     checksum_errors: int = 0
 

@@ -35,7 +35,7 @@ class _SlotDamaged(CorruptObject):
     """Probably means that the object was just replaced."""
 
 
-class ObjectReader(Iterator[bytes]):
+class StoredObjectReader(Iterator[bytes]):
     """Chunks of at most CHUNK_BYTES, `length` bytes in all, of one version of one object.
 
     Its file and its checksums are held from the start: later puts and deletions do not affect it. Exhaust it or close
@@ -160,7 +160,7 @@ class ObjectReader(Iterator[bytes]):
 
 
 class MemberReader(Iterator[bytes]):
-    """Member of an archive, or `length` bytes of it, in chunks of at most a few MiB; like ObjectReader."""
+    """Member of an archive, or `length` bytes of it, in chunks of at most a few MiB; like StoredObjectReader."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ def open_object(
     length: int | None = None,
     version: str = "",
     verify: bool = True,
-) -> ObjectReader:
+) -> StoredObjectReader:
     """Open an object for reading.
 
     Raises BucketNotFound, ObjectNotFound (also if `version` is gone), RangeError, CorruptObject, DriveFailed,
@@ -223,12 +223,12 @@ def open_object(
     if length is not None and length < 0:
         raise RangeError(f"{label}: negative range: start={start}, length={length}")
 
-    def opened(drive: Drive, entry: CatalogEntry) -> ObjectReader:
+    def opened(drive: Drive, entry: CatalogEntry) -> StoredObjectReader:
         if fault := check_range(start, -1 if length is None else length, entry.size_bytes):
             raise RangeError(f"{label}: {fault}")
         wanted = entry.size_bytes - start if length is None else length
         damaged = partial(_note_damage, store, bucket, name)
-        return ObjectReader(drive, entry, drive.files.open(entry.path), label, start, wanted, verify, damaged)
+        return StoredObjectReader(drive, entry, drive.files.open(entry.path), label, start, wanted, verify, damaged)
 
     return open_current(store, bucket, name, version, opened)
 

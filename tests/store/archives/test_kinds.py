@@ -12,7 +12,7 @@ from ais_loader import errors
 from ais_loader.errors import ArchiveDamaged, LoaderError, NotAnArchive
 from storage_node.store.archives.archive import ShardIndexer, open_archive
 from storage_node.store.archives.kinds import ArchiveKind, kind_of_name, recognise
-from storage_node.store.archives.source import BytesSource, FdSource, SourceFile, chunks_of, read_exactly
+from storage_node.store.archives.source import ArchiveFile, BytesSource, FdSource, chunks_of, read_exactly
 from tests.store.archives.archive_kit import content, in_zip, make_tar, packed_in_every_way, served
 
 TAR = make_tar([("a", b"a")])
@@ -112,7 +112,7 @@ def test_a_source_is_a_range_of_a_file() -> None:
         assert source.pread(10, 2_999_995) == content(1, 3_000_000)[-5:]
         with pytest.raises(ArchiveDamaged, match="byte 3000000: the shard ends here; 5 bytes more"):
             read_exactly(source, 10, 2_999_995)
-        seekable = io.BufferedReader(SourceFile(source))
+        seekable = io.BufferedReader(ArchiveFile(source))
         seekable.seek(-4, io.SEEK_END)
         assert seekable.read() == content(1, 3_000_000)[-4:]
         assert FdSource(file.fileno()).size_bytes == 3_000_011

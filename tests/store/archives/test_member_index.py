@@ -22,7 +22,7 @@ from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import HEADER_BYTES, ShardState
 from storage_node.store.archives.member import Limits, Member
 from storage_node.store.archives.source import BytesSource
-from storage_node.store.archives.table import EntryTable
+from storage_node.store.archives.table import MemberTable
 from storage_node.store.archives.tar_index import TarIndexer
 from storage_node.store.checksum import crc32c
 from storage_node.store.format import Version
@@ -90,7 +90,7 @@ def test_names_of_one_hash_are_told_apart() -> None:
         assert served(tar) == {"c": b"3", "aa": b"4", "dd": b"5", "bb": b"6"}
         answers = index_of(tar).find_many(["dd", "aa", "ee", "bb", "c", "ccc"])
         assert answers.found.tolist() == [True, True, False, True, True, False]
-        table = EntryTable(Limits())
+        table = MemberTable(Limits())
         for name in (b"one", b"two", b"six"):
             table.add_file(name, len(table), 0, 0)
         table.add_link(b"link", b"two")
@@ -99,7 +99,7 @@ def test_names_of_one_hash_are_told_apart() -> None:
 
 @pytest.mark.slow
 def test_a_name_written_and_linked_to_a_hundred_thousand_times_takes_no_longer_than_as_many_names() -> None:
-    table = EntryTable(Limits())
+    table = MemberTable(Limits())
     for at in range(130_000):
         table.add_file(b"a", at, 1, 1)
     for _ in range(130_000):
@@ -111,7 +111,7 @@ def test_a_name_written_and_linked_to_a_hundred_thousand_times_takes_no_longer_t
 @settings(max_examples=80, deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from("flo"), st.sampled_from("abcd"), st.sampled_from("abcd")), max_size=25))
 def test_the_last_entry_of_a_name_wins_as_a_dictionary_would_have_it(steps: list[tuple[str, str, str]]) -> None:
-    table, model = EntryTable(Limits()), dict[str, int]()
+    table, model = MemberTable(Limits()), dict[str, int]()
     for number, (kind, name, target) in enumerate(steps):
         if kind == "f":
             table.add_file(name.encode(), number, 0, 0)

@@ -12,7 +12,7 @@ import pytest
 
 from ais_loader.errors import DriveFailed
 from storage_node.store.drive import clean_shutdown
-from storage_node.store.files.error_counters import Faults
+from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.store import Store
 from tests.store.drives_kit import WANTED, move_all, store_with
 from tests.store.store_kit import assert_sound, contents, drive_of, put, read, store_at
@@ -78,7 +78,7 @@ def test_what_moved_to_a_drive_whose_sync_failed_stays_where_it_was(
 
 
 def test_too_many_open_files_do_not_count_against_a_drive() -> None:
-    faults = Faults()
+    faults = ErrorCounters()
     for number in (errno.EMFILE, errno.ENFILE, errno.ENOSPC):
         said = f"IO error: While open a file for appending: /d/catalog/000009.sst: {os.strerror(number)}"
         faults.note_catalog(f"committing to the catalog: {said}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.store.files.error_counters import Faults
+from storage_node.store.files.error_counters import ErrorCounters
 from storage_node.store.files.group_sync import SYNCS_AT_ONCE, Syncs
 from storage_node.store.files.object_files import ObjectFolders
 
@@ -81,7 +81,7 @@ def test_closing_in_a_forked_child_leaves_the_threads_of_the_parent(syncs: Syncs
 def test_folders_that_somebody_removed_are_made_again_and_last(tmp_path: Path, syncs: Syncs) -> None:
     objects = os.open(tmp_path, os.O_RDONLY)
     try:
-        folders = ObjectFolders(objects, syncs, Faults())
+        folders = ObjectFolders(objects, syncs, ErrorCounters())
         folders.make_lasting([b"aa/bb/1", b"aa/cc/2", b"aa/bb/3"])
         assert {str(found.relative_to(tmp_path)) for found in tmp_path.rglob("*")} == {"aa", "aa/bb", "aa/cc"}
         shutil.rmtree(tmp_path / "aa")

@@ -24,7 +24,7 @@ from storage_node.store.files.segment_format import (
     PAGE_BYTES,
     UNKNOWN,
     Head,
-    Place,
+    SlotPlace,
     round_up,
     row_offset,
 )
@@ -79,7 +79,7 @@ def test_one_wrong_byte_is_noticed_wherever_it_is(sizes: list[int], at: int, bit
     assert len(wrong) == 1
 
 
-def _part(data: bytes, place: Place) -> bytes:
+def _part(data: bytes, place: SlotPlace) -> bytes:
     return data[place.identity_at : place.identity_at + place.identity_bytes]
 
 

@@ -16,7 +16,7 @@ from ais_loader.errors import LoaderError, TransformFailed, TransformGone, Trans
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_etl_pb2 as pb
 from storage_node.etl.run.bursts import Bursts
-from storage_node.etl.values import Content, Destination, Origin, PutResult, Stage
+from storage_node.etl.values import Content, Destination, Origin, PutResult, TransformStage
 from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.etl.worker.stage import CommandStage, PythonStage, WorkerStage, workers_of
 from storage_node.etl.worker.stage_context import StageContext, StageCounts, StageLog, told
@@ -25,7 +25,7 @@ from storage_node.limits.scheduler import JobTurns
 from storage_node.limits.tasks import retrieve
 
 
-def open_stage(transform: pb.Transform, context: StageContext) -> Stage:
+def open_stage(transform: pb.Transform, context: StageContext) -> TransformStage:
     """Create the stage of a transform. Raises TransformRefused, MissingExtra."""
     match transform.WhichOneof("source"):
         case "python":
@@ -43,7 +43,7 @@ def open_stage(transform: pb.Transform, context: StageContext) -> Stage:
 class _Opened:
     """An open version of a transform, with the number of its users."""
 
-    def __init__(self, transform: pb.Transform, stage: Stage) -> None:
+    def __init__(self, transform: pb.Transform, stage: TransformStage) -> None:
         self.transform, self.stage = transform, stage
         self.users = 0
         self.retired = False
@@ -57,7 +57,7 @@ class Admitted:
         self._opened, self._release = opened, release
 
     @property
-    def stages(self) -> Sequence[Stage]:
+    def stages(self) -> Sequence[TransformStage]:
         return [one.stage for one in self._opened]
 
     def release(self) -> None:
@@ -83,7 +83,7 @@ class NodeTransforms:
         self._turns = JobTurns(
             workers_of(context.config.etl), context.config.limits.tenant_weights, clock_s=time.monotonic
         )
-        self._bursts: dict[tuple[Stage, str, str], Bursts] = {}
+        self._bursts: dict[tuple[TransformStage, str, str], Bursts] = {}
         """Keyed by stage, arguments and tenant."""
         self._closing: set[asyncio.Task[None]] = set()
         self._problems: dict[str, str] = {}
@@ -223,7 +223,7 @@ class NodeTransforms:
         self.counts(call.stage[-1].name).cache_misses += 1
 
     async def _counted(
-        self, opened: Stage, stage: batch_pb.TransformStage, origin: Origin, content: Content
+        self, opened: TransformStage, stage: batch_pb.TransformStage, origin: Origin, content: Content
     ) -> Content:
         if isinstance(opened, WorkerStage) and content.data is not None and content.size_bytes <= INLINE_BYTES:
             return await self._with_others(opened, stage, origin, content)
@@ -282,7 +282,7 @@ class NodeTransforms:
             self._close(opened)
 
     async def _counted_many(
-        self, opened: Stage, stage: batch_pb.TransformStage, inputs: Sequence[tuple[Origin, Content]]
+        self, opened: TransformStage, stage: batch_pb.TransformStage, inputs: Sequence[tuple[Origin, Content]]
     ) -> Sequence[Content | LoaderError]:
         if not isinstance(opened, WorkerStage) or len(inputs) == 1:
             return await asyncio.gather(*(self._outcome(opened, stage, *one) for one in inputs))
@@ -318,7 +318,7 @@ class NodeTransforms:
         return outcomes
 
     async def _outcome(
-        self, opened: Stage, stage: batch_pb.TransformStage, origin: Origin, content: Content
+        self, opened: TransformStage, stage: batch_pb.TransformStage, origin: Origin, content: Content
     ) -> Content | LoaderError:
         try:
             return await self._counted(opened, stage, origin, content)
