@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.transport.validation import require_metadata
+from ais_loader.transport.base import require_metadata
 
 
 def arguments_of(text: str) -> dict[str, Any]:

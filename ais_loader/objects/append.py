@@ -16,10 +16,8 @@ from typing import NamedTuple
 from ais_loader import errors
 from ais_loader.objects import parts
 from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
-from ais_loader.transport.base import Transport
-from ais_loader.transport.retry import RetryBudget
-from ais_loader.transport.validation import member_name_fault
-from ais_loader.transport.write_tries import WriteTries
+from ais_loader.transport.base import Transport, member_name_fault
+from ais_loader.transport.retry import RetryBudget, WriteTries
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.source import Content, Source
 from ais_loader.values.urls import ARCHIVE_EXTENSIONS

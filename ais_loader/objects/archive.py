@@ -18,7 +18,7 @@ from typing import IO, Any, Literal, Protocol, TypeAlias, cast
 
 from ais_loader.errors import InvalidName, InvalidRequest
 from ais_loader.extras import needs
-from ais_loader.transport.validation import member_name_fault
+from ais_loader.transport.base import member_name_fault
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, Item
 

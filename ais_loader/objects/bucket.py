@@ -27,8 +27,15 @@ from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, 
 from ais_loader.objects.put_many import iter_put_many, put_many
 from ais_loader.objects.put_spec import ToPut, check_version, put_spec
 from ais_loader.objects.transformed_file import spooled
-from ais_loader.transport.base import BucketChange, BucketInfo, Transport
-from ais_loader.transport.validation import MAX_COPIES, require_bucket, require_text, whole_number
+from ais_loader.transport.base import (
+    MAX_COPIES,
+    BucketChange,
+    BucketInfo,
+    Transport,
+    require_bucket,
+    require_text,
+    whole_number,
+)
 from ais_loader.values.batch import Batch
 from ais_loader.values.changes import (
     DeleteSummary,

@@ -15,9 +15,8 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.object_file import ObjectFile
 from ais_loader.tracebacks import short_traceback
 from ais_loader.transforms.etl import Transforms
-from ais_loader.transport.base import BucketInfo, Transport
+from ais_loader.transport.base import MAX_COPIES, BucketInfo, Transport, whole_number
 from ais_loader.transport.fork_safety import GATE
-from ais_loader.transport.validation import MAX_COPIES, whole_number
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, EntryLike
 from ais_loader.values.joined_ranges import JoinedRanges, of_one_version

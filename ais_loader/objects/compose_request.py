@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ais_loader import errors
-from ais_loader.transport.validation import require_bucket, require_metadata, require_object, require_text
+from ais_loader.transport.base import require_bucket, require_metadata, require_object, require_text
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 
 INLINE_BYTES = 4 << 20

@@ -7,8 +7,7 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Literal
 
 from ais_loader import errors
-from ais_loader.transport.base import Transport
-from ais_loader.transport.validation import require_bucket, require_text
+from ais_loader.transport.base import Transport, require_bucket, require_text
 from ais_loader.values.changes import DeleteSummary, Failure, OnError, OnProgress, Tally, check_on_error
 from ais_loader.values.requests import require_many
 

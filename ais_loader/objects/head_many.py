@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Iterable
 
 from ais_loader import errors
-from ais_loader.transport.base import Transport
-from ais_loader.transport.validation import require_text
+from ais_loader.transport.base import Transport, require_text
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.requests import require_many
 

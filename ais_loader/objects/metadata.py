@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from ais_loader import errors
 from ais_loader.objects.compose_request import make_range, make_request
-from ais_loader.transport.base import Transport
-from ais_loader.transport.validation import require_metadata
+from ais_loader.transport.base import Transport, require_metadata
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import is_reserved

@@ -18,10 +18,19 @@ from weakref import WeakValueDictionary
 
 from ais_loader import errors
 from ais_loader.tracebacks import short_tracebacks
-from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, FrameStream, PutSpec
+from ais_loader.transport.base import (
+    BucketChange,
+    BucketInfo,
+    EtlMethod,
+    FrameStream,
+    PutSpec,
+    require_bucket,
+    require_metadata,
+    require_object,
+    require_text,
+)
 from ais_loader.transport.read_only import ETL_READS
-from ais_loader.transport.validation import require_bucket, require_metadata, require_object, require_text
-from ais_loader.transport.write_tries import WriteTries
+from ais_loader.transport.retry import WriteTries
 from ais_loader.values.entry import MemberInfo, ObjectInfo
 from ais_loader.values.options import EmbeddedOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec

@@ -18,8 +18,8 @@ from ais_loader.wire.generated import ais_promote_pb2_grpc
 from ais_loader.wire.object_info import Stored, info_of, stored_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import require_bucket
-from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replicas import OwnCopy
+from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.errors import ReplicaLost
 from storage_node.promote.into_store import find_many, give_up, stage
 from storage_node.promote.job import Job, Outcome, failed, is_small, open_unless_there, stamp_metadata

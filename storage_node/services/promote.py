@@ -23,7 +23,7 @@ from ais_loader.wire.generated import ais_promote_pb2_grpc
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.placement import object_hash
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import current_tenant, tenant_of

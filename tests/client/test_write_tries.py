@@ -10,9 +10,8 @@ import pytest
 
 from ais_loader import ClusterOptions, connect, errors
 from ais_loader.transport.base import PutSpec
-from ais_loader.transport.grpc.put import small_object, spec_of
-from ais_loader.transport.grpc.put_stream import PutGroupStream
-from ais_loader.transport.write_tries import WriteTries
+from ais_loader.transport.grpc.put import PutGroupStream, small_object, spec_of
+from ais_loader.transport.retry import WriteTries
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 
 

@@ -11,7 +11,7 @@ from storage_node.cluster.drives.health import Neighbour, why_kept
 from storage_node.cluster.map.mutations import begin_leave, set_bucket
 from storage_node.cluster.map.snapshot_mutations import begin_snapshot
 from storage_node.cluster.repair.plan import finish_changes
-from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.errors import TooFewCopies
 
 UUID = b"u" * 16

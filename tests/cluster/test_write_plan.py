@@ -14,11 +14,11 @@ from ais_loader.errors import DriveFull, LoaderError, ObjectNotFound, VersionCon
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.write_plan import (
     NOTHING,
     Answer,
     PendingWrite,
+    ReplicaSet,
     WritePlan,
     judged,
     nonparticipants,

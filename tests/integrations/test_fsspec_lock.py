@@ -127,7 +127,7 @@ def test_a_reader_lags_behind_another_process_until_it_refreshes(
     store: Path, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage_node.store.drive.drive.READER_STALENESS_S", 3600.0)
-    monkeypatch.setattr("storage_node.store.buckets.READER_STALENESS_S", 3600.0)
+    monkeypatch.setattr("storage_node.store.record_keeper.READER_STALENESS_S", 3600.0)
     files = opened(store)
     with ais_loader.connect(store, mode="r") as reader:
         for number, refresh in enumerate((reader.refresh, files.invalidate_cache)):

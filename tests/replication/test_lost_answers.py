@@ -17,7 +17,7 @@ import pytest
 from ais_loader import Bucket, ClusterOptions, connect, errors
 from ais_loader.testing import FaultyLink, eventually, seeded_bytes
 from ais_loader.transport.base import PutSpec
-from ais_loader.transport.write_tries import WriteTries
+from ais_loader.transport.retry import WriteTries
 from ais_loader.values.source import Source
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication.coordinator import WriteCoordinator

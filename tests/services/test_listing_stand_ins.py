@@ -14,8 +14,8 @@ from ais_loader.testing import eventually
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.wire.generated.ais_objects_pb2 import ListRequest
 from storage_node.cluster.repair.repair import Repair
-from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replicas import Replicas
+from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.errors import ReplicaLost
 from storage_node.store.format import Version
 from tests.node.cluster_kit import BUCKET, LocalCluster

@@ -8,10 +8,17 @@ from typing import Protocol
 
 from ais_loader import errors
 from ais_loader.transport.base import PutSpec
-from ais_loader.transport.grpc.put import LARGE_BYTES, small_object, spec_of
-from ais_loader.transport.grpc.put_stream import GROUP_BYTES, GROUP_OBJECTS, OpenStream, PutGroupStream, Result
-from ais_loader.transport.retry import RetryBudget
-from ais_loader.transport.write_tries import of_a_repeat, unknown
+from ais_loader.transport.grpc.put import (
+    GROUP_BYTES,
+    GROUP_OBJECTS,
+    LARGE_BYTES,
+    OpenStream,
+    PutGroupStream,
+    Result,
+    small_object,
+    spec_of,
+)
+from ais_loader.transport.retry import RetryBudget, of_a_repeat, unknown
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.source import Source
 from ais_loader.wire.generated import ais_objects_pb2 as pb

@@ -13,7 +13,16 @@ from typing import Any
 
 from ais_loader import errors
 from ais_loader.tracebacks import short_tracebacks
-from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, FrameStream, PutSpec
+from ais_loader.transport.base import (
+    BucketChange,
+    BucketInfo,
+    EtlMethod,
+    FrameStream,
+    PutSpec,
+    require_bucket,
+    require_object,
+    require_text,
+)
 from ais_loader.transport.cluster.columns import Columns, grouped
 from ais_loader.transport.cluster.discovery import QUICK_TIMEOUT_S, Discovery, LateStream
 from ais_loader.transport.cluster.failover import Failover
@@ -23,12 +32,10 @@ from ais_loader.transport.cluster.merged_stream import MergedStream
 from ais_loader.transport.cluster.promote import promote, promote_request
 from ais_loader.transport.cluster.put_many import put_many
 from ais_loader.transport.grpc.node_calls import NodeCalls
-from ais_loader.transport.grpc.put_stream import object_info
+from ais_loader.transport.grpc.put import object_info
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
-from ais_loader.transport.retry import NO_RETRY_S, RetryBudget
+from ais_loader.transport.retry import NO_RETRY_S, RetryBudget, WriteTries
 from ais_loader.transport.session.batch_stream import GrpcStream, StreamPolicy
-from ais_loader.transport.validation import require_bucket, require_object, require_text
-from ais_loader.transport.write_tries import WriteTries
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.values.options import ClusterOptions

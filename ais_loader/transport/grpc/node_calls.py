@@ -14,18 +14,16 @@ from typing import Any, TypeVar
 import grpc
 
 from ais_loader import errors
-from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, PutSpec
+from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, PutSpec, require_bucket, require_text
 from ais_loader.transport.fork_safety import GATE, take_part
 from ais_loader.transport.grpc.connection import AllForked, Connection, CutByFork
 from ais_loader.transport.grpc.download import Call
-from ais_loader.transport.grpc.put import put_header, put_object
-from ais_loader.transport.grpc.put_stream import PutAnswers, object_info
+from ais_loader.transport.grpc.put import PutAnswers, object_info, put_header, put_object
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, Watchdog, answered, streamed, watched
+from ais_loader.transport.retry import WriteTries, of_a_repeat
 from ais_loader.transport.session.batch_stream import SharedAnswers
 from ais_loader.transport.session.long_batch import LongBatch
 from ais_loader.transport.session.session import Session
-from ais_loader.transport.validation import require_bucket, require_text
-from ais_loader.transport.write_tries import WriteTries, of_a_repeat
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.options import ClusterOptions
 from ais_loader.values.promote import PromoteResult

@@ -29,7 +29,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc
 from ais_loader.wire.object_info import info_of
 from storage_node.cluster.replication.coordinator import WriteCoordinator
-from storage_node.cluster.replication.replica_set import ReplicaSet
+from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels, newer_map
 from storage_node.context.errors import ReplicaLost, TooFewCopies
 from storage_node.context.node import Node

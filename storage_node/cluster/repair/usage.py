@@ -26,8 +26,8 @@ from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.repair.peers import while_it_answers
 from storage_node.cluster.replication.replica import require_bucket
-from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replicas import outcome
+from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.channels import Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node

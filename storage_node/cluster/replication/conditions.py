@@ -40,9 +40,8 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as cluster_rpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.replication.replica import from_state
-from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replicas import Replicas, outcome
-from storage_node.cluster.replication.write_plan import PendingWrite, by_replica_set, judged
+from storage_node.cluster.replication.write_plan import PendingWrite, ReplicaSet, by_replica_set, judged
 from storage_node.context.errors import ReplicaLost, TooFewCopies
 from storage_node.store.format import CatalogEntry
 

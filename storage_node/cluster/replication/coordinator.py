@@ -24,9 +24,8 @@ from storage_node.cluster.replication.conditions import decide, misplaced, resol
 from storage_node.cluster.replication.listing_filter import Listed, not_deleted
 from storage_node.cluster.replication.read_lease import clock_s
 from storage_node.cluster.replication.replica import HeldWrite
-from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replicas import Replicas, StagedReplicas, close_all, outcome
-from storage_node.cluster.replication.write_plan import PendingWrite, Result, by_replica_set
+from storage_node.cluster.replication.write_plan import PendingWrite, ReplicaSet, Result, by_replica_set
 from storage_node.context.channels import STEP_TIMEOUT_S
 from storage_node.context.errors import LeftBehind, ReplicaLost, TooFewCopies, of_one_of_many, refused
 from storage_node.context.membership import Membership

@@ -28,8 +28,7 @@ from storage_node.cluster.replication import replica
 from storage_node.cluster.replication.invalidation import Bucket, InvalidationOutbox
 from storage_node.cluster.replication.lease_keeper import ReadLeases
 from storage_node.cluster.replication.replica import HeldWrite, from_state, from_wire, to_wire
-from storage_node.cluster.replication.replica_set import ReplicaSelection, ReplicaSet
-from storage_node.cluster.replication.write_plan import Answer, PendingWrite, WritePlan
+from storage_node.cluster.replication.write_plan import Answer, PendingWrite, ReplicaSelection, ReplicaSet, WritePlan
 from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels, newer_map
 from storage_node.context.errors import ReplicaLost, refused
 from storage_node.context.membership import Membership

@@ -17,8 +17,8 @@ from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.cluster.repair.source_reader import SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import require_bucket
-from storage_node.cluster.replication.replica_set import ReplicaSet
 from storage_node.cluster.replication.replicas import OwnCopy
+from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node
 from storage_node.etl.jobs.job_store import (
