@@ -279,7 +279,7 @@ def reference() -> str:
 
 def settings_table() -> str:
     """Every setting of a node, with its default and what it does."""
-    from storage_node.settings.groups import GROUPS
+    from storage_node.settings.declarations import GROUPS
 
     rows = [
         f"| `{group.prefix}{one.name}` | {default(one)} | {cell(said.get(one.name, ''))} |"

@@ -36,7 +36,7 @@ from storage_node.metrics.exporter import metrics_served, require_library
 from storage_node.metrics.running_node import RunningNode
 from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.services.access import ANYONE, INSIDE, Role
-from storage_node.services.assembly import Addresses, Assembly, NodePart, start, stop
+from storage_node.services.lifecycle import Addresses, NodeLifecycle, NodePart, start, stop
 from storage_node.settings.config import ServerConfig
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.drive.identity import SECRET_FILE_NAME
@@ -187,7 +187,7 @@ class NodeServer:
             self._started.set()
 
     async def _serve(self) -> None:
-        """Run the node until `stop`. Parts start in order, and stop in the reverse order (`assembly`)."""
+        """Run the node until `stop`. Parts start in order, and stop in the reverse order (`lifecycle`)."""
         assert self._store is not None
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         readers = ThreadPoolExecutor(self.config.reads.read_threads, thread_name_prefix="ais-loader-read")
@@ -198,7 +198,7 @@ class NodeServer:
             caller = Caller(secret, membership.node_uuid, lambda: membership.map_version)
             confirmation = MapConfirmation(membership, acceptor_store, Channels(caller))
             node = Node(self._store, self.config, readers, openers, membership, caller, confirmation.require)
-            assembly = Assembly(
+            lifecycle = NodeLifecycle(
                 node,
                 membership,
                 acceptor_store,
@@ -209,8 +209,8 @@ class NodeServer:
                 transforms=self._transforms,
                 environments=self._environments,
             )
-            self.batches, self.repair, self.drives = assembly.batches, assembly.repair, assembly.drives
-            parts = assembly.parts(self._listen(assembly, held))
+            self.batches, self.repair, self.drives = lifecycle.batches, lifecycle.repair, lifecycle.drives
+            parts = lifecycle.parts(self._listen(lifecycle, held))
             await start(parts)
             self._started.set()
             await self._stopping.wait()
@@ -225,12 +225,12 @@ class NodeServer:
             lambda: self.peer_endpoint or f":{self.peer_port}",
         )
 
-    def _listen(self, assembly: Assembly, held: ExitStack) -> NodePart:
+    def _listen(self, lifecycle: NodeLifecycle, held: ExitStack) -> NodePart:
         """Bind the ports of clients, of peers, and of metrics. Nothing is accepted before the part starts.
 
         Raises OSError. `held` closes what the part's stop does not.
         """
-        listen, batches, methods = self.config.listen, assembly.batches, assembly.methods
+        listen, batches, methods = self.config.listen, lifecycle.batches, lifecycle.methods
         carried = methods.of_lanes(LANE_METHODS, Role.CLIENT)
         self.lanes = lanes = LaneListener(batches, listen.host, listen.lane_port, MAX_MESSAGE_BYTES, carried)
         held.callback(lanes.close)
@@ -246,13 +246,13 @@ class NodeServer:
         # The peer listener has verified its callers; its tokens are valid for its own lanes only.
         session = {"OpenLane": self._lane_handler(peer_lanes, lambda: self.peer_port)}
         methods.add_registered_method_handlers(_GET_BATCH, session, sizes=False)
-        peer_server = grpc.aio.server(options=_options(self.config), interceptors=(assembly.check,))
+        peer_server = grpc.aio.server(options=_options(self.config), interceptors=(lifecycle.check,))
         peer_server.add_generic_rpc_handlers((methods.served_to(ANYONE),))
         self.port = _bound(server, listen.host, listen.port)
         self.peer_port = self._listen_for_peers(peer_server)
         by_opener = {"clients": lanes, "peers": peer_lanes}
         running = RunningNode(
-            batches, self.membership, assembly.repair, assembly.drives, assembly.promote.metrics, by_opener
+            batches, self.membership, lifecycle.repair, lifecycle.drives, lifecycle.promote.metrics, by_opener
         )
         self.metrics_port = held.enter_context(metrics_served(listen.host, listen.metrics_port, running))
 

@@ -12,8 +12,8 @@ from storage_node.batch.readahead import BatchAhead
 from storage_node.batch.resources import BatchResources, look_up
 from storage_node.limits.call_slots import CallSlot
 from storage_node.limits.counters import BatchTally, clock_s
+from storage_node.limits.fair_scheduler import FrameSlot
 from storage_node.limits.memory_budget import Credit
-from storage_node.limits.scheduler import FrameSlot
 from storage_node.limits.tasks import retrieve, settled
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.file_frame import FileFrame

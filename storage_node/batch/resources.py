@@ -17,8 +17,8 @@ from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.run.transformed_run import TransformedRun
 from storage_node.limits.call_slots import CallSlot, CallSlots
 from storage_node.limits.counters import clock_s
+from storage_node.limits.fair_scheduler import FrameSlot, FrameSlots
 from storage_node.limits.memory_budget import MemoryBudget
-from storage_node.limits.scheduler import FrameSlot, FrameSlots
 from storage_node.store.read.batch import StoreBatch
 
 _PARTS_PER_BATCH = 16

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from ais_loader.errors import InvalidRequest, LoaderError, Overloaded
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.fast_path import MAX_BYTES_TOGETHER, answer_from_file, answer_inline, answer_kept
-from storage_node.batch.gather.assemble import AssembledBatch
+from storage_node.batch.gather.assembled_batch import AssembledBatch
 from storage_node.batch.gather.routing import ReplicaRouting
 from storage_node.batch.local_batch import LocalBatch, Message
 from storage_node.batch.outcomes import Busy, Gone

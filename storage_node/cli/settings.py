@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import click
 
 from storage_node.settings.command_template import WrongCommand, check_commands
-from storage_node.settings.groups import SETTINGS
-from storage_node.settings.setting import Setting
+from storage_node.settings.declarations import SETTINGS
+from storage_node.settings.setting_types import Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GIVEN = "storage_node.cli.settings"

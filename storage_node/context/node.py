@@ -17,8 +17,8 @@ from storage_node.context.channels import Caller
 from storage_node.context.membership import Membership
 from storage_node.limits.call_slots import CallSlots, Streams, current_tenant
 from storage_node.limits.counters import NodeCounters, clock_s
+from storage_node.limits.fair_scheduler import JobTurns
 from storage_node.limits.load_monitor import LoadMonitor, give_memory_back
-from storage_node.limits.scheduler import JobTurns
 from storage_node.limits.tasks import settled
 from storage_node.settings.config import ServerConfig
 from storage_node.store.drive.version_clock import LAST_MS, advice, shown

@@ -27,7 +27,7 @@ from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import current_tenant, tenant_of
-from storage_node.limits.scheduler import JobTurns
+from storage_node.limits.fair_scheduler import JobTurns
 from storage_node.promote.cluster import ClusterPromotion, have
 from storage_node.promote.confined_path import FOLDER, root_of
 from storage_node.promote.into_store import promote_group

@@ -6,9 +6,9 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Any
 
-from storage_node.settings import groups
-from storage_node.settings.groups import GROUPS, SETTINGS
-from storage_node.settings.setting import declared, split_advertised
+from storage_node.settings import declarations
+from storage_node.settings.declarations import GROUPS, SETTINGS
+from storage_node.settings.setting_types import declared, split_advertised
 
 EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
@@ -27,12 +27,12 @@ class ServerConfig:
     `read_lease_s` change what clients can rely on; the others set speed and limits.
     """
 
-    listen: groups.ListenSettings
-    store: groups.StoreSettings
-    reads: groups.ReadSettings
-    limits: groups.LimitSettings
-    cluster: groups.ClusterSettings
-    etl: groups.EtlSettings
+    listen: declarations.ListenSettings
+    store: declarations.StoreSettings
+    reads: declarations.ReadSettings
+    limits: declarations.LimitSettings
+    cluster: declarations.ClusterSettings
+    etl: declarations.EtlSettings
 
     def __init__(self, **settings: Any) -> None:
         """Take settings by their own names, as in `ServerConfig(port=0, etl_workers=2)`; others keep their defaults.
@@ -74,7 +74,9 @@ class ServerConfig:
     def as_text(self) -> dict[str, str]:
         """All settings except the node's addresses and ports, as text by name."""
         values = self.by_name().items()
-        return {name: _text(name, one) for name, one in values if SETTINGS[name].group is not groups.ListenSettings}
+        return {
+            name: _text(name, one) for name, one in values if SETTINGS[name].group is not declarations.ListenSettings
+        }
 
 
 def _text(name: str, value: Any) -> str:

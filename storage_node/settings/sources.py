@@ -26,7 +26,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from ais_loader.name_matching import nearest
 from storage_node.settings.config import ServerConfig
-from storage_node.settings.groups import SETTINGS
+from storage_node.settings.declarations import SETTINGS
 
 Settings = dict[str, Any]
 DEFAULT = "default"

@@ -30,7 +30,7 @@ API: dict[str, list[str]] = {
     "ais_loader.integrations.fsspec": [],
     "ais_loader.testing": [],
     "storage_node.settings.config": ["ServerConfig"],
-    "storage_node.settings.groups": [],
+    "storage_node.settings.declarations": [],
     "storage_node.server": ["NodeServer"],
     "storage_node.settings.sources": ["WrongSetting", "configured", "read_assignments", "read_file"],
 }

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from ais_loader import ClusterOptions, connect, errors
 from ais_loader.testing import eventually
 from ais_loader.wire.frame import decode_response
+from storage_node.limits.fair_scheduler import MIN_COST_BYTES, FrameSlot, FrameSlots, WeightedScheduler
 from storage_node.limits.memory_budget import MemoryBudget
-from storage_node.limits.scheduler import MIN_COST_BYTES, FrameSlot, FrameSlots, WeightedScheduler
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.node.loop_kit import run, settle

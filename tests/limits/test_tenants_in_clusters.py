@@ -12,7 +12,7 @@ import pytest
 
 from ais_loader import ClusterOptions, connect
 from ais_loader.testing import eventually
-from storage_node.limits.scheduler import WeightedScheduler
+from storage_node.limits.fair_scheduler import WeightedScheduler
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 

@@ -19,7 +19,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc, ais_promote_pb2_grpc
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.reserved import TENANT_KEY
-from storage_node.limits.scheduler import JobTurns
+from storage_node.limits.fair_scheduler import JobTurns
 from storage_node.services.promote import PromoteService
 from tests.node.loop_kit import run, settle
 from tests.node.node_kit import bucket_of, serving

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage_node.settings.config import ServerConfig
-from storage_node.settings.groups import SETTINGS
+from storage_node.settings.declarations import SETTINGS
 from storage_node.settings.sources import (
     WrongSetting,
     configured,

@@ -21,7 +21,7 @@ from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.etl.worker.stage import CommandStage, PythonStage, WorkerStage, workers_of
 from storage_node.etl.worker.stage_context import StageContext, StageCounts, StageLog, told
 from storage_node.limits.call_slots import current_tenant
-from storage_node.limits.scheduler import JobTurns
+from storage_node.limits.fair_scheduler import JobTurns
 from storage_node.limits.tasks import retrieve
 
 

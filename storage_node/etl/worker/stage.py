@@ -38,7 +38,7 @@ from storage_node.settings.command_template import (
     parse_text,
     words_of,
 )
-from storage_node.settings.groups import EtlSettings
+from storage_node.settings.declarations import EtlSettings
 
 IDLE_S = 60.0
 DEFAULT_RETRIES = 1

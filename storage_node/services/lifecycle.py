@@ -1,7 +1,7 @@
-"""Assembly of a node: its components, the calls that they serve, and the order in which they start and stop.
+"""Lifecycle of a node: its components, the calls that they serve, and the order in which they start and stop.
 
-`Assembly.parts` is one list in the order of the start; a node stops it from its end. A part may lack a start or a stop:
-most components work as soon as they exist, and only have to be closed. Nothing is served before `Listeners.start`.
+`NodeLifecycle.parts` is one list in the order of the start; a node stops it from its end. A part may lack a start or a
+stop: most components work as soon as they exist, and only have to be closed. Nothing is served before `Listeners.start`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ async def _run(step: Callable[[], Awaitable[object] | object] | None) -> None:
         await done
 
 
-class Assembly:
+class NodeLifecycle:
     """The components of one node. Belongs to the node's event loop; made on it."""
 
     def __init__(

@@ -23,8 +23,8 @@ from storage_node.batch.outcomes import Busy
 from storage_node.batch.resources import BatchResources
 from storage_node.limits.call_slots import CallSlot
 from storage_node.limits.counters import BatchTally, clock_s
+from storage_node.limits.fair_scheduler import FrameSlot
 from storage_node.limits.memory_budget import Credit
-from storage_node.limits.scheduler import FrameSlot
 from storage_node.limits.tasks import retrieve, settled
 
 

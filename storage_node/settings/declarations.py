@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from storage_node.settings.setting import (
+from storage_node.settings.setting_types import (
     Address,
     Advertised,
     Commands,
