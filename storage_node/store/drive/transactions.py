@@ -46,6 +46,8 @@ version or a newer one, be it an object or a tombstone. Replicas that receive th
 end up equal.
 
 A commit holds the stripes of its names, and while it does, it waits for the drive only.
+
+The module is long because of this text: the steps above and their code stay side by side.
 """
 
 from __future__ import annotations
