@@ -1,7 +1,8 @@
 """Lifecycle of a node: its components, the calls that they serve, and the order in which they start and stop.
 
 `NodeLifecycle.parts` is one list in the order of the start; a node stops it from its end. A part may lack a start or a
-stop: most components work as soon as they exist, and only have to be closed. Nothing is served before the listeners start.
+stop: most components work as soon as they exist, and only have to be closed. No call is served before the listeners
+start.
 """
 
 from __future__ import annotations
