@@ -54,7 +54,7 @@ setup(
                 "storage_node/store/_batch_read.h",
                 "storage_node/store/_counted_write.h",
             ],
-            include_dirs=["ais_loader"],
+            include_dirs=["ais_loader/wire"],
             extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra"],
             optional=OPTIONAL,
         ),

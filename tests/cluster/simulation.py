@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus import acceptor
-from storage_node.cluster.consensus.acceptor import AcceptorState, Refused
+from storage_node.cluster.consensus.acceptor import AcceptorState, MapRefused
 from storage_node.cluster.consensus.effects import Ask, Edit, NoAnswer, Pause, Request, Response, Steps
 from storage_node.cluster.consensus.errors import ChangeFailed
 from storage_node.cluster.consensus.proposer import Proposer
@@ -49,7 +49,7 @@ class SimulatedNode:
                 return prepared
             self.state, accepted = acceptor.accept(self.state, request)
             return accepted
-        except Refused as error:
+        except MapRefused as error:
             return NoAnswer(str(error))
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.consensus.acceptor import AcceptorState, Refused, accept, ballot_order, learn, merged, prepare
+from storage_node.cluster.consensus.acceptor import AcceptorState, MapRefused, accept, ballot_order, learn, merged, prepare
 
 OURS, OTHERS = b"o" * 16, b"x" * 16
 
@@ -88,18 +88,18 @@ def test_a_node_of_a_cluster_answers_no_other() -> None:
         lambda: accepted(state, map_of(2, 9, OTHERS)),
         lambda: learn(state, map_of(2, 9, OTHERS)),
     ):
-        with pytest.raises(Refused, match=OURS.hex()):
+        with pytest.raises(MapRefused, match=OURS.hex()):
             call()
 
 
 def test_a_node_that_may_be_in_a_cluster_joins_no_other() -> None:
     joining, _ = accepted(AcceptorState(), map_of(5, 5))
-    with pytest.raises(Refused):
+    with pytest.raises(MapRefused):
         promised(joining, 9, OTHERS)
-    with pytest.raises(Refused):
+    with pytest.raises(MapRefused):
         accepted(joining, map_of(1, 9, OTHERS))
     making, _ = accepted(AcceptorState(), map_of(1, 5))
-    with pytest.raises(Refused):
+    with pytest.raises(MapRefused):
         accepted(making, map_of(2, 9, OTHERS))
     assert accepted(making, map_of(1, 9, OTHERS))[1].accepted, "ballots decide which of two is made"
 

@@ -9,7 +9,7 @@ from agreement_kit import endpoints_of, known_map, make_cluster, node_at, nodes_
 
 from ais_loader.errors import DriveFailed
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.consensus.acceptor import Refused
+from storage_node.cluster.consensus.acceptor import MapRefused
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import NoMajority
@@ -94,7 +94,7 @@ def test_too_few_drives_to_know_what_was_promised_do_not_vote(roots: list[Path |
 
 def test_what_is_meant_for_another_node_is_refused(roots: list[Path | None]) -> None:
     acceptor_store = AcceptorStore(STORE, roots)
-    with pytest.raises(Refused, match="66666666"):
+    with pytest.raises(MapRefused, match="66666666"):
         acceptor_store.prepare(ask(5, node_uuid=b"f" * 16))
     assert acceptor_store.prepare(ask(5, node_uuid=bytes.fromhex(STORE))).promised
 

@@ -16,7 +16,7 @@ from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.cluster.consensus import map_bounds
-from storage_node.cluster.consensus.acceptor import AcceptorState, Refused, accept, prepare
+from storage_node.cluster.consensus.acceptor import AcceptorState, MapRefused, accept, prepare
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.map.confirmation import digest, taken_away, witnessed
 from storage_node.cluster.map.mutations import add_node, create_bucket, delete_bucket
@@ -199,9 +199,9 @@ def test_ballots_are_taken_in_as_far_as_attempts_may_have_gone() -> None:
     state, answer = prepare(known, pb.PrepareRequest(ballot=pb.Ballot(number=far, proposer=b"p")))
     assert answer.promised and state.promise is not None and state.promise.number == far
     for ballot in (pb.Ballot(number=far + 1), pb.Ballot(number=HIGHEST), pb.Ballot(number=6, proposer=b"p" * 17)):
-        with pytest.raises(Refused):
+        with pytest.raises(MapRefused):
             prepare(known, pb.PrepareRequest(ballot=ballot))
-        with pytest.raises(Refused):
+        with pytest.raises(MapRefused):
             accept(known, pb.AcceptRequest(map=pb.ClusterMap(cluster_uuid=CLUSTER, version=1, ballot=ballot)))
 
 
@@ -237,5 +237,5 @@ WRONG = {
 def test_a_map_that_no_cluster_has_is_not_taken_in(wrong: str) -> None:
     map_bounds.require_map(of_bucket())
     map_bounds.require_map(of_node())
-    with pytest.raises(Refused):
+    with pytest.raises(MapRefused):
         map_bounds.require_map(WRONG[wrong])

@@ -124,15 +124,15 @@ class AcceptorStore:
         return problem
 
     def prepare(self, request: pb.PrepareRequest) -> pb.PrepareResponse:
-        """Answer a prepare request durably. Raises Refused, LoaderError."""
+        """Answer a prepare request durably. Raises MapRefused, LoaderError."""
         return self._answer(lambda state: acceptor.prepare(state, request), request.node_uuid)
 
     def accept(self, request: pb.AcceptRequest) -> pb.AcceptResponse:
-        """Answer an accept request durably. Raises Refused, LoaderError."""
+        """Answer an accept request durably. Raises MapRefused, LoaderError."""
         return self._answer(lambda state: acceptor.accept(state, request), request.node_uuid)
 
     def learn(self, map_: pb.ClusterMap) -> None:
-        """Record a committed map. One drive suffices, since a forgotten committed map is fetched again. Raises Refused,
+        """Record a committed map. One drive suffices, since a forgotten committed map is fetched again. Raises MapRefused,
         LoaderError."""
         with self._lock:
             self._keep(acceptor.learn(self.state, map_), everywhere=False)
