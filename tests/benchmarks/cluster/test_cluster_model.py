@@ -87,9 +87,9 @@ def test_the_same_seed_gives_the_same_figures() -> None:
 def test_the_page_is_made_with_its_pictures(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(main, ["--quick", "--folder", str(tmp_path)], catch_exceptions=False)
     assert outcome.exit_code == 0
-    page = (tmp_path / "cluster_model.md").read_text()
+    page = (tmp_path / "model.md").read_text()
     pictures = re.findall(r"\((\w+\.png)\)", page)
-    assert pictures == ["cluster_model.png"]
+    assert pictures == ["model.png"]
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
     assert "nan" not in page
 
