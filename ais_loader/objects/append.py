@@ -111,7 +111,7 @@ def _append(
         lost: errors.NodeUnavailable | None = None
         patience = RetryBudget(_RETRY_S)
         try:
-            with tries.told():
+            with tries.raise_if_unknown():
                 while True:
                     try:
                         return transport.compose(request, retry=False, tries=tries)

@@ -401,15 +401,15 @@ class EmbeddedStream:
         return next(self._frames)
 
     def read_all(self) -> list[bytes] | None:
-        return self._looked_up().read_all(self._helpers, READ_PARTS)
+        return self._store_batch().read_all(self._helpers, READ_PARTS)
 
-    def _looked_up(self) -> StoreBatch:
+    def _store_batch(self) -> StoreBatch:
         if self._batch is None:
             self._batch = StoreBatch(self._store, self._request)
         return self._batch
 
     def _read_frames(self) -> Generator[Frame, None, None]:
-        batch = self._looked_up()
+        batch = self._store_batch()
         try:
             for span in batch.spans():
                 frame = batch.read(span)

@@ -41,7 +41,7 @@ _GRPC_THREADS = {"grpc_global_tim", "event_engine", "lifeguard", "grpc_shutdown"
 """Names of gRPC's own threads, truncated by Linux."""
 _TICK_S = 0.005
 _COLLECT_AFTER_S = 0.25
-_LOOKS_PER_S = 50
+_CHECKS_PER_S = 50
 """A wait also performs at least this many checks per second: without CPU time for this process, gRPC has none either.
 """
 _THREADS = "/proc/self/task"
@@ -52,7 +52,7 @@ _AWAKE = {"R", "D"}
 class ForkPart(Protocol):
     """An owner of gRPC connections."""
 
-    def let_go(self, *, cut: bool) -> None:
+    def abandon(self, *, cut: bool) -> None:
         """Called before a fork, possibly several times: end what is running. `cut`: calls have had their time."""
 
     def start_and_end(self) -> None:
@@ -131,7 +131,7 @@ _running = False
 _shared = _warned = False
 
 
-def take_part(part: ForkPart) -> None:
+def register_part(part: ForkPart) -> None:
     """Register a part for the lifetime of the process."""
     _parts.append(part)
 
@@ -149,14 +149,14 @@ def wait_for_shutdown(timeout_s: float) -> bool:
     It shuts down by itself, in a thread of its own, when the last of its objects is freed. Where threads cannot be
     listed, there is nothing to wait for.
     """
-    began_s, looks, quiet_looks = time.monotonic(), 0, 0
+    began_s, checks, quiet_checks = time.monotonic(), 0, 0
     collected = False
     while True:
-        quiet_looks = 0 if _grpc_may_run() else quiet_looks + 1
-        if quiet_looks == 2:  # a new thread may have slept, waiting for a lock, before it had its name
+        quiet_checks = 0 if _grpc_may_run() else quiet_checks + 1
+        if quiet_checks == 2:  # a new thread may have slept, waiting for a lock, before it had its name
             return True
-        waited_s, looks = time.monotonic() - began_s, looks + 1
-        if not quiet_looks and waited_s > timeout_s and looks > timeout_s * _LOOKS_PER_S:
+        waited_s, checks = time.monotonic() - began_s, checks + 1
+        if not quiet_checks and waited_s > timeout_s and checks > timeout_s * _CHECKS_PER_S:
             return False
         time.sleep(_TICK_S)
         if not collected and waited_s > _COLLECT_AFTER_S:
@@ -190,10 +190,10 @@ def _before_fork() -> None:
     GATE.close()
     empty = GATE.wait_until_empty(WAIT_S)
     ends_at_s = time.monotonic() + LEAVE_S
-    _let_go(cut=not empty)
+    _abandon_all(cut=not empty)
     while not empty and time.monotonic() < ends_at_s:
         empty = GATE.wait_until_empty(LEAVE_S / 10)
-        _let_go(cut=not empty)  # on its way out a call may have made another connection
+        _abandon_all(cut=not empty)  # on its way out a call may have made another connection
     if not _running:
         return
     at_rest = _come_to_rest(SHARED_S if _shared else SHUTDOWN_S)
@@ -202,9 +202,9 @@ def _before_fork() -> None:
         _warn()
 
 
-def _let_go(*, cut: bool) -> None:
+def _abandon_all(*, cut: bool) -> None:
     for part in _parts:
-        part.let_go(cut=cut)
+        part.abandon(cut=cut)
 
 
 def _come_to_rest(timeout_s: float) -> bool:

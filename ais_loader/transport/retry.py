@@ -144,7 +144,7 @@ class WriteTries:
         return error
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def raise_if_unknown(self) -> Iterator[None]:
         """Context of all attempts of one call. The outermost one raises OutcomeUnknown if no store has decided whether
         the write took effect."""
         self._depth += 1

@@ -87,7 +87,7 @@ class AnswerCheck:
         self._status: U8 = np.zeros(n, np.uint8)
         self._checksum: U32 = np.zeros(n, np.uint32)
 
-    def ask_again(self) -> None:
+    def restart(self) -> None:
         """Prepare for a repeated request of what has not arrived: END counts from here. A large entry continues where
         it stopped."""
         self._base = self.received
@@ -98,14 +98,14 @@ class AnswerCheck:
         stop = first + len(frame.index)
         due = np.arange(self._first_index + first, self._first_index + stop, dtype=WIRE_U32)
         if stop > self.n or frame.index.tobytes() != due.tobytes():  # faster than comparing the arrays
-            came = frame.index[:4].astype(np.int64) - self._first_index
-            raise FrameError(f"entries {came.tolist()} arrived where {first} was due")
+            arrived = frame.index[:4].astype(np.int64) - self._first_index
+            raise FrameError(f"entries {arrived.tolist()} arrived where {first} was due")
         if frame.piece is not None or self.partial is not None or (self._resume_offset and not first):
             self._check_piece(frame)
         if self._verify:
             # A piece's checksum covers the entry from its beginning.
-            goes_on = frame.piece is not None and frame.piece.offset > 0 and self.partial is not None
-            seed = int(self.partial.checksum[0]) if goes_on and self.partial is not None else 0
+            continues = frame.piece is not None and frame.piece.offset > 0 and self.partial is not None
+            seed = int(self.partial.checksum[0]) if continues and self.partial is not None else 0
             if (index := damaged_entry(frame, seed)) is not None:
                 raise FrameError(f"entry {index} was damaged on its way")
         if not frame.completes_entry:
@@ -137,10 +137,10 @@ class AnswerCheck:
         Frames counted in any order have arrived completely, or END is wrong: a gap changes the digest.
         """
         status, checksum = self._status[self._base : self.received], self._checksum[self._base : self.received]
-        got = (self.received - self._base, int(np.count_nonzero(status)), digest(status, checksum))
-        said = (end.entries, end.failed_entries, end.digest)
-        if got != said:
-            raise FrameError(f"(entries, failed, digest) should be {said}, are {got}")
+        counted = (self.received - self._base, int(np.count_nonzero(status)), digest(status, checksum))
+        announced = (end.entries, end.failed_entries, end.digest)
+        if counted != announced:
+            raise FrameError(f"(entries, failed, digest) should be {announced}, are {counted}")
         stopped = self._may_stop and end.outcome == pb.End.STOPPED and len(status) and status[-1]
         if self.received != self.n and not stopped:
             raise FrameError(f"it ended after {self.received:,} of {self.n:,} entries")

@@ -208,7 +208,7 @@ class ClusterView:
         """
         return self._owners_now_and_before(bucket, names, _read(bucket))
 
-    def objects_go(self, names: Iterable[str]) -> bool:
+    def is_moving(self, names: Iterable[str]) -> bool:
         """Return whether objects of one of these buckets or snapshots may move away from where readers look, to a place
         where they look as well."""
         buckets = map(self.to_read, names)

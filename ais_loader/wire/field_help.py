@@ -60,10 +60,10 @@ def describe_fields(cls: Any) -> None:
 
 
 def _section(owner: Any) -> str:
-    said = field_docs(owner)
+    docs = field_docs(owner)
     lines = ["", "", "Fields:"]
     for field in fields(owner):
         if not field.name.startswith("_"):
             lines.append(f"    {field.name}: {field.type}")
-            lines += textwrap.wrap(said.get(field.name, ""), 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+            lines += textwrap.wrap(docs.get(field.name, ""), 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
     return "\n".join(lines)

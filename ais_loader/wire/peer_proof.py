@@ -113,8 +113,8 @@ class ProofCheck:
             number, sent_ms = int(number_text), int(sent_text)
         except ValueError:
             raise ProofError(f"{PROOF_KEY} is malformed") from None
-        right = _signed(self._key, claim, channel, number, sent_ms, target)
-        if not hmac.compare_digest(right.encode(), proof.encode()):
+        expected = _signed(self._key, claim, channel, number, sent_ms, target)
+        if not hmac.compare_digest(expected.encode(), proof.encode()):
             raise ProofError(
                 "the caller's peer secret is not this node's, or the call was changed on its way: peer_secret_file has "
                 "to hold the same line on every node, and for operators' commands"

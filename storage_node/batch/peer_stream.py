@@ -177,7 +177,7 @@ class PeerStream:
             del values[:came]
         rest.first_index = self._check.received
         rest.initial_credit_bytes = max(0, self.credit_bytes)
-        self._check.ask_again()
+        self._check.restart()
         if (last := self._check.partial) is not None and last.piece is not None:
             rest.resume_offset = last.piece.offset + len(last.payload)
             rest.resume_checksum = int(last.checksum[0])

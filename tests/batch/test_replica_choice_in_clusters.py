@@ -61,15 +61,15 @@ def test_a_client_turns_to_the_holder_that_has_less_to_do_and_back(pair: LocalCl
         read(client)
         members = routed(client).members
         busy = pair.nodes[1].membership.node_uuid
-        members.loads.said(busy, 5.0)
+        members.loads.report_wait(busy, 5.0)
         before = entries_read(pair, 1)
         read(client)
         after = entries_read(pair, 2)
         assert after[1] == before[1] and after[2] - before[2] == len(NAMES)
         name = next(name for name in NAMES if pair.owners(name)[0] == 1)
-        members.loads.said(busy, 5.0)
+        members.loads.report_wait(busy, 5.0)
         assert client.bucket(BUCKET).get(name) == OBJECTS[name]
-        members.loads.said(busy, 0.0)
+        members.loads.report_wait(busy, 0.0)
         read(client)
         assert entries_read(pair, 3)[1] > after[1]
 
@@ -77,7 +77,7 @@ def test_a_client_turns_to_the_holder_that_has_less_to_do_and_back(pair: LocalCl
 def test_a_node_that_gathers_does_so_too(pair: LocalCluster) -> None:
     service = pair.batches(0)
     endpoint = pair.nodes[2].peer_endpoint
-    service.resources.loads.said(endpoint, 5.0)
+    service.resources.loads.report_wait(endpoint, 5.0)
     answer = pair.ask(NAMES)
     assert [answer.data[at] for at in range(len(NAMES))] == list(OBJECTS.values())
     # Not entries: a part that node 0 has whole and lets go of before its END counts as abandoned.

@@ -46,7 +46,7 @@ def test_the_installed_grpcio_offers_the_native_stream() -> None:
         stream = direct.open_stream(channel, "/ais_loader.v1.GetBatch/Session")
         assert isinstance(stream, direct.DirectStream)
         with pytest.raises(EOFError):  # nobody listens there
-            stream.ask(b"")
+            stream.exchange(b"")
         stream.close()
 
 

@@ -61,8 +61,8 @@ def test_doubt_is_counted_from_the_first_try_in_doubt() -> None:
 @pytest.mark.parametrize(("doubt", "kind"), [(False, errors.NodeUnavailable), (True, errors.OutcomeUnknown)])
 def test_only_what_may_have_been_done_ends_as_unknown(doubt: bool, kind: type[errors.LoaderError]) -> None:
     tries = WriteTries(doubtful_since_s=time.monotonic() if doubt else None)
-    with pytest.raises(errors.NodeUnavailable) as caught, tries.told():
-        with pytest.raises(errors.NodeUnavailable) as inner, tries.told():
+    with pytest.raises(errors.NodeUnavailable) as caught, tries.raise_if_unknown():
+        with pytest.raises(errors.NodeUnavailable) as inner, tries.raise_if_unknown():
             raise errors.NodeUnavailable("gone")
         assert type(inner.value) is errors.NodeUnavailable  # whoever is outside tries again
         raise inner.value
@@ -75,7 +75,7 @@ def test_the_refusal_of_a_repeat_says_nothing_of_the_tries_before(
     refusal: type[errors.LoaderError], doubt: bool
 ) -> None:
     tries = WriteTries(doubtful_since_s=time.monotonic() if doubt else None)
-    with pytest.raises(errors.LoaderError, match="no room") as caught, tries.told():
+    with pytest.raises(errors.LoaderError, match="no room") as caught, tries.raise_if_unknown():
         raise tries.judged(refusal("no room"))
     assert type(caught.value) is (errors.OutcomeUnknown if doubt else refusal)
 
@@ -89,7 +89,7 @@ def test_a_drive_that_cannot_take_a_repeat_is_tried_again(doubt: bool) -> None:
 @pytest.mark.parametrize("answer", [errors.VersionConflict, errors.ObjectNotFound, errors.SilenceTimeout])
 def test_what_is_said_of_all_tries_is_told_as_it_is(answer: type[errors.LoaderError]) -> None:
     tries = WriteTries(doubtful_since_s=time.monotonic())
-    with pytest.raises(answer) as caught, tries.told():
+    with pytest.raises(answer) as caught, tries.raise_if_unknown():
         raise tries.judged(answer("so it is"))
     assert type(caught.value) is answer
 

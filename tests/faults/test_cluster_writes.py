@@ -78,7 +78,7 @@ def test_a_bucket_is_deleted_though_the_node_that_a_client_asks_first_is_down(fo
                 assert isinstance(transport, RemoteTransport)
                 members = transport.members
                 if members.calls(members.anybody()[0]).url == first:
-                    members.calls(members.anybody()[0]).let_go()
+                    members.calls(members.anybody()[0]).abandon()
                     cluster.nodes[1].kill()
                     assert client.delete_bucket("gone", force=True) == 0
                     assert [info.name for info in client.buckets()] == [BUCKET]

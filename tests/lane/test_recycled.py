@@ -142,7 +142,7 @@ def test_what_lies_in_a_cycle_comes_back_when_the_cycle_has_gone_and_not_while_i
     recycled._idle.clear()
     gc.collect()
     assert seen == [b"x"]
-    assert len(recycled._idle) == 2 and not recycled._lent
+    assert len(recycled._idle) == 2 and not recycled._loans
 
 
 def test_what_lies_idle_is_bounded_and_what_came_last_is_used_first() -> None:

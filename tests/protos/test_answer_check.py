@@ -111,7 +111,7 @@ def test_an_answer_that_breaks_off_may_go_on_in_another_one(
     for part in parts[:broken_at]:
         check.take(frame_of(part))
     before = check.received
-    check.ask_again()
+    check.restart()
     accept(check, [frame_of(part) for part in parts[broken_at:]], end_of(contents[before:]))
     assert check.received == len(contents)
 
@@ -145,7 +145,7 @@ def test_what_a_transform_has_made_may_begin_again_and_nothing_else(kind: int, b
     for frame in frames(before)[:2]:
         check.take(frame)
     if breaks:
-        check.ask_again()
+        check.restart()
     else:  # or what was asked for is the rest: of another node, say
         check = AnswerCheck(2, resume_offset=12, verify=True)
     again = [*frames(after), frame_of(Part(1, (last,)))]

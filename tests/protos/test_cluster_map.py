@@ -125,7 +125,7 @@ def test_while_the_number_of_copies_changes_those_are_read_that_have_been_told_a
     assert [view.owners(bucket, name) for name in names] == [found[:copies] for found in ranked]
     assert [view.sure_owners(bucket, name) for name in names] == [found[:sure] for found in ranked]
     assert (most_copies(bucket), sure_copies(bucket)) == (most, sure)
-    assert (view.is_changing, view.objects_go(["b"]), view.objects_go(["b@s"]), view.objects_go(["c"])) == (
+    assert (view.is_changing, view.is_moving(["b"]), view.is_moving(["b@s"]), view.is_moving(["c"])) == (
         bool(former),
         read > copies,
         read > copies,
@@ -140,7 +140,7 @@ def test_the_number_of_copies_may_change_while_a_node_joins() -> None:
     wide = cluster(*nodes, copies=2)
     assert view.concerned(view.buckets["b"], names) == wide.concerned(wide.buckets["b"], names)
     assert view.holders(view.buckets["b"], names) == wide.holders(wide.buckets["b"], names)
-    assert view.is_changing and view.objects_go([])
+    assert view.is_changing and view.is_moving([])
 
 
 def test_a_name_without_a_utf8_form_has_an_owner_that_will_not_find_it() -> None:

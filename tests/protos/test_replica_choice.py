@@ -99,16 +99,16 @@ def test_a_node_that_answers_slowly_is_given_less_and_after_a_while_another_chan
     loads = NodeLoads[str]()
     for waits_s in ({"a": 0.01, "b": 7.0, "c": 0.01}, *[{"a": 1.0, "b": 0.01, "c": 0.01}] * 2):
         for node, waited_s in waits_s.items():
-            loads.asked(node, 10)
+            loads.requested(node, 10)
             loads.over(node, 10, 10, waited_s)
-    loads.asked("b", 10)
+    loads.requested("b", 10)
     found = loads.of("abc")
     assert found["a"] == Load(0.0, 0.1) and found["b"].backlog_s == pytest.approx(0.01)
     assert found["c"] == Load(0.0, 0.001)
     now += 60.0
     assert loads.of("a")["a"].entry_s == pytest.approx(0.001, rel=0.1)
     loads.rejected("c", 3.0)
-    loads.said("b", 0.5)
+    loads.report_wait("b", 0.5)
     loads.suspect("a")
     found = loads.of("abc")
     assert found["c"].backlog_s == 3.0 and found["b"].backlog_s > 0.5 and found["a"].suspected
@@ -124,16 +124,16 @@ def test_the_budget_is_a_share_of_what_is_asked_for_and_may_be_spent_in_one_go()
     most = int(0.05 * BURST_ENTRIES)
     assert budget.take(10 * most) == most
     assert budget.take(1) == 0
-    budget.asked(100)
+    budget.requested(100)
     assert [budget.take(3), budget.take(3)] == [3, 2]
-    budget.asked(1 << 40)
+    budget.requested(1 << 40)
     assert budget.take(10 * most) == most
     assert budget.hedged == 2 * most + 5
 
 
 def test_without_a_budget_nothing_is_hedged() -> None:
     budget = HedgeBudget(0.0)
-    budget.asked(1 << 40)
+    budget.requested(1 << 40)
     assert budget.take(1) == 0
 
 

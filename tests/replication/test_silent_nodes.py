@@ -44,7 +44,7 @@ def test_listings_counts_and_buckets_come_from_the_others(
 
 
 def test_a_call_is_waited_for_while_its_node_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdogs, "LOOK_S", 0.05)
+    monkeypatch.setattr(watchdogs, "CHECK_S", 0.05)
     looks: list[bool] = []
     ended: list[bool] = []
 

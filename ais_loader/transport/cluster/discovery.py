@@ -36,8 +36,8 @@ class Discovery:
 
     def __init__(self, url: str, options: ClusterOptions, known: Sequence[str] = ()) -> None:
         self._options = options
-        self._begin_at = list(dict.fromkeys([*url.replace("grpc://", "").split(","), *known]))
-        self._endpoints = NodeCalls("grpc://" + ",".join(self._begin_at), options)
+        self._start_endpoints = list(dict.fromkeys([*url.replace("grpc://", "").split(","), *known]))
+        self._endpoints = NodeCalls("grpc://" + ",".join(self._start_endpoints), options)
         self._lock = threading.Lock()
         self.found: Members | None = None
         self._closed = False
@@ -48,13 +48,13 @@ class Discovery:
         """All endpoints known now: all nodes behind the URL may have been replaced since."""
         found = self.found
         nodes = [] if found is None or found.only else found.view.nodes
-        return [*self._begin_at, *(node.endpoint for node in nodes)]
+        return [*self._start_endpoints, *(node.endpoint for node in nodes)]
 
     def members(self, timeout_s: float = CALL_TIMEOUT_S, *, retry: bool = True) -> Members:
         """Return the members, found on first use. Raises NodeUnavailable, SilenceTimeout."""
         if self.found is not None:
             return self.found
-        view = self._ask(min(timeout_s, CALL_TIMEOUT_S), retry=retry)
+        view = self._request_map(min(timeout_s, CALL_TIMEOUT_S), retry=retry)
         with self._lock:
             if self.found is None:
                 if view is None:
@@ -63,10 +63,10 @@ class Discovery:
                     self.found = Members(view, self._options)
                     if self._closed:
                         self.found.close()
-                    self._endpoints.let_go()
+                    self._endpoints.abandon()
             return self.found
 
-    def _ask(self, timeout_s: float, *, retry: bool) -> ClusterView | None:
+    def _request_map(self, timeout_s: float, *, retry: bool) -> ClusterView | None:
         """Return the newest map that an endpoint has; None if those that answer have none."""
         patience = RetryBudget(self._options.retry_s)
         while True:
@@ -77,9 +77,9 @@ class Discovery:
                 if not retry:
                     raise
                 patience.pause_plainly(error)
-        if answer is None and len(self._begin_at) > 1:
+        if answer is None and len(self._start_endpoints) > 1:
             # A node that has just restarted may not have learned yet what the others know.
-            for endpoint in self._begin_at:
+            for endpoint in self._start_endpoints:
                 other = NodeCalls(f"grpc://{endpoint}", ClusterOptions(retry_s=0.0))
                 try:
                     answer = _map_of(other, min(timeout_s, QUICK_TIMEOUT_S))
@@ -109,8 +109,8 @@ class Discovery:
 class LateStream:
     """A batch that begins when its first frame is requested, because no endpoint answered when it was opened."""
 
-    def __init__(self, begin: Callable[[], FrameStream]) -> None:
-        self._begin = begin
+    def __init__(self, open_: Callable[[], FrameStream]) -> None:
+        self._open = open_
         self._stream: FrameStream | None = None
         self._closed = False
 
@@ -134,7 +134,7 @@ class LateStream:
 
     def __next__(self) -> Frame:
         if self._stream is None:
-            stream = self._begin()
+            stream = self._open()
             self._stream = stream
             if self._closed:
                 stream.close()

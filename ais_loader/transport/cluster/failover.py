@@ -55,11 +55,11 @@ class Failover:
         other holder is left.
         """
         members, patience = self.members, RetryBudget(self._retry_s)
-        asked_twice = False
+        requested_twice = False
         while True:
             missing: errors.NotFound | None = None
             failure: errors.LoaderError | None = None
-            unheard: bytes | None = None
+            outdated: bytes | None = None
             lacking: bytes | None = None
             view, nodes = members.view, self._nodes(bucket, name)
             for node in nodes:
@@ -72,7 +72,7 @@ class Failover:
                     if view.to_read(bucket) is None:
                         missing, lacking = missing or error, node
                     else:
-                        unheard, failure = node, errors.NodeUnavailable(f"it has not heard of it yet: {error}")
+                        outdated, failure = node, errors.NodeUnavailable(f"it has not heard of it yet: {error}")
                 except errors.NotFound as error:
                     missing, lacking = error, node
                 except (errors.NodeUnavailable, errors.SilenceTimeout) as error:
@@ -81,13 +81,13 @@ class Failover:
                 except (errors.DriveFailed, errors.Overloaded, *DAMAGED) as error:
                     failure = failure or error  # the node is healthy otherwise
             # A node that has handed the object over, by a newer map, has that map.
-            members.refresh(first=lacking or unheard, force=missing is not None or unheard is not None)
+            members.refresh(first=lacking or outdated, force=missing is not None or outdated is not None)
             if members.view is not view:
                 continue  # the nodes asked may not have been the holders any more
-            if missing is not None and (failure is None or not members.view.objects_go([bucket])):
-                if asked_twice or not members.view.objects_go([bucket]):
+            if missing is not None and (failure is None or not members.view.is_moving([bucket])):
+                if requested_twice or not members.view.is_moving([bucket]):
                     raise missing
-                asked_twice = True  # it may have moved to its owner between the two requests
+                requested_twice = True  # it may have moved to its owner between the two requests
                 continue
             self._pause(patience, failure or errors.NodeUnavailable(f"{self.url}: the map has no node for {name!r}"))
 
@@ -129,7 +129,7 @@ class Failover:
                 worst = min(refusals.values(), key=_certainty)
                 if isinstance(worst, errors.ObjectReplaced):
                     # A download that begins again in the newer version must ask the holders that have it.
-                    for one in [one for one, said in refusals.items() if isinstance(said, errors.ObjectReplaced)]:
+                    for one in [one for one, refusal in refusals.items() if isinstance(refusal, errors.ObjectReplaced)]:
                         del refusals[one]
                 if not lacks or worst is not translated:
                     return worst
@@ -142,7 +142,7 @@ class Failover:
         """Whether the current map has the bucket."""
         return bucket in self.members.view.buckets
 
-    def _heard_of(self, bucket: str, call: Callable[[NodeCalls], T], *others: str) -> Callable[[NodeCalls], T]:
+    def _checked(self, bucket: str, call: Callable[[NodeCalls], T], *others: str) -> Callable[[NodeCalls], T]:
         """Wrap a call to a node. A node counts as not answering while it does not know a bucket that exists: a change
         of the map needs a majority of the nodes, and the others learn of it later. `others`: further buckets that the
         call concerns."""
@@ -164,12 +164,12 @@ class Failover:
         name: str,
         call: Callable[[NodeCalls], T],
         *,
-        again: bool,
+        retry: bool,
         patience: RetryBudget | None = None,
     ) -> T:
-        """Return the answer of the first owner that has one. `again`: the call can be made twice. `patience`: the retry
+        """Return the answer of the first owner that has one. `retry`: the call can be made twice. `patience`: the retry
         limit that several writes share."""
-        return self._first(lambda: self._owners(bucket, name), call, again=again, consumes=True, patience=patience)
+        return self._first(lambda: self._owners(bucket, name), call, retry=retry, consumes=True, patience=patience)
 
     def _write_first(
         self,
@@ -177,7 +177,7 @@ class Failover:
         name: str,
         call: Callable[[NodeCalls], T],
         *,
-        again: bool,
+        retry: bool,
         replay: bool | None = None,
         patience: RetryBudget | None = None,
     ) -> T:
@@ -185,7 +185,7 @@ class Failover:
 
         Args:
             again: whether the call can be made twice, although the first attempt may have taken effect.
-            replay: whether it can be made twice if the first attempt was rejected; defaults to `again`.
+            replay: whether it can be made twice if the first attempt was rejected; defaults to `retry`.
             patience: see `_write`.
 
         Raises NodeUnavailable, StaleMap after `retry_s`.
@@ -198,18 +198,18 @@ class Failover:
                 return call(members.calls(node))
             except errors.StaleMap as error:
                 failure = error
-                if not (again if replay is None else replay):
+                if not (retry if replay is None else replay):
                     raise
             except errors.Overloaded as error:
                 failure = error
-                if not (again if replay is None else replay):
+                if not (retry if replay is None else replay):
                     raise
             except errors.NodeUnavailable as error:
                 if not error.retryable:
                     raise
                 members.suspect(node)
                 failure = error
-                if not again:
+                if not retry:
                     raise
             members.refresh(force=isinstance(failure, errors.StaleMap))
             self._pause(patience, failure)
@@ -227,20 +227,20 @@ class Failover:
         known = view.to_read(bucket)
         return [] if known is None else [view.nodes[at].uuid for at in view.owners(known, name)]
 
-    def _any(self, call: Callable[[NodeCalls], T], *, again: bool = True) -> T:
-        """Return the answer of any node that has one; without `again`, of the first node that can be reached."""
-        return self._first(self.members.anybody, call, again=again, consumes=False)
+    def _any(self, call: Callable[[NodeCalls], T], *, retry: bool = True) -> T:
+        """Return the answer of any node that has one; without `retry`, of the first node that can be reached."""
+        return self._first(self.members.anybody, call, retry=retry, consumes=False)
 
     def _first(
         self,
         nodes: Callable[[], list[bytes]],
         call: Callable[[NodeCalls], T],
         *,
-        again: bool,
+        retry: bool,
         consumes: bool,
         patience: RetryBudget | None = None,
     ) -> T:
-        """Return the answer of the first of these nodes that has one. `again`: see `_write`. `consumes`: the call
+        """Return the answer of the first of these nodes that has one. `retry`: see `_write`. `consumes`: the call
         consumes its source, which cannot be read a second time, before it is known whether the node is there."""
         members, patience = self.members, patience or RetryBudget(self._retry_s)
         while True:
@@ -252,19 +252,19 @@ class Failover:
                     return call(members.calls(node))
                 except errors.DriveFull as error:
                     full = error  # it has no room even for a tombstone or version; another owner may have
-                    if not again:
+                    if not retry:
                         raise
                     continue
                 except errors.Overloaded as error:
                     failure = error
-                    if not again and consumes:
+                    if not retry and consumes:
                         raise
                 except errors.NodeUnavailable as error:
                     if not error.retryable:
                         raise
                     members.suspect(node)
                     failure = error
-                    if not again and (error.reached or consumes):
+                    if not retry and (error.reached or consumes):
                         raise
                 others = True
             if full is not None and not others:

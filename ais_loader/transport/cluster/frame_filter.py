@@ -13,9 +13,9 @@ from ais_loader.wire.gather.frame_edit import Mask, failed_as
 from ais_loader.wire.gather.reorder import Reorder
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
-_ASK_ANOTHER = (pb.NOT_FOUND, pb.CORRUPT)
+_RETRY_ANOTHER = (pb.NOT_FOUND, pb.CORRUPT)
 """Failures of one replica. Another replica may have the entry."""
-_ASK_HOLDERS = (pb.UNAVAILABLE, pb.TIMEOUT)
+_RETRY_HOLDERS = (pb.UNAVAILABLE, pb.TIMEOUT)
 """Failures of the gathering node, which could not reach the holder. This process may reach it, and waits longer."""
 
 
@@ -27,7 +27,7 @@ class FrameFilter:
         self._routing = routing
         self._verifies = verify
 
-    def filter(self, sender: Sender, came: Frame) -> tuple[Frame, Mask] | None:
+    def filter(self, sender: Sender, received: Frame) -> tuple[Frame, Mask] | None:
         """Deliver the wanted part of a frame to the batch. Return that part, and which of its entries to request from
         another node.
 
@@ -35,7 +35,7 @@ class FrameFilter:
         Raises DamagedEntry, with nothing delivered, if bytes are wrong that the node has not verified.
         """
         try:
-            if (frame := self._reorder.wanted(sender.number, came)) is None:
+            if (frame := self._reorder.wanted(sender.number, received)) is None:
                 return None
             compare_unchecked(frame)
             if self._verifies:
@@ -43,17 +43,17 @@ class FrameFilter:
             if not frame.status.any():
                 self._reorder.push(sender.number, frame)
                 return None
-            again = self._ask_elsewhere(sender, frame)
+            again = self._to_retry(sender, frame)
             contested = self._reorder.contested(sender.number, frame)
             if contested.any():
-                elsewhere = np.isin(frame.status, _ASK_ANOTHER + _ASK_HOLDERS)
+                elsewhere = np.isin(frame.status, _RETRY_ANOTHER + _RETRY_HOLDERS)
                 again |= contested & elsewhere & ~failed_as(frame, errors.ObjectDeleted.kind)
             self._reorder.push(sender.number, frame, again)
         except DamagedEntry:
             raise
-        except FrameError as wrong:
+        except FrameError as error:
             name = self._routing.name(sender.node)
-            raise errors.LoaderError(f"{name}: the node's answer does not add up: {wrong}") from wrong
+            raise errors.LoaderError(f"{name}: the node's answer does not add up: {error}") from error
         return frame, again & ~contested  # another node has already been asked for those
 
     def _verify(self, sender: Sender, frame: Frame) -> None:
@@ -67,10 +67,10 @@ class FrameFilter:
             raise FrameError(f"entry {sender.share.positions[index]} was damaged on its way")
 
     @staticmethod
-    def _ask_elsewhere(sender: Sender, frame: Frame) -> Mask:
+    def _to_retry(sender: Sender, frame: Frame) -> Mask:
         """Select the entries that this node does not have intact. Whether another node may have them is decided when
         one is chosen."""
-        one, other = _ASK_ANOTHER if sender.share.direct else _ASK_HOLDERS
+        one, other = _RETRY_ANOTHER if sender.share.direct else _RETRY_HOLDERS
         again: Mask = (frame.status == one) | (frame.status == other)
         if sender.share.direct:
             again |= frame.status == pb.UNAVAILABLE

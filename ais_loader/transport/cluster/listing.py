@@ -62,7 +62,7 @@ class ListedPage:
     """Newest map version that the node knew after it had listed."""
     oldest_map_version: int = 0
     """Oldest map version by which it still acted when it began to list."""
-    let_go_s: float = float("inf")
+    since_removal_s: float = float("inf")
     """Time since it last removed a replica because others have the object."""
 
 
@@ -75,11 +75,11 @@ class _Feed:
     objects: list[ObjectInfo] = field(default_factory=list)
     in_doubt: list[str] = field(default_factory=list)
     silent: bool = False
-    asked_s: float = 0.0
+    requested_at_s: float = 0.0
     """Monotonic time of the first request for what the feed holds, including that there is no more."""
-    let_go_s: float = float("-inf")
+    removed_at_s: float = float("-inf")
     """Last moment at which the node may have removed a replica."""
-    behind: bool = False
+    outdated: bool = False
     """Whether the node also acted by an older map."""
 
     def up_to(self, end: str | None) -> tuple[list[ObjectInfo], list[str]]:
@@ -89,13 +89,13 @@ class _Feed:
         else:
             stop = bisect_right(self.objects, end, key=lambda info: info.name)
             stop_doubt = bisect_right(self.in_doubt, end)
-        taken = self.objects[:stop], self.in_doubt[:stop_doubt]
+        consumed = self.objects[:stop], self.in_doubt[:stop_doubt]
         del self.objects[:stop], self.in_doubt[:stop_doubt]
-        return taken
+        return consumed
 
 
 @dataclass(slots=True)
-class _Looks:
+class _EarlierPasses:
     """Results of earlier, incomplete passes over one range. An answer about a name holds for a moment within the call,
     even if the name is being written now."""
 
@@ -105,7 +105,7 @@ class _Looks:
     in_doubt: set[str]
     """Names without an answer in any pass."""
 
-    def tell(self, name: str) -> bool:
+    def has_answer(self, name: str) -> bool:
         """Whether a pass has established if the object exists."""
         return name not in self.in_doubt and (self.end is None or name <= self.end)
 
@@ -150,7 +150,7 @@ class MergedListing:
         self._patience = RetryBudget(retry_s)
         self._after = start_after
         """Everything up to here has been listed."""
-        self._looks: _Looks | None = None
+        self._earlier: _EarlierPasses | None = None
         """Earlier passes over the current range."""
         self._begin(map_)
 
@@ -175,7 +175,7 @@ class MergedListing:
                 self._begin(self._newest(self._map.nodes[0] if self._map.nodes else b""))
                 continue
             self._patience.progress()
-            self._looks = None
+            self._earlier = None
             yield from found
             if end is None:
                 return
@@ -185,43 +185,43 @@ class MergedListing:
         """Return the next objects, and the name up to which they are complete; None at the end."""
         for feed in self._feeds:
             if not feed.objects and feed.next is not None:  # a feed at its end keeps the time of its last request
-                feed.asked_s = time.monotonic()
+                feed.requested_at_s = time.monotonic()
             while not feed.objects and feed.next is not None and not feed.silent:
-                self._ask(feed, feed.next)
-        began_s = min((feed.asked_s for feed in self._feeds if not feed.silent), default=0.0)
+                self._fetch_page(feed, feed.next)
+        began_s = min((feed.requested_at_s for feed in self._feeds if not feed.silent), default=0.0)
         end = min((feed.next for feed in self._feeds if feed.next is not None and not feed.silent), default=None)
-        said = [feed.up_to(end) for feed in self._feeds]
-        if self._map.moving or any(feed.behind or feed.let_go_s >= began_s for feed in self._feeds):
-            said += self._again(end)
+        answers = [feed.up_to(end) for feed in self._feeds]
+        if self._map.moving or any(feed.outdated or feed.removed_at_s >= began_s for feed in self._feeds):
+            answers += self._list_again(end)
         newest: dict[str, ObjectInfo] = {}
-        for objects, _ in said:
+        for objects, _ in answers:
             for info in objects:
                 known = newest.get(info.name)
                 if known is None or _newer(info.version, known.version):
                     newest[info.name] = info
-        self._settle(newest, self._unsaid(said) - newest.keys(), end)
+        self._settle(newest, self._doubtful(answers) - newest.keys(), end)
         return [newest[name] for name in sorted(newest)], end
 
-    def _again(self, end: str | None) -> list[tuple[list[ObjectInfo], list[str]]]:
+    def _list_again(self, end: str | None) -> list[tuple[list[ObjectInfo], list[str]]]:
         """List the range again, now that all nodes have been listed once."""
         for feed in self._feeds:
-            feed.objects, feed.in_doubt, feed.next, feed.asked_s = [], [], self._after, time.monotonic()
+            feed.objects, feed.in_doubt, feed.next, feed.requested_at_s = [], [], self._after, time.monotonic()
         found: list[tuple[list[ObjectInfo], list[str]]] = []
         for feed in self._feeds:
             while feed.next is not None and not feed.silent and (end is None or feed.next < end):
-                self._ask(feed, feed.next)
+                self._fetch_page(feed, feed.next)
             found.append(feed.up_to(end))
         return found
 
-    def _unsaid(self, said: Sequence[tuple[list[ObjectInfo], list[str]]]) -> set[str]:
+    def _doubtful(self, answers: Sequence[tuple[list[ObjectInfo], list[str]]]) -> set[str]:
         """Return names that may exist though no node has listed them: their holder is in doubt, or may be silent."""
         if self._silent:
-            return {name for _, in_doubt in said for name in in_doubt}
+            return {name for _, in_doubt in answers for name in in_doubt}
         # A holder without doubt would have listed the name. All holders may be in doubt for a moment, about a write
         # that was announced to all of them and committed on too few. While objects move, more nodes than these get the
         # announcement.
-        looks = [in_doubt for _, in_doubt in said[-len(self._feeds) :]]
-        times = Counter(name for in_doubt in looks for name in set(in_doubt))
+        last_pass = [in_doubt for _, in_doubt in answers[-len(self._feeds) :]]
+        times = Counter(name for in_doubt in last_pass for name in set(in_doubt))
         having = min(max(1, self._map.copies), len(set(self._map.hosts)))
         return {name for name, doubting in times.items() if doubting >= having > 1 and not self._map.moving}
 
@@ -231,18 +231,18 @@ class MergedListing:
         A node is in doubt about a name for the moment in which it is written, and a moment later about another name. If
         the only sure replica is on a silent node, the doubt lasts as long as the silence.
         """
-        before = self._looks
-        left = in_doubt if before is None else {name for name in in_doubt if not before.tell(name)}
+        before = self._earlier
+        left = in_doubt if before is None else {name for name in in_doubt if not before.has_answer(name)}
         found = newest if before is None else before.found | newest
         if left:
             ends = [end] if before is None else [end, before.end]
-            self._looks = _Looks(None if None in ends else max(filter(None, ends)), found, left)
+            self._earlier = _EarlierPasses(None if None in ends else max(filter(None, ends)), found, left)
             error = next(iter(self._silent.values()), None)
-            why = "all nodes that have them compare them" if error is None else f"who knows is silent: {error}"
-            raise _TooFewAnswer(NodeUnavailable(f"{len(left):,} names are in doubt, and {why}"))
+            reason = "all nodes that have them compare them" if error is None else f"who knows is silent: {error}"
+            raise _TooFewAnswer(NodeUnavailable(f"{len(left):,} names are in doubt, and {reason}"))
         newest.update((name, found[name]) for name in in_doubt if name in found)
 
-    def _ask(self, feed: _Feed, after: str) -> None:
+    def _fetch_page(self, feed: _Feed, after: str) -> None:
         map_ = self._map
         try:
             page = self._page_of(map_, feed.at, after)
@@ -254,8 +254,8 @@ class MergedListing:
             return
         if page.map_version > map_.version:
             raise _NewerMap(feed.at, page.map_version)
-        feed.behind |= page.oldest_map_version < map_.version
-        feed.let_go_s = max(feed.let_go_s, time.monotonic() - page.let_go_s)
+        feed.outdated |= page.oldest_map_version < map_.version
+        feed.removed_at_s = max(feed.removed_at_s, time.monotonic() - page.since_removal_s)
         feed.objects += page.objects
         feed.in_doubt += page.in_doubt
         feed.next = page.next
@@ -272,7 +272,7 @@ class MergedListing:
         if isinstance(error, SnapshotNotFound):
             self._is_silent(feed, NodeUnavailable(f"a node has not learned of it yet: {error}"))
         else:
-            feed.next, feed.behind = None, True
+            feed.next, feed.outdated = None, True
 
     def _is_silent(self, feed: _Feed, error: LoaderError) -> None:
         """Continue without this node, if others have replicas of everything that it has."""

@@ -34,7 +34,7 @@ _OTHERS_S = 0.2
 SUSPECT = Backoff(2.0, 16.0, jitter=0)
 """Time for which a node that did not answer is tried last; longer each time, until it has answered."""
 REFRESH_INTERVAL_S = 0.25
-_ASKED_AT_ONCE = 3
+_MAP_REQUESTS_AT_ONCE = 3
 _ALONE = bytes(16)
 
 
@@ -124,7 +124,7 @@ class Members:
     ) -> Sequence[Sequence[bytes]]:
         """Reorder the holders of entries in these buckets, which are sorted by trust, by load; see
         `replica_choice.choose`."""
-        if self.view.objects_go(buckets) or all(len(nodes) < 2 for nodes in found):
+        if self.view.is_moving(buckets) or all(len(nodes) < 2 for nodes in found):
             return found  # while objects move, only this order tells where they are
         loads = self.loads.of(set(chain.from_iterable(found)))
         for node in self._suspects.among(set(loads)):
@@ -139,7 +139,7 @@ class Members:
     def is_suspect(self, node: bytes) -> bool:
         return node in self._suspects
 
-    def heard(self, node: bytes) -> None:
+    def note_answered(self, node: bytes) -> None:
         """Note that a node has answered."""
         self._suspects.answered(node)
 
@@ -155,8 +155,8 @@ class Members:
 
     def transforming(self) -> list[bytes]:
         """Like `anybody`, but nodes come last for which the map does not say that they run transforms."""
-        able = self.view.transforming
-        return sorted(self.anybody(), key=lambda node: node not in able)
+        transforming = self.view.transforming
+        return sorted(self.anybody(), key=lambda node: node not in transforming)
 
     # -- the map
 
@@ -186,12 +186,12 @@ class Members:
         known, waiting, answered, newer = self.view.version, 0, 0, False
         ends_at = now + MAP_TIMEOUT_S
         while True:
-            while nodes and waiting + answered < _ASKED_AT_ONCE and not newer:
+            while nodes and waiting + answered < _MAP_REQUESTS_AT_ONCE and not newer:
                 # A hanging node must not delay the others. Threads end with their call's deadline.
-                asking = threading.Thread(
-                    target=self._ask_map, args=(nodes.pop(0), known, answers), name="ais-loader map", daemon=True
+                thread = threading.Thread(
+                    target=self._request_map, args=(nodes.pop(0), known, answers), name="ais-loader map", daemon=True
                 )
-                asking.start()
+                thread.start()
                 waiting += 1
             if not waiting or newer:
                 return newer
@@ -205,7 +205,7 @@ class Members:
                 ends_at = min(ends_at, time.monotonic() + _OTHERS_S)
                 newer = answer.HasField("map") and self.learn(answer.map)
 
-    def _ask_map(
+    def _request_map(
         self, node: bytes, known: int, answers: queue.SimpleQueue[tuple[bytes, pb.GetMapResponse | None]]
     ) -> None:
         answer: pb.GetMapResponse | None = None

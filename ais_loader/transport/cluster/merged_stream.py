@@ -100,7 +100,7 @@ class MergedStream:
         """Received bytes of an entry when a holder last reported its replica as damaged, by position."""
         self._closed = self._done = False
         self._hedging = members.hedging
-        self._hedging.budget.asked(self._columns.count)
+        self._hedging.budget.requested(self._columns.count)
         self.hedged = 0
         """Number of entries that were requested from a second node because the first was slow."""
         self.retries = 0
@@ -198,26 +198,26 @@ class MergedStream:
             for share in due:
                 self._assign(share)
             return
-        owing = [sender for sender in self._senders.values() if sender.owes]
-        limits_s = {sender.number: min(self._policy.timeout_s, self._limit_s(sender)) for sender in owing}
+        with_credit = [sender for sender in self._senders.values() if sender.has_credit]
+        limits_s = {sender.number: min(self._policy.timeout_s, self._limit_s(sender)) for sender in with_credit}
         wait_s = min(
-            [limits_s[sender.number] - sender.waited_s for sender in owing] + [at - now for at, _ in self._later],
+            [limits_s[sender.number] - sender.waited_s for sender in with_credit] + [at - now for at, _ in self._later],
             default=self._policy.timeout_s,
         )
         arrived: tuple[int, Event] | None = None
         try:
             arrived = self._arrivals.get(timeout=max(0.0, wait_s))
         except queue.Empty:
-            if not owing and not self._later:
+            if not with_credit and not self._later:
                 raise errors.LoaderError("a batch waits, and nobody owes it anything") from None
         waited_s = time.monotonic() - now
         if not self._senders:
             self.paused_s += waited_s
-        for sender in owing:
+        for sender in with_credit:
             sender.waited_s += waited_s
         if arrived is not None:
             self._handle(*arrived)
-        for sender in owing:
+        for sender in with_credit:
             if sender.waited_s >= self._policy.timeout_s and sender.number in self._senders:
                 sender.cancel()
                 self._failed(sender, self._silence(sender))
@@ -264,14 +264,14 @@ class MergedStream:
         sender = self._senders.get(number)
         if sender is None:
             return  # given up in the meantime
-        waited_s = sender.heard()
+        waited_s = sender.note_event()
         if isinstance(event, Broken):
             self._failed(sender, event.error)
             return
-        self._members.heard(sender.node)
+        self._members.note_answered(sender.node)
         if event.reject is not None:
             self._members.loads.rejected(sender.node, event.reject.retry_after_ms / 1000)
-            self._members.loads.said(sender.node, event.reject.wait_us * 1e-6)
+            self._members.loads.report_wait(sender.node, event.reject.wait_us * 1e-6)
             busy = errors.Overloaded(f"{self._routing.name(sender.node)} is too busy: {event.reject.reason}")
             self._failed(sender, busy, event.reject.retry_after_ms / 1000)
         else:
@@ -281,7 +281,7 @@ class MergedStream:
 
     def _answered(self, sender: Sender, response: Response) -> None:
         if response.frame is not None:
-            self._take(sender, response.frame)
+            self._take_frame(sender, response.frame)
             self._drop_beaten()
             if sender.number not in self._senders:
                 return  # other senders have delivered the rest
@@ -292,29 +292,29 @@ class MergedStream:
             self._failed(sender, errors.from_node(end.error_kind, end.message))
             return
         sender.finish(end)
-        self._members.loads.said(sender.node, end.wait_us * 1e-6)
+        self._members.loads.report_wait(sender.node, end.wait_us * 1e-6)
         self._end(sender)
 
-    def _take(self, sender: Sender, came: Frame) -> None:
+    def _take_frame(self, sender: Sender, received: Frame) -> None:
         if (
             self._columns.transformed
-            and (plain := (came.status == pb.OK) & (came.checksum_kind != pb.TRANSFORMED)).any()
+            and (plain := (received.status == pb.OK) & (received.checksum_kind != pb.TRANSFORMED)).any()
         ):
             name = self._routing.name(sender.node)
             if not sender.share.direct:
                 name = f"a node that {name} asked, or it itself,"
-            for at in came.index[plain].tolist():
+            for at in received.index[plain].tolist():
                 self._plain_of[self._first_index + sender.share.positions[at]] = name
         try:
-            filtered = self._filter.filter(sender, came)
+            filtered = self._filter.filter(sender, received)
         except DamagedEntry:
-            self._ask_checked(sender)
+            self._request_checked(sender)
             return
         if filtered is None:
-            sender.take(came)
+            sender.take(received)
             return
         before = replace(sender.share)  # a failure is no progress for the entries that failed
-        sender.take(came)
+        sender.take(received)
         frame, again = filtered
         if (elsewhere := again & failed_as(frame, errors.StaleMap.kind)).any():
             self._place_anew(sender, before, frame, elsewhere)
@@ -329,12 +329,12 @@ class MergedStream:
             found = (frame.errors.get(at, EntryFault("")) for at in indexes.tolist())
             faults = dict(zip(positions, found, strict=True))
             if sender.share.direct:
-                said = before.told(status, faults, objects_go=self._routing.objects_go)
+                verdict = before.combined(status, faults, is_moving=self._routing.is_moving)
                 further = self._damaged_further(positions) if status == pb.CORRUPT else []
                 for group, tried in ((further, frozenset[bytes]()), (positions, before.tried)):
                     if left := [at for at in group if group is further or at not in further]:
-                        asked = tried | {sender.node}
-                        self._assign(replace(before, positions=left, tried=asked, missing=said, hedge=False))
+                        now_tried = tried | {sender.node}
+                        self._assign(replace(before, positions=left, tried=now_tried, missing=verdict, hedge=False))
             else:
                 self._assign(Share(positions, error=errors.NodeUnavailable(faults[positions[0]].message)))
 
@@ -356,7 +356,7 @@ class MergedStream:
                     further.append(position)
         return further
 
-    def _ask_checked(self, sender: Sender) -> None:
+    def _request_checked(self, sender: Sender) -> None:
         """Request the rest with verification by the node: bytes that the node had not verified were wrong."""
         sender.cancel()
         if left := self._end(sender):
@@ -401,7 +401,7 @@ class MergedStream:
     def _assign(self, share: Share) -> None:
         """Request a share from the best untried holders. Entries without one are retried later, or fail."""
         if share.map_version != self._members.view.version:
-            share.ask_anew(self._members.view.version)
+            share.reset_requests(self._members.view.version)
         groups, nobody = self._routing.groups(share)
         for node, positions in groups.items():
             self._begin(node, replace(share, positions=positions))
@@ -428,7 +428,7 @@ class MergedStream:
         sender = Sender(self._reorder.add_sender(share.positions, rival=share.hedge), node, share)
         self._senders[sender.number] = sender
         if share.direct:
-            self._members.loads.asked(node, len(share.positions))
+            self._members.loads.requested(node, len(share.positions))
         try:
             sender.begin(self._members.calls(node).session(), request, self._arrivals)
         except errors.NodeUnavailable as error:
@@ -469,7 +469,7 @@ class MergedStream:
         """Handle entries whose holders have all been tried: start over after a pause, or let the entries fail."""
         if share.unanswered is None and self._routing.once_more(share):
             return self._assign(share)
-        now, settled = time.monotonic(), not self._routing.objects_go
+        now, settled = time.monotonic(), not self._routing.is_moving
         damaged = (
             share.missing is not None and share.missing[0] == pb.CORRUPT
         )  # a holder that is down may have it whole
@@ -484,6 +484,6 @@ class MergedStream:
             self._reorder.fail(share.positions, status, EntryFault(message, error.kind))
             return
         pause_s = at_least_s + _BACKOFF.pause_s(share.failures)
-        share.ask_anew(share.map_version)
+        share.reset_requests(share.map_version)
         share.failures, share.failing_since_s = share.failures + 1, since
         self._later.append((now + pause_s, share))

@@ -21,12 +21,12 @@ from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 
 LOOK_TIMEOUT_S = 10.0
-_LOOKS_AT_ONCE = 32
+_LOOK_CALLS_AT_ONCE = 32
 _UNTAKEN = 1024
 """Results that wait to be consumed, before nodes have to wait."""
 _TAKING_S = 0.2
 
-_Looks: TypeAlias = dict[bytes, wire.LookResponse]
+_Answers: TypeAlias = dict[bytes, wire.LookResponse]
 _Ended: TypeAlias = tuple[bytes, int | errors.LoaderError]
 """A node, and the number of files that it has seen, or the error that stopped it."""
 
@@ -57,8 +57,8 @@ def promote(members: Members, spec: PromoteSpec, request: wire.PromoteRequest) -
     if not members.knows(spec.bucket):
         yield from members.calls(members.anybody()[0]).run_promotion(request)
         return
-    looks, unanswered = _look(members, request)
-    taking = _choose(members, spec, looks, unanswered)
+    responses, unanswered = _look(members, request)
+    taking = _choose(members, spec, responses, unanswered)
     if len(taking) == 1:
         yield from members.calls(taking[0]).run_promotion(request)
         return
@@ -67,27 +67,27 @@ def promote(members: Members, spec: PromoteSpec, request: wire.PromoteRequest) -
     yield from _together(members, request, taking)
 
 
-def _look(members: Members, request: wire.PromoteRequest) -> tuple[_Looks, dict[bytes, errors.LoaderError]]:
+def _look(members: Members, request: wire.PromoteRequest) -> tuple[_Answers, dict[bytes, errors.LoaderError]]:
     """Return what each node sees at the path, once all that answer act by this client's map."""
     patience = RetryBudget(members.options.retry_s)
     while True:
-        looks, unanswered = _look_once(members, request)
-        newest = max((look.map_version for look in looks.values()), default=0)
+        responses, unanswered = _look_once(members, request)
+        newest = max((look.map_version for look in responses.values()), default=0)
         if newest > members.view.version:
             members.refresh(force=True)
-        oldest = min((look.map_version for look in looks.values()), default=newest)
+        oldest = min((look.map_version for look in responses.values()), default=newest)
         if oldest == newest == members.view.version:
-            return looks, unanswered
-        reason = next(iter(unanswered.values()), None) if not looks else None
+            return responses, unanswered
+        reason = next(iter(unanswered.values()), None) if not responses else None
         patience.pause(reason or errors.StaleMap("nodes act by different versions of the map"))
 
 
-def _look_once(members: Members, request: wire.PromoteRequest) -> tuple[_Looks, dict[bytes, errors.LoaderError]]:
-    looked = wire.LookRequest(path=request.path, recursive=request.recursive)
+def _look_once(members: Members, request: wire.PromoteRequest) -> tuple[_Answers, dict[bytes, errors.LoaderError]]:
+    look_request = wire.LookRequest(path=request.path, recursive=request.recursive)
 
     def look(node: bytes) -> wire.LookResponse | errors.LoaderError:
         try:
-            return members.calls(node).look_at(looked, timeout_s=LOOK_TIMEOUT_S)
+            return members.calls(node).look(look_request, timeout_s=LOOK_TIMEOUT_S)
         except errors.Closed:
             raise
         except errors.LoaderError as error:
@@ -95,14 +95,14 @@ def _look_once(members: Members, request: wire.PromoteRequest) -> tuple[_Looks, 
             return error
 
     nodes = members.anybody()
-    with ThreadPoolExecutor(min(len(nodes), _LOOKS_AT_ONCE)) as threads:
+    with ThreadPoolExecutor(min(len(nodes), _LOOK_CALLS_AT_ONCE)) as threads:
         answers = dict(zip(nodes, threads.map(look, nodes), strict=True))
-    looks = {node: answer for node, answer in answers.items() if isinstance(answer, wire.LookResponse)}
-    return looks, {node: answer for node, answer in answers.items() if isinstance(answer, errors.LoaderError)}
+    responses = {node: answer for node, answer in answers.items() if isinstance(answer, wire.LookResponse)}
+    return responses, {node: answer for node, answer in answers.items() if isinstance(answer, errors.LoaderError)}
 
 
 def _choose(
-    members: Members, spec: PromoteSpec, looks: _Looks, unanswered: dict[bytes, errors.LoaderError]
+    members: Members, spec: PromoteSpec, responses: _Answers, unanswered: dict[bytes, errors.LoaderError]
 ) -> list[bytes]:
     """Select the nodes that promote."""
     view = members.view
@@ -115,23 +115,23 @@ def _choose(
             )
         if named[0] in unanswered:
             raise unanswered[named[0]]
-        looks = {named[0]: looks[named[0]]}
-    seeing = {node: look for node, look in looks.items() if not look.HasField("error")}
-    if not seeing:
+        responses = {named[0]: responses[named[0]]}
+    with_path = {node: look for node, look in responses.items() if not look.HasField("error")}
+    if not with_path:
         # A node that sees the path and refuses it says more than one that has no such path, or may not access it.
         refused = errors.SourceRefused.kind
-        first = min(looks.values(), key=lambda look: (look.outside, look.error.kind != refused))
+        first = min(responses.values(), key=lambda look: (look.outside, look.error.kind != refused))
         raise errors.from_node(first.error.kind, first.error.message)
-    if len(seeing) == 1 or spec.shared is True:
-        return sorted(seeing)
-    places = {(look.machine, look.device, look.inode) for look in seeing.values()}
+    if len(with_path) == 1 or spec.shared is True:
+        return sorted(with_path)
+    places = {(look.machine, look.device, look.inode) for look in with_path.values()}
     if len(places) > 1 or not next(iter(places))[0]:
-        there = ", ".join(endpoints.get(node, node.hex()) for node in seeing)
+        found = ", ".join(endpoints.get(node, node.hex()) for node in with_path)
         raise errors.InvalidRequest(
-            f"{spec.path}: several nodes have such a path ({there}). Say shared=True if it is one file system that all "
+            f"{spec.path}: several nodes have such a path ({found}). Say shared=True if it is one file system that all "
             "of them see, or node=HOST:PORT for the files of one"
         )
-    return sorted(seeing) if spec.shared == "auto" else [next(iter(seeing))]
+    return sorted(with_path) if spec.shared == "auto" else [next(iter(with_path))]
 
 
 def _together(members: Members, request: wire.PromoteRequest, nodes: list[bytes]) -> Iterator[PromoteResult]:

@@ -38,7 +38,7 @@ def put_many(
     node_of: Callable[[PutSpec], bytes],
     open_stream_of: Callable[[bytes], OpenStream],
     put_one: PutOne,
-    has: Callable[[str], bool],
+    has_bucket: Callable[[str], bool],
     *,
     retry_s: float,
     has_others: bool,
@@ -55,7 +55,7 @@ def put_many(
         has_others: whether other nodes may take what a node does not. If not, groups are sent again to the only node,
             and its failure for `retry_s` is raised.
     """
-    puts = _Puts(node_of, open_stream_of, put_one, has, retry_s, has_others=has_others)
+    puts = _Puts(node_of, open_stream_of, put_one, has_bucket, retry_s, has_others=has_others)
     try:
         for spec, source in objects:
             puts.take(spec, source)
@@ -89,7 +89,7 @@ class _Puts:
         node_of: Callable[[PutSpec], bytes],
         open_stream_of: Callable[[bytes], OpenStream],
         put_one: PutOne,
-        has: Callable[[str], bool],
+        has_bucket: Callable[[str], bool],
         retry_s: float,
         *,
         has_others: bool,
@@ -97,15 +97,15 @@ class _Puts:
         self._has_others = has_others
         self._node_of = node_of
         self._retry_s = retry_s
-        self._has = has
+        self._has_bucket = has_bucket
         self._open_stream_of = open_stream_of
         self._put_one = put_one
         self._nodes: dict[bytes, _Node] = {}
         self.results: dict[int, Result] = {}
-        self._taken = self._delivered = 0
+        self._accepted = self._delivered = 0
 
     def take(self, spec: PutSpec, source: Source) -> None:
-        place, self._taken = self._taken, self._taken + 1
+        place, self._accepted = self._accepted, self._accepted + 1
         try:
             key = self._node_of(spec)
             large = source.size_bytes is None or source.size_bytes >= LARGE_BYTES
@@ -161,9 +161,9 @@ class _Puts:
         try:
             for result in step():
                 place, small = node.sent.popleft()
-                behind = isinstance(result, errors.BucketNotFound) and self._has(small.bucket)
+                outdated = isinstance(result, errors.BucketNotFound) and self._has_bucket(small.bucket)
                 is_full = isinstance(result, errors.DriveFull) and not everybody_is_full
-                elsewhere = behind or is_full or isinstance(result, errors.StaleMap | errors.WriteTooLate)
+                elsewhere = outdated or is_full or isinstance(result, errors.StaleMap | errors.WriteTooLate)
                 if elsewhere and self._has_others:
                     # Put it alone: on its first owner by a newer map, on an owner with room for at least a version, or
                     # on one that checks for earlier attempts again.
@@ -186,16 +186,16 @@ class _Puts:
         sent = list(node.sender.doubts())
         not_sent: list[float | None] = [None] * (len(node.sent) - len(sent))
         node.sender = PutGroupStream(node.sender.open_stream, 0.0)
-        gone: BaseException | None = None
+        failure: BaseException | None = None
         for doubtful_since_s in not_sent + sent:
             place, small = node.sent.popleft()
-            if gone is not None:
-                left = errors.NodeUnavailable(str(gone))
+            if failure is not None:
+                left = errors.NodeUnavailable(str(failure))
                 self.results[place] = left if doubtful_since_s is None else unknown(left)
                 continue
             result = self._alone(node, place, spec_of(small, doubtful_since_s), Source(small.data))
             if isinstance(result, errors.LoaderError) and node.patience.is_over:
-                gone = result.__cause__ or result  # the cause: only this outcome is known to be unknown
+                failure = result.__cause__ or result  # the cause: only this outcome is known to be unknown
 
     def _alone(self, node: _Node, place: int, spec: PutSpec, source: Source) -> Result:
         """Put an object that cannot go through this node's stream."""

@@ -31,9 +31,9 @@ class Routing:
         return node.hex() if at is None else view.nodes[at].endpoint
 
     @property
-    def objects_go(self) -> bool:
+    def is_moving(self) -> bool:
         """Whether objects may move between the nodes that are asked."""
-        return self._members.view.objects_go(self._columns.buckets)
+        return self._members.view.is_moving(self._columns.buckets)
 
     def groups(self, share: Share) -> tuple[dict[bytes, list[int]], list[int]]:
         """Group entries by the node that is best asked for them and has not been. Also return those for which no node
@@ -56,7 +56,7 @@ class Routing:
     def once_more(self, share: Share) -> bool:
         """Whether the holders are to be asked a second time. While objects move, an entry that was found nowhere may
         have moved to its owner after the owner was asked, and before its former holder was."""
-        if share.missing is None or not self.objects_go or AGAIN in share.tried:
+        if share.missing is None or not self.is_moving or AGAIN in share.tried:
             return False
         share.tried = frozenset({AGAIN})
         return True

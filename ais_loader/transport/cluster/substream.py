@@ -56,7 +56,7 @@ class Share:
         """The missing verdict, unless its only cause is a broken drive."""
         return None if self.missing is not None and self.missing[0] == pb.UNAVAILABLE else self.missing
 
-    def told(self, status: int, faults: Mapping[int, EntryFault], *, objects_go: bool) -> Verdict:
+    def combined(self, status: int, faults: Mapping[int, EntryFault], *, is_moving: bool) -> Verdict:
         """Combine the verdict with that of one more holder. Damaged bytes prove that the object exists. A drive that
         cannot be read may have what others lack, unless those are known to have received every write. A holder that has
         a newer version than the requested one outranks all others: damage to the old version is no damage to the
@@ -64,7 +64,7 @@ class Share:
         if self.missing is not None and (_replaced(self.missing[1]) or _replaced(faults)):
             return self.missing if _replaced(self.missing[1]) else (status, faults)
         weights = (
-            (pb.NOT_FOUND, pb.CORRUPT, pb.UNAVAILABLE) if objects_go else (pb.UNAVAILABLE, pb.NOT_FOUND, pb.CORRUPT)
+            (pb.NOT_FOUND, pb.CORRUPT, pb.UNAVAILABLE) if is_moving else (pb.UNAVAILABLE, pb.NOT_FOUND, pb.CORRUPT)
         )
         if self.missing is not None and {self.missing[0], status} == {pb.CORRUPT, pb.UNAVAILABLE}:
             # Unlike "not found", damage to one replica says nothing about the others.
@@ -74,7 +74,7 @@ class Share:
             return self.missing
         return status, faults
 
-    def ask_anew(self, map_version: int) -> None:
+    def reset_requests(self, map_version: int) -> None:
         """Forget the nodes asked so far, and their answers if the map has changed."""
         self.tried, self.awaited, self.unanswered = frozenset(), False, None
         if map_version != self.map_version:
@@ -123,7 +123,7 @@ class Sender:
         """Number of entries that have arrived completely."""
         return self._check.received
 
-    def heard(self) -> float:
+    def note_event(self) -> float:
         """Note an event; return how long the consumer waited for it."""
         waited_s, self.waited_s, self.hedges = self.waited_s, 0.0, 0
         self.busy_s += waited_s
@@ -139,7 +139,7 @@ class Sender:
             self._session.cancel(self._batch_id)
 
     @property
-    def owes(self) -> bool:
+    def has_credit(self) -> bool:
         """Whether the node has credit to send. Without credit, it is not to blame for a silence."""
         return self.received_bytes < self._granted_bytes
 
@@ -172,5 +172,5 @@ class Sender:
         """Check END. Raises LoaderError if it does not match what arrived."""
         try:
             self._check.finish(end)
-        except FrameError as wrong:
-            raise errors.LoaderError(f"the node's answer does not add up: {wrong}") from wrong
+        except FrameError as error:
+            raise errors.LoaderError(f"the node's answer does not add up: {error}") from error

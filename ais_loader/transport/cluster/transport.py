@@ -95,7 +95,7 @@ class RemoteTransport(Failover):
         return made
 
     def bucket(self, name: str) -> BucketInfo:
-        return self._any(self._heard_of(name, lambda node: node.bucket(name, has_others=self._has_others)))
+        return self._any(self._checked(name, lambda node: node.bucket(name, has_others=self._has_others)))
 
     def buckets(self) -> list[BucketInfo]:
         return self._any(lambda node: node.buckets(has_others=self._has_others))
@@ -106,12 +106,12 @@ class RemoteTransport(Failover):
         return changed
 
     def delete_bucket(self, name: str, *, force: bool) -> int:
-        deleted = self._any(lambda node: node.delete_bucket(name, force=force), again=False)
+        deleted = self._any(lambda node: node.delete_bucket(name, force=force), retry=False)
         self.members.refresh(force=True)
         return deleted
 
     def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
-        found = self._any(lambda node: node.snapshots(action, bucket, name), again=action == "list")
+        found = self._any(lambda node: node.snapshots(action, bucket, name), retry=action == "list")
         if action != "list":
             self.members.refresh(force=True)
         return found
@@ -126,9 +126,9 @@ class RemoteTransport(Failover):
         require_bucket(spec.bucket)
         require_text(spec.name, errors.InvalidName, "object name")
         write = self._write_first if spec.is_conditional else self._write
-        put = self._heard_of(spec.bucket, lambda node: node.put(spec, source))
-        with spec.tries.told():
-            return write(spec.bucket, spec.name, put, again=source.replayable, patience=patience)
+        put = self._checked(spec.bucket, lambda node: node.put(spec, source))
+        with spec.tries.raise_if_unknown():
+            return write(spec.bucket, spec.name, put, retry=source.replayable, patience=patience)
 
     def put_many(
         self, objects: Iterable[tuple[PutSpec, Source]]
@@ -153,16 +153,16 @@ class RemoteTransport(Failover):
     ) -> ObjectInfo:
         made = request.object
         tries = tries or WriteTries(made.condition.write_id)
-        with tries.told():
+        with tries.raise_if_unknown():
 
             def call(node: NodeCalls) -> ObjectInfo:
                 return node.compose(request, moved, replay=retry, tries=tries)
 
             sources = {part.range.bucket for part in request.part if part.HasField("range")}
-            heard = self._heard_of(made.bucket, call, *sources)
+            checked = self._checked(made.bucket, call, *sources)
             if made.condition.if_absent or made.condition.if_version:
-                return self._write_first(made.bucket, made.name, heard, again=retry, replay=True)
-            return self._write(made.bucket, made.name, heard, again=retry)
+                return self._write_first(made.bucket, made.name, checked, retry=retry, replay=True)
+            return self._write(made.bucket, made.name, checked, retry=retry)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         return self._read(request.bucket, request.name, lambda node, _: node.tar_end(request))
@@ -225,9 +225,9 @@ class RemoteTransport(Failover):
                 return None
         node = members.preferred([nodes], lambda _: object_hash(b"", name), [bucket])[0][0]
         singles, budget = members.hedging.singles, members.hedging.budget
-        budget.asked(1)
+        budget.requested(1)
         limit_s = min(timeout_s, singles.limit_s(last=True) if budget.available else timeout_s)
-        members.loads.asked(node, 1)
+        members.loads.requested(node, 1)
         began_s = time.monotonic()
         try:
             data = members.calls(node).get_small(request, limit_s)
@@ -241,7 +241,7 @@ class RemoteTransport(Failover):
             members.loads.over(node, 1, 1, waited_s)
         if data is not None:
             singles.note(waited_s)
-            members.heard(node)
+            members.note_answered(node)
         return data
 
     def get_transformed(self, request: batch_pb.BatchRequest, timeout_s: float) -> Buffer | None:
@@ -315,7 +315,7 @@ class RemoteTransport(Failover):
                             missing[at] = answer
         if missing:
             members.refresh(force=True)
-            if members.view is view and not view.objects_go([bucket]):
+            if members.view is view and not view.is_moving([bucket]):
                 found |= missing
         return found
 
@@ -324,9 +324,9 @@ class RemoteTransport(Failover):
         write = self._write_first if if_version is not None else self._write
         tries = WriteTries()
 
-        delete = self._heard_of(bucket, lambda node: node.delete(bucket, name, if_version=if_version, tries=tries))
-        with tries.told():
-            write(bucket, name, delete, again=True)
+        delete = self._checked(bucket, lambda node: node.delete(bucket, name, if_version=if_version, tries=tries))
+        with tries.raise_if_unknown():
+            write(bucket, name, delete, retry=True)
 
     def objects(
         self, bucket: str, *, prefix: str, page_size: int, start_after: str = "", skip_missing_drives: bool = False
@@ -358,13 +358,13 @@ class RemoteTransport(Failover):
 
         def known() -> ListedMap:
             view = members.view
-            there = view.to_read(bucket)
+            to_list = view.to_read(bucket)
             return ListedMap(
                 version=view.version,
                 nodes=[node.uuid for node in view.nodes],
                 hosts=[node.host for node in view.nodes],
-                copies=0 if there is None else sure_copies(there),
-                moving=view.objects_go([bucket]),
+                copies=0 if to_list is None else sure_copies(to_list),
+                moving=view.is_moving([bucket]),
             )
 
         def newest(first: bytes | None) -> ListedMap:
@@ -404,8 +404,8 @@ class RemoteTransport(Failover):
                 raise results[at]  # type: ignore[misc]
 
         try:
-            with tries.told():
-                self._any(self._heard_of(bucket, delete_left))
+            with tries.raise_if_unknown():
+                self._any(self._checked(bucket, delete_left))
         except errors.LoaderError as error:
             if isinstance(error, errors.Closed) or not any(isinstance(results[at], errors.DriveFull) for at in left):
                 raise  # no node has answered yet
@@ -417,7 +417,7 @@ class RemoteTransport(Failover):
         def summarized(node: NodeCalls) -> BucketSummary:
             return node.summary(bucket, prefix=prefix, depth=depth, has_others=self._has_others)
 
-        return self._any(self._heard_of(bucket, summarized))
+        return self._any(self._checked(bucket, summarized))
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]:
         """List the members of one version; each page comes from the first holder that answers. Raises ObjectNotFound
@@ -436,15 +436,15 @@ class RemoteTransport(Failover):
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
         request, members = promote_request(spec), self.members
         if members.only is not None:
-            looked = promote_pb.LookRequest(path=request.path, recursive=request.recursive)
-            self._any(lambda node: node.look_at(looked, timeout_s=CALL_TIMEOUT_S))  # again while it does not answer
+            look_request = promote_pb.LookRequest(path=request.path, recursive=request.recursive)
+            self._any(lambda node: node.look(look_request, timeout_s=CALL_TIMEOUT_S))  # again while it does not answer
         yield from promote(members, spec, request)
 
     # -- jobs: any node that answers knows all jobs
 
     def etl(self, method: EtlMethod, request: Any) -> Any:
-        ask = self.members.transforming
-        return self._first(ask, lambda node: node.etl(method, request), again=True, consumes=False)
+        nodes = self.members.transforming
+        return self._first(nodes, lambda node: node.etl(method, request), retry=True, consumes=False)
 
     def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
         members = self.members
@@ -456,8 +456,8 @@ class RemoteTransport(Failover):
             raise
 
     def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo:
-        copy = self._heard_of(request.bucket, lambda node: node.copy_transformed(request), request.to_bucket)
-        return self._write(request.bucket, request.name, copy, again=True)
+        copy = self._checked(request.bucket, lambda node: node.copy_transformed(request), request.to_bucket)
+        return self._write(request.bucket, request.name, copy, retry=True)
 
     # -- batches
 
@@ -467,7 +467,7 @@ class RemoteTransport(Failover):
         def begin(members: Members) -> FrameStream:
             policy = StreamPolicy(timeout_s, self._retry_s, self._options.verify_payload)
             if members.only is not None:
-                return GrpcStream(request, members.only.ask, policy, self.url)
+                return GrpcStream(request, members.only.open_shared, policy, self.url)
             return MergedStream(request, members, policy, self._targets(request, assembly, colocation))
 
         request.tenant = self._options.tenant or request.tenant
@@ -486,7 +486,7 @@ class RemoteTransport(Failover):
             return None
         policy = StreamPolicy(timeout_s, NO_RETRY_S, self._options.verify_payload)
         request.tenant = self._options.tenant or request.tenant
-        return GrpcStream(request, lambda request: only.ask_alone(request, window_bytes), policy, self.url)
+        return GrpcStream(request, lambda request: only.open_alone(request, window_bytes), policy, self.url)
 
     def _targets(self, request: batch_pb.BatchRequest, assembly: str, colocation: str) -> list[bytes]:
         """Return the nodes that may assemble the batch, best first; empty if this client does."""

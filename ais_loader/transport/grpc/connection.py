@@ -123,7 +123,7 @@ class Connection:
         owner: object,
         lane: LaneChoice = "grpc",
     ) -> None:
-        let_go_of_orphans()
+        abandon_orphans()
         self.endpoint = endpoint
         self._patience_s = patience_s
         self._owner = weakref.ref(owner)
@@ -197,7 +197,7 @@ class Connection:
         with self.lock:
             if self._own_pool is None:
                 if self.closed:
-                    raise self.given_up()
+                    raise self.closed_error()
                 keep_freed_memory()
                 grpc_begins()
                 options = for_patience(OWN_CHANNEL_OPTIONS, self._patience_s)
@@ -212,7 +212,7 @@ class Connection:
             yield
         except ValueError as error:
             if self.closed:
-                raise self.given_up() from error
+                raise self.closed_error() from error
             raise
 
     def is_alive(self) -> bool:
@@ -261,14 +261,14 @@ class Connection:
     def cancelled(self) -> errors.LoaderError:
         """Return the error of a call that was ended on this side, or by a node that shuts down in order."""
         if self.closed:
-            return self.given_up()
+            return self.closed_error()
         return errors.NodeUnavailable(f"{self.endpoint}: the node has ended the call: it is stopping")
 
     def lane_broke(self, error: Exception) -> errors.LoaderError:
         """Return the error of a call whose lane has broken."""
-        return self.given_up() if self.closed else errors.NodeUnavailable(f"{self.endpoint}: the lane: {error}")
+        return self.closed_error() if self.closed else errors.NodeUnavailable(f"{self.endpoint}: the lane: {error}")
 
-    def given_up(self) -> errors.LoaderError:
+    def closed_error(self) -> errors.LoaderError:
         """Return the error of a call that was ended on this side."""
         if self.cut:
             return CutByFork(f"{self.endpoint}: the process has forked, and the call took too long to be waited for")
@@ -278,7 +278,7 @@ class Connection:
             )
         return errors.Closed(f"{self.endpoint}: the connection was closed")
 
-    def let_go(self, *, cut: bool = False) -> None:
+    def abandon(self, *, cut: bool = False) -> None:
         """Close the connection, so that its users continue on another one. `cut`: a fork does not wait for calls."""
         self.abandoned, self.cut = True, cut
         self.close()
@@ -306,11 +306,11 @@ class Connection:
             own_pool.close()
 
 
-def let_go_of_orphans(*, cut: bool = False) -> None:
+def abandon_orphans(*, cut: bool = False) -> None:
     """Close connections of clients that were dropped without being closed. Called inside the fork barrier."""
     for connection in list(_OPEN):
         if connection.is_orphan:
-            connection.let_go(cut=cut)
+            connection.abandon(cut=cut)
 
 
 def _forget_inherited_connections() -> None:
@@ -320,7 +320,7 @@ def _forget_inherited_connections() -> None:
 
 
 class Forked(Protocol):
-    def let_go(self, *, cut: bool) -> None: ...
+    def abandon(self, *, cut: bool) -> None: ...
     def forget_inherited(self) -> None: ...
 
 
@@ -333,10 +333,10 @@ class AllForked:
     def add(self, member: Forked) -> None:
         self._members.add(member)
 
-    def let_go(self, *, cut: bool) -> None:
+    def abandon(self, *, cut: bool) -> None:
         for member in self._all():
-            member.let_go(cut=cut)
-        let_go_of_orphans(cut=cut)
+            member.abandon(cut=cut)
+        abandon_orphans(cut=cut)
 
     def start_and_end(self) -> None:
         grpc.insecure_channel("ipv4:127.0.0.1:9").close()  # it would connect on first use

@@ -15,7 +15,7 @@ import grpc
 
 from ais_loader import errors
 from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, PutSpec, require_bucket, require_text
-from ais_loader.transport.fork_safety import GATE, take_part
+from ais_loader.transport.fork_safety import GATE, register_part
 from ais_loader.transport.grpc.connection import AllForked, Connection, CutByFork
 from ais_loader.transport.grpc.download import Call
 from ais_loader.transport.grpc.put import PutAnswers, object_info, put_header, put_object
@@ -53,7 +53,7 @@ _FORKS_PER_CALL = 5
 """How often a call that a fork has ended is repeated. Beyond that, it counts as a failure of the node."""
 
 _ALL = AllForked()
-take_part(_ALL)
+register_part(_ALL)
 
 
 class NodeCalls:
@@ -78,7 +78,7 @@ class NodeCalls:
 
     # -- connection
 
-    def _here(self) -> Connection:
+    def _unlocked_connection(self) -> Connection:
         """Return this process's connection. No new one is created while the process is being forked."""
         connection = self._connection
         if connection is not None and not self._closed:
@@ -111,16 +111,16 @@ class NodeCalls:
                         return
                     self._connection = None
                     self._endpoint = (self._endpoint + 1) % len(self._endpoints)
-                failed.let_go()
+                failed.abandon()
 
-    def let_go(self, *, cut: bool = False) -> None:
+    def abandon(self, *, cut: bool = False) -> None:
         """End everything in progress, as if the connection had broken; it is opened again on next use. Called for a
         fork, or when the connection is not needed for a while. `cut`: calls have had their time before a fork."""
         with GATE.call():
             with self._lock:
                 connection, self._connection = self._connection, None
             if connection is not None:
-                connection.let_go(cut=cut)
+                connection.abandon(cut=cut)
 
     def forget_inherited(self) -> None:
         """Called in a forked child: connections are the parent's, and a lock may be held by a thread that does not
@@ -136,10 +136,10 @@ class NodeCalls:
             if connection is not None:
                 connection.close()
 
-    def _failed(self, here: Connection, error: Exception) -> errors.LoaderError:
-        translated = here.translate(error)
+    def _failed(self, conn: Connection, error: Exception) -> errors.LoaderError:
+        translated = conn.translate(error)
         if isinstance(translated, errors.NodeUnavailable):
-            self._abandon(here)
+            self._abandon(conn)
         return translated
 
     def _call(self, call: Callable[[Connection], T], *, replay: bool = True, tries: WriteTries | None = None) -> T:
@@ -156,12 +156,12 @@ class NodeCalls:
 
     def _once(self, call: Callable[[Connection], T], tries: WriteTries | None) -> T:
         with GATE.call():
-            here = self._connected()
+            conn = self._connected()
             try:
-                with here.in_use():
-                    return call(here)
+                with conn.in_use():
+                    return call(conn)
             except (grpc.RpcError, errors.LoaderError) as error:
-                judged = self._failed(here, error)
+                judged = self._failed(conn, error)
                 if tries is not None:
                     tries.failed(judged)
                     judged = tries.judged(judged)
@@ -176,19 +176,19 @@ class NodeCalls:
         request = pb.CreateBucketRequest(
             name=name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
         )
-        return _bucket_info(self._call(lambda here: here.buckets.CreateBucket(request, timeout=CALL_TIMEOUT_S)))
+        return _bucket_info(self._call(lambda conn: conn.buckets.CreateBucket(request, timeout=CALL_TIMEOUT_S)))
 
     def bucket(self, name: str, *, has_others: bool) -> BucketInfo:
         """`has_others`: whether another node can be asked if this one does not answer; so also below."""
         require_bucket(name)
         request = pb.GetBucketRequest(name=name)
         return _bucket_info(
-            self._call(lambda here: answered(here, here.buckets.GetBucket, request, has_others=has_others))
+            self._call(lambda conn: answered(conn, conn.buckets.GetBucket, request, has_others=has_others))
         )
 
     def buckets(self, *, has_others: bool) -> list[BucketInfo]:
         request = pb.ListBucketsRequest()
-        answer = self._call(lambda here: answered(here, here.buckets.ListBuckets, request, has_others=has_others))
+        answer = self._call(lambda conn: answered(conn, conn.buckets.ListBuckets, request, has_others=has_others))
         return [_bucket_info(bucket) for bucket in answer.bucket]
 
     def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
@@ -200,13 +200,13 @@ class NodeCalls:
             request.copies = change.copies
         if change.min_copies is not None:
             request.min_copies = change.min_copies
-        return _bucket_info(self._call(lambda here: here.buckets.SetBucket(request, timeout=CALL_TIMEOUT_S)))
+        return _bucket_info(self._call(lambda conn: conn.buckets.SetBucket(request, timeout=CALL_TIMEOUT_S)))
 
     def delete_bucket(self, name: str, *, force: bool) -> int:
         require_bucket(name)
         request = pb.DeleteBucketRequest(name=name, force=force)
         # No deadline: the duration depends on the number of objects. A lost answer leaves the bucket deleted.
-        return int(self._call(lambda here: here.buckets.DeleteBucket(request), replay=False).deleted_objects)
+        return int(self._call(lambda conn: conn.buckets.DeleteBucket(request), replay=False).deleted_objects)
 
     def snapshots(self, action: SnapshotAction, bucket: str, name: str) -> list[SnapshotInfo]:
         """Return the snapshots that were created, or exist; none after a deletion."""
@@ -216,8 +216,8 @@ class NodeCalls:
         def info(found: snapshots_pb.Snapshot) -> SnapshotInfo:
             return SnapshotInfo(bucket, found.name, found.created_ns, found.objects, found.size_bytes)
 
-        def call(here: Connection) -> list[SnapshotInfo]:
-            stub = here.snapshots
+        def call(conn: Connection) -> list[SnapshotInfo]:
+            stub = conn.snapshots
             # Calls without a deadline take as long as the number of objects requires.
             if action == "create":
                 return [info(stub.CreateSnapshot(snapshots_pb.CreateSnapshotRequest(bucket=bucket, name=name)))]
@@ -234,15 +234,15 @@ class NodeCalls:
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
         header = put_header(spec)  # raises for values that no message can carry
         return object_info(
-            self._call(lambda here: put_object(here, header, spec, source), replay=source.replayable, tries=spec.tries)
+            self._call(lambda conn: put_object(conn, header, spec, source), replay=source.replayable, tries=spec.tries)
         )
 
     def open_puts(self, messages: Iterator[pb.PutManyRequest]) -> PutAnswers:
         """Open one PutMany call: groups of objects in, their acknowledgements out."""
         with GATE.call():
-            here = self._connected()
-            with here.in_use():
-                return PutAnswers(here.objects.PutMany(messages), here.translate)
+            conn = self._connected()
+            with conn.in_use():
+                return PutAnswers(conn.objects.PutMany(messages), conn.translate)
 
     def compose(
         self,
@@ -255,11 +255,11 @@ class NodeCalls:
         """Create an object from parts of others. The call may continue as long as bytes move."""
         condition = request.object.condition
 
-        def send(here: Connection) -> ObjectInfo:
+        def send(conn: Connection) -> ObjectInfo:
             tries.begin()
             condition.write_id, condition.repeat_ms = tries.write_id, tries.repeat_ms
             watchdog = Watchdog(CALL_TIMEOUT_S)
-            call = here.compose.Compose(request)
+            call = conn.compose.Compose(request)
             with watchdog.guard(call.cancel):
                 try:
                     for answer in call:
@@ -271,32 +271,32 @@ class NodeCalls:
                 except Exception as error:
                     if watchdog.fired:
                         raise errors.SilenceTimeout(
-                            f"{here.endpoint}: there was no progress for {CALL_TIMEOUT_S:g} s"
+                            f"{conn.endpoint}: there was no progress for {CALL_TIMEOUT_S:g} s"
                         ) from error
                     raise
                 finally:
                     call.cancel()
-            raise errors.NodeUnavailable(f"{here.endpoint}: the answer ended before it said what was stored")
+            raise errors.NodeUnavailable(f"{conn.endpoint}: the answer ended before it said what was stored")
 
         return self._call(send, replay=replay, tries=tries)
 
     def delete(self, bucket: str, name: str, *, if_version: str | None, tries: WriteTries) -> None:
         request = pb.DeleteRequest(bucket=bucket, name=name, if_version=if_version or "", write_id=tries.write_id)
 
-        def send(here: Connection) -> None:
+        def send(conn: Connection) -> None:
             tries.begin()
             request.repeat_ms = tries.repeat_ms
-            here.objects.Delete(request, timeout=CALL_TIMEOUT_S)
+            conn.objects.Delete(request, timeout=CALL_TIMEOUT_S)
 
         self._call(send, tries=tries)
 
     def delete_names(self, bucket: str, names: Sequence[str], tries: WriteTries) -> list[errors.LoaderError | None]:
-        def send(here: Connection) -> list[errors.LoaderError | None]:
+        def send(conn: Connection) -> list[errors.LoaderError | None]:
             tries.begin()
             request = contents_pb.DeleteManyRequest(
                 bucket=bucket, name=names, write_id=tries.write_id, repeat_ms=tries.repeat_ms
             )
-            answer = here.contents.DeleteMany(request, timeout=CALL_TIMEOUT_S)
+            answer = conn.contents.DeleteMany(request, timeout=CALL_TIMEOUT_S)
             results: list[errors.LoaderError | None] = [None] * len(names)
             for failure in answer.failure:
                 error = errors.from_node(failure.error.kind, failure.error.message)
@@ -311,24 +311,24 @@ class NodeCalls:
         """Get the bytes of a request's only entry, a whole object, on the fastest path. Returns None if that path does
         not apply. Raises SilenceTimeout, and the errors of the entry's transforms."""
         request.tenant = self._options.tenant or request.tenant
-        return self._here().single_get.get(request, timeout_s)
+        return self._unlocked_connection().single_get.get(request, timeout_s)
 
     def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
         """Open the call that streams an object. Also return the translation of its errors."""
         with GATE.call():
-            here = self._connected()
-            with here.in_use():
-                return here.objects.Get(request), lambda error: self._failed(here, error)
+            conn = self._connected()
+            with conn.in_use():
+                return conn.objects.Get(request), lambda error: self._failed(conn, error)
 
     def head(self, bucket: str, name: str, *, timeout_s: float) -> ObjectInfo:
         request = pb.HeadRequest(bucket=bucket, name=name)
-        return object_info(self._call(lambda here: here.objects.Head(request, timeout=timeout_s)))
+        return object_info(self._call(lambda conn: conn.objects.Head(request, timeout=timeout_s)))
 
     def head_names(
         self, bucket: str, names: Sequence[str], *, timeout_s: float
     ) -> list[ObjectInfo | errors.LoaderError]:
         request = contents_pb.HeadManyRequest(bucket=bucket, name=names)
-        answer = self._call(lambda here: here.contents.HeadMany(request, timeout=timeout_s))
+        answer = self._call(lambda conn: conn.contents.HeadMany(request, timeout=timeout_s))
         found: list[ObjectInfo | errors.LoaderError] = [object_info(message) for message in answer.object]
         for failure in answer.failure:
             found[failure.position] = errors.from_node(failure.error.kind, failure.error.message)
@@ -338,41 +338,41 @@ class NodeCalls:
         """Count objects. The call may continue as long as names are counted."""
         request = contents_pb.SummarizeRequest(bucket=bucket, prefix=prefix, depth=depth)
 
-        def summarized(here: Connection) -> BucketSummary:
-            call = here.contents.Summarize(request)
-            with watched(here, call, has_others=has_others) as watchdog:
+        def summarized(conn: Connection) -> BucketSummary:
+            call = conn.contents.Summarize(request)
+            with watched(conn, call, has_others=has_others) as watchdog:
                 for answer in call:
                     watchdog.seen()
                     if answer.HasField("summary"):
                         return _summary(bucket, prefix, answer.summary)
-            raise errors.NodeUnavailable(f"{here.endpoint}: the answer ended before the summary")
+            raise errors.NodeUnavailable(f"{conn.endpoint}: the answer ended before the summary")
 
         return self._call(summarized)
 
     def list_page(self, request: pb.ListRequest, *, has_others: bool) -> pb.ListResponse:
         """Return one page of the node's objects, which may end before `page_size` objects."""
         page: pb.ListResponse = self._call(
-            lambda here: answered(here, here.objects.List, request, has_others=has_others)
+            lambda conn: answered(conn, conn.objects.List, request, has_others=has_others)
         )
         return page
 
     def member_page(self, request: pb.ListMembersRequest) -> pb.ListMembersResponse:
         # The first caller waits for the index.
         answer: pb.ListMembersResponse = self._call(
-            lambda here: here.objects.ListMembers(request, timeout=INDEX_TIMEOUT_S)
+            lambda conn: conn.objects.ListMembers(request, timeout=INDEX_TIMEOUT_S)
         )
         return answer
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         answer: compose_pb.TarEndResponse = self._call(
-            lambda here: here.compose.TarEnd(request, timeout=INDEX_TIMEOUT_S)
+            lambda conn: conn.compose.TarEnd(request, timeout=INDEX_TIMEOUT_S)
         )
         return answer
 
     # -- promotion and jobs
 
-    def look_at(self, request: promote_pb.LookRequest, *, timeout_s: float) -> promote_pb.LookResponse:
-        answer: promote_pb.LookResponse = self._call(lambda here: here.promote.Look(request, timeout=timeout_s))
+    def look(self, request: promote_pb.LookRequest, *, timeout_s: float) -> promote_pb.LookResponse:
+        answer: promote_pb.LookResponse = self._call(lambda conn: conn.promote.Look(request, timeout=timeout_s))
         return answer
 
     def run_promotion(self, request: promote_pb.PromoteRequest) -> Generator[PromoteResult, None, int]:
@@ -381,64 +381,64 @@ class NodeCalls:
         Raises the node's error about the whole promotion, NodeUnavailable, SilenceTimeout; files before that are
         promoted.
         """
-        here = self._here()
-        with here.in_use():
-            call = here.promote.Run(request)
-        for response in streamed(here, call, CALL_TIMEOUT_S):
+        conn = self._unlocked_connection()
+        with conn.in_use():
+            call = conn.promote.Run(request)
+        for response in streamed(conn, call, CALL_TIMEOUT_S):
             yield from map(_promoted, response.result)
             if response.done:
                 return int(response.files_seen)
-        raise errors.NodeUnavailable(f"{here.endpoint}: it ended the promotion; promote again")
+        raise errors.NodeUnavailable(f"{conn.endpoint}: it ended the promotion; promote again")
 
     def etl(self, method: EtlMethod, request: Any) -> Any:
         timeout_s = CALL_TIMEOUT_S
         if method == "InitTransform":
             timeout_s = INIT_TIMEOUT_S + (INSTALL_TIMEOUT_S if request.transform.python.requirement else 0.0)
-        return self._call(lambda here: getattr(here.etl, method)(request, timeout=timeout_s))
+        return self._call(lambda conn: getattr(conn.etl, method)(request, timeout=timeout_s))
 
     def watch_job(self, name: str) -> Iterator[etl_pb.JobInfo]:
         """Raises JobNotFound, NodeUnavailable, SilenceTimeout."""
-        here = self._here()
-        with here.in_use():
-            call = here.etl.WatchJob(etl_pb.WatchJobRequest(name=name, wait=True))
-        yield from streamed(here, call, JOB_SILENCE_S)
+        conn = self._unlocked_connection()
+        with conn.in_use():
+            call = conn.etl.WatchJob(etl_pb.WatchJobRequest(name=name, wait=True))
+        yield from streamed(conn, call, JOB_SILENCE_S)
 
     def copy_transformed(self, request: etl_pb.CopyObjectRequest) -> ObjectInfo:
         # No deadline: the transform has its own.
-        return object_info(self._call(lambda here: here.etl.CopyObject(request)).info)
+        return object_info(self._call(lambda conn: conn.etl.CopyObject(request)).info)
 
     # -- batches
 
     def session(self) -> Session:
         """The session that batches share. Raises NodeUnavailable, Closed."""
         with GATE.call():
-            here = self._connected()
-            if here.session_broke:
-                self._abandon(here)
-                here = self._connected()
-            return here.session()
+            conn = self._connected()
+            if conn.session_broke:
+                self._abandon(conn)
+                conn = self._connected()
+            return conn.session()
 
-    def ask(self, request: batch_pb.BatchRequest) -> SharedAnswers:
+    def open_shared(self, request: batch_pb.BatchRequest) -> SharedAnswers:
         """Request a batch on the shared session."""
         return SharedAnswers(self.session(), request)
 
-    def ask_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> LongBatch:
+    def open_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> LongBatch:
         """Request a batch on a stream of its own."""
         with GATE.call():
-            here = self._connected()
-            with here.in_use():
-                return LongBatch(here.own_pool(), request, window_bytes, lambda error: self._failed(here, error))
+            conn = self._connected()
+            with conn.in_use():
+                return LongBatch(conn.own_pool(), request, window_bytes, lambda error: self._failed(conn, error))
 
     # -- the node itself
 
     def cluster_map(self, known_version: int, *, timeout_s: float) -> cluster_pb.GetMapResponse:
         """Return the node's map of its cluster. Raises Unsupported for a node without one."""
         request = cluster_pb.GetMapRequest(known_version=known_version)
-        answer: cluster_pb.GetMapResponse = self._call(lambda here: here.cluster.GetMap(request, timeout=timeout_s))
+        answer: cluster_pb.GetMapResponse = self._call(lambda conn: conn.cluster.GetMap(request, timeout=timeout_s))
         return answer
 
     def describe(self) -> dict[str, object]:
-        answer = self._call(lambda here: here.node.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S))
+        answer = self._call(lambda conn: conn.node.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S))
         return {
             "url": self.url,
             "store_uuid": answer.store_uuid,

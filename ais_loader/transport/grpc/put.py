@@ -31,21 +31,21 @@ LARGE_BYTES = 4 << 20
 """Objects of at least this size are PUTs of their own, which may continue as long as their bytes move."""
 
 
-def put_object(here: Connection, header: pb.PutHeader, spec: PutSpec, source: Source) -> pb.ObjectInfo:
+def put_object(conn: Connection, header: pb.PutHeader, spec: PutSpec, source: Source) -> pb.ObjectInfo:
     """Make one attempt. Raises LoaderError, gRPC's errors, and what the caller's own file raises."""
     spec.tries.begin(all_sent=False)
     set_condition(header.condition, spec)
     # A node rejects a header that is too large with a gRPC error.
     by_lane = header.ByteSize() <= MAX_PUT_MESSAGE_BYTES // 2
-    if by_lane and (lane := here.put_lanes.take(PUT)) is not None:
-        return _put_by_lane(here, lane, header, spec, source)
+    if by_lane and (lane := conn.put_lanes.take(PUT)) is not None:
+        return _put_by_lane(conn, lane, header, spec, source)
     failure: list[Exception] = []
     messages = put_messages(header, spec, source, failure)
     try:
         if source.size_bytes is not None and source.size_bytes < LARGE_BYTES:
-            stored: pb.ObjectInfo = here.objects.Put(messages, timeout=CALL_TIMEOUT_S)
+            stored: pb.ObjectInfo = conn.objects.Put(messages, timeout=CALL_TIMEOUT_S)
             return stored
-        return _put_large(here, messages)
+        return _put_large(conn, messages)
     except grpc.RpcError:
         if failure:
             raise failure[0] from None
@@ -98,9 +98,9 @@ def put_messages(
 
 
 def _put_by_lane(
-    here: Connection, lane: CallLane, header: pb.PutHeader, spec: PutSpec, source: Source
+    conn: Connection, lane: CallLane, header: pb.PutHeader, spec: PutSpec, source: Source
 ) -> pb.ObjectInfo:
-    with lane.call(PUT, here.lane_broke) as call:
+    with lane.call(PUT, conn.lane_broke) as call:
         call.send(pb.PutRequest(header=header).SerializeToString(), more=True)
         size_bytes = checksum = 0
         for chunk in source.chunks(copied=False):
@@ -116,7 +116,7 @@ def _put_by_lane(
         return pb.ObjectInfo.FromString(call.answer())
 
 
-def _put_large(here: Connection, messages: Iterator[pb.PutRequest]) -> pb.ObjectInfo:
+def _put_large(conn: Connection, messages: Iterator[pb.PutRequest]) -> pb.ObjectInfo:
     watchdog = Watchdog(CALL_TIMEOUT_S)
 
     def watched() -> Iterator[pb.PutRequest]:
@@ -124,16 +124,16 @@ def _put_large(here: Connection, messages: Iterator[pb.PutRequest]) -> pb.Object
             watchdog.seen()
             yield message
 
-    call = here.objects.Put.future(watched())
+    call = conn.objects.Put.future(watched())
     with watchdog.guard(call.cancel):
         try:
             stored: pb.ObjectInfo = call.result()
         except grpc.FutureCancelledError as error:
             if watchdog.fired:
                 raise errors.SilenceTimeout(
-                    f"{here.endpoint}: a PUT made no progress for {CALL_TIMEOUT_S:g} s"
+                    f"{conn.endpoint}: a PUT made no progress for {CALL_TIMEOUT_S:g} s"
                 ) from error
-            raise here.cancelled() from error
+            raise conn.cancelled() from error
     return stored
 
 

@@ -20,7 +20,7 @@ from ais_loader.transport.grpc.connection import Connection
 
 CALL_TIMEOUT_S = 60.0
 """Timeout of any call to a node."""
-LOOK_S = 2.0
+CHECK_S = 2.0
 """Interval of the checks whether a silent node is alive."""
 
 
@@ -28,7 +28,7 @@ class Watchdog:
     """Cancels a call after `timeout_s` without activity, until it is stopped. A context manager.
 
     Args:
-        is_alive: called every `LOOK_S` of silence, in the watchdog's thread. If it returns False, the call is
+        is_alive: called every `CHECK_S` of silence, in the watchdog's thread. If it returns False, the call is
             cancelled.
     """
 
@@ -55,7 +55,7 @@ class Watchdog:
         self._seen_at = math.inf
 
     def _watch(self, cancel: Callable[[], object]) -> None:
-        step_s = self.timeout_s if self._is_alive is None else min(LOOK_S, self.timeout_s)
+        step_s = self.timeout_s if self._is_alive is None else min(CHECK_S, self.timeout_s)
         while (left_s := self._seen_at + self.timeout_s - time.monotonic()) > 0:
             if self._stopped.wait(min(left_s, step_s)):
                 return
@@ -81,33 +81,33 @@ class Watchdog:
         self.stop()
 
 
-def answered(here: Connection, method: Any, request: Any, *, has_others: bool) -> Any:
+def answered(conn: Connection, method: Any, request: Any, *, has_others: bool) -> Any:
     """Return the answer of one unary call. Raises NodeUnavailable if others can be asked, and gRPC's errors."""
     if not has_others:
         return method(request, timeout=CALL_TIMEOUT_S)
     call = method.future(request)
-    with watched(here, call, has_others=True):
+    with watched(conn, call, has_others=True):
         return call.result()
 
 
 @contextlib.contextmanager
-def watched(here: Connection, call: Any, *, has_others: bool) -> Iterator[Watchdog]:
+def watched(conn: Connection, call: Any, *, has_others: bool) -> Iterator[Watchdog]:
     """Watch a call, and cancel it at the end, or when its node is silent for too long. Raises SilenceTimeout then. If
     others can be asked, raises NodeUnavailable, as soon as the node is found to be gone."""
-    watchdog = Watchdog(CALL_TIMEOUT_S, here.is_alive if has_others else None)
+    watchdog = Watchdog(CALL_TIMEOUT_S, conn.is_alive if has_others else None)
     with watchdog.guard(call.cancel):
         try:
             yield watchdog
         except Exception as error:
             if not watchdog.fired:
                 raise
-            said = f"{here.endpoint}: it said nothing for {watchdog.silent_s:.0f} s"
-            raise (errors.NodeUnavailable(said) if has_others else errors.SilenceTimeout(said)) from error
+            message = f"{conn.endpoint}: it said nothing for {watchdog.silent_s:.0f} s"
+            raise (errors.NodeUnavailable(message) if has_others else errors.SilenceTimeout(message)) from error
         finally:
             call.cancel()
 
 
-def streamed(here: Connection, call: Any, timeout_s: float) -> Iterator[Any]:
+def streamed(conn: Connection, call: Any, timeout_s: float) -> Iterator[Any]:
     """Yield the answers of a call. The consumer's time does not count as the node's silence. Raises SilenceTimeout, and
     the node's errors."""
     watchdog = Watchdog(timeout_s)
@@ -119,8 +119,8 @@ def streamed(here: Connection, call: Any, timeout_s: float) -> Iterator[Any]:
                     answer = next(call, None)
                 except grpc.RpcError as error:
                     if watchdog.fired:
-                        raise errors.SilenceTimeout(f"{here.endpoint}: it was silent for {timeout_s:g} s") from error
-                    raise here.translate(error) from error
+                        raise errors.SilenceTimeout(f"{conn.endpoint}: it was silent for {timeout_s:g} s") from error
+                    raise conn.translate(error) from error
                 if answer is None:
                     return
                 watchdog.rest()

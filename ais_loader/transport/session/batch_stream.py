@@ -85,11 +85,11 @@ class GrpcStream:
     """
 
     def __init__(
-        self, request: pb.BatchRequest, ask: Callable[[pb.BatchRequest], Answers], policy: StreamPolicy, node: str
+        self, request: pb.BatchRequest, start: Callable[[pb.BatchRequest], Answers], policy: StreamPolicy, node: str
     ) -> None:
         self._node = node
         self._request = request
-        self._ask = ask
+        self._start = start
         self._policy = policy
         self._pid = os.getpid()
         self._check = AnswerCheck(
@@ -99,7 +99,7 @@ class GrpcStream:
         self.retries = self.hedged = 0
         self.paused_s = 0.0
         """Time spent waiting before those retries."""
-        self._taken_bytes = 0
+        self._consumed_bytes = 0
         """Payload of the last frame, which the consumer may use until it requests the next one."""
         self._done = self._closed = False
         self._answers: Answers | None = None
@@ -122,9 +122,9 @@ class GrpcStream:
         while not self._done:
             if self._closed:
                 raise errors.Closed("this batch has been closed")
-            if self._taken_bytes and self._answers is not None:
-                self._answers.grant(self._taken_bytes)
-                self._taken_bytes = 0
+            if self._consumed_bytes and self._answers is not None:
+                self._answers.grant(self._consumed_bytes)
+                self._consumed_bytes = 0
             event = self._wait()
             if isinstance(event, Broken):
                 self._try_again(event.error)
@@ -133,14 +133,14 @@ class GrpcStream:
                 self._try_again(busy, event.reject.retry_after_ms / 1000)
             else:
                 try:
-                    frame = None if event.frame is None else self._take(event.frame)
+                    frame = None if event.frame is None else self._checked(event.frame)
                 except DamagedEntry:
-                    self._ask_checked()
+                    self._request_checked()
                     continue
                 if event.end is not None:
                     self._finish(event.end)
                 if frame is not None:
-                    self._taken_bytes = len(frame.payload)
+                    self._consumed_bytes = len(frame.payload)
                     return frame
         raise StopIteration
 
@@ -157,7 +157,7 @@ class GrpcStream:
     def _begin(self, request: pb.BatchRequest) -> None:
         self._answers = None
         try:
-            self._answers = self._ask(request)
+            self._answers = self._start(request)
         except errors.NodeUnavailable as error:
             self._failure = error
             return
@@ -171,14 +171,14 @@ class GrpcStream:
         for values in entry_values(rest).values():
             del values[: self._check.received]
         rest.first_index = self._request.first_index + self._check.received
-        self._check.ask_again()
+        self._check.restart()
         if (last := self._check.partial) is not None and last.piece is not None:
             rest.resume_offset = last.piece.offset + len(last.payload)
             rest.resume_checksum = int(last.checksum[0])
             rest.resume_version = last.piece.version
         self._begin(rest)
 
-    def _ask_checked(self) -> None:
+    def _request_checked(self) -> None:
         """Request the rest with verification by the node: bytes that the node had not verified were wrong."""
         if self._answers is not None:
             self._answers.cancel()
@@ -215,15 +215,15 @@ class GrpcStream:
 
     # -- receiving
 
-    def _take(self, frame: Frame) -> Frame:
-        begun = self._check.partial
+    def _checked(self, frame: Frame) -> Frame:
+        last = self._check.partial
         compare_unchecked(frame)
         try:
             self._check.take(frame)
-        except FrameError as wrong:
-            self._fail(wrong)
+        except FrameError as error:
+            self._fail(error)
         self._patience.progress()
-        return frame if begun is None or begun.piece is None else torn(frame, begun.piece.offset + len(begun.payload))
+        return frame if last is None or last.piece is None else torn(frame, last.piece.offset + len(last.payload))
 
     def _finish(self, end: pb.End) -> None:
         self._done = True
@@ -231,10 +231,10 @@ class GrpcStream:
             raise errors.from_node(end.error_kind, end.message)
         try:
             self._check.finish(end)
-        except FrameError as wrong:
-            self._fail(wrong)
+        except FrameError as error:
+            self._fail(error)
 
-    def _fail(self, wrong: FrameError) -> NoReturn:
+    def _fail(self, error: FrameError) -> NoReturn:
         self.close()
         self._done = True
-        raise errors.LoaderError(f"the node's answer does not add up: {wrong}") from wrong
+        raise errors.LoaderError(f"the node's answer does not add up: {error}") from error

@@ -20,8 +20,8 @@ from ais_loader.wire.lane import CALL, FAILED, HEADER, LAST, MAX_RESPONSE_BYTES,
 PUT = "Objects/Put"
 SILENCE_TIMEOUT_S = 60.0
 """Longest time for a node to accept any bytes, and to answer."""
-_KEPT = 16
-_HELD_BYTES = 64 << 10
+_MAX_IDLE = 16
+_BUFFER_BYTES = 64 << 10
 _SEND_BUFFER_BYTES = 4 << 20
 
 Buffer = bytes | bytearray | memoryview
@@ -60,9 +60,9 @@ class CallLanes:
         lane.close()
         return None
 
-    def give_back(self, lane: CallLane) -> None:
+    def release(self, lane: CallLane) -> None:
         with self._lock:
-            if not self._closed and len(self._idle) < _KEPT:
+            if not self._closed and len(self._idle) < _MAX_IDLE:
                 self._idle.append(lane)
                 return
         lane.close()
@@ -109,8 +109,8 @@ class CallLane:
         """Begin a call. `failed` translates the error of a broken connection."""
         return LaneCall(self, self._socket, method, failed)
 
-    def give_back(self) -> None:
-        self._lanes.give_back(self)
+    def release(self) -> None:
+        self._lanes.release(self)
 
     def cancel(self) -> None:
         """End the lane, from any thread: a thread that sends or receives on it gets an error."""
@@ -146,7 +146,7 @@ class LaneCall:
     def send(self, message: Buffer, kind: int = MESSAGE, *, more: bool = False) -> None:
         """Send a message. `more`: another one follows at once, and a small message may be sent together with it."""
         header = self._held + HEADER.pack(len(message), kind)
-        if more and len(message) <= _HELD_BYTES:
+        if more and len(message) <= _BUFFER_BYTES:
             self._held = header + message
             return
         self._held = b""
@@ -177,8 +177,8 @@ class LaneCall:
             raise self._failed(error) from error
         self._over = kind in (MESSAGE, REFUSED)
         if kind in (FAILED, REFUSED):
-            told = pb.Error.FromString(message)
-            raise errors.from_node(told.kind, told.message)
+            refusal = pb.Error.FromString(message)
+            raise errors.from_node(refusal.kind, refusal.message)
         return message
 
     def _exactly(self, size_bytes: int) -> bytes:
@@ -197,6 +197,6 @@ class LaneCall:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._over:
-            self._lane.give_back()
+            self._lane.release()
         else:
             self._lane.close()

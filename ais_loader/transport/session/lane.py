@@ -36,9 +36,9 @@ class Lanes:
         ask: requests an offer from the node through gRPC; returns None if the node has none.
     """
 
-    def __init__(self, host: str, ask: Callable[[], pb.OpenLaneResponse | None]) -> None:
+    def __init__(self, host: str, request_lane: Callable[[], pb.OpenLaneResponse | None]) -> None:
         self._host = host
-        self._ask = ask
+        self._request_lane = request_lane
         self._not_before_s: dict[str, float] = {}
         """Time at which lanes are tried again: for sessions (""), and for calls of a method."""
         self.kind = "grpc"
@@ -56,7 +56,7 @@ class Lanes:
         return lane
 
     def _opened(self, method: str) -> Lane | None:
-        offer = self._ask()
+        offer = self._request_lane()
         if offer is None or not offer.token or (method and method not in offer.method):
             return None
         for kind, connect in (("unix", self._by_unix), ("tcp", self._by_tcp)):
@@ -113,19 +113,19 @@ class Lane:
 
     # -- one question at a time
 
-    def tell(self, message: bytes) -> None:
+    def write(self, message: bytes) -> None:
         try:
             self._socket.sendall(HEADER.pack(len(message), MESSAGE) + message)
         except OSError as error:
             raise EOFError(str(error)) from error
 
-    def ask(self, message: bytes) -> bytes | memoryview:
-        self.tell(message)
+    def exchange(self, message: bytes) -> bytes | memoryview:
+        self.write(message)
         return self.receive()
 
-    def ask_in_parts(self, message: bytes, cut: Callable[[int], int]) -> tuple[bytes, bytes]:
-        """Like `ask`. `cut` maps the answer's size to the end of its first part; each part has memory of its own."""
-        self.tell(message)
+    def exchange_in_parts(self, message: bytes, cut: Callable[[int], int]) -> tuple[bytes, bytes]:
+        """Like `exchange`. `cut` maps the answer's size to the end of its first part; each part has its own memory."""
+        self.write(message)
         return self._in_parts(cut)
 
     def receive(self) -> bytes | memoryview:
@@ -231,8 +231,8 @@ class Lane:
         if size_bytes > MAX_RESPONSE_BYTES or kind not in (MESSAGE, FAILED):
             raise FrameError(f"a header of kind {kind} that announces {size_bytes:,} bytes")
         if kind == FAILED:
-            told = objects_pb.Error.FromString(self._exactly(size_bytes))
-            raise errors.from_node(told.kind, told.message)
+            error = objects_pb.Error.FromString(self._exactly(size_bytes))
+            raise errors.from_node(error.kind, error.message)
         return int(size_bytes)
 
     def _exactly(self, size_bytes: int) -> bytes:

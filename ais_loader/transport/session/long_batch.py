@@ -23,7 +23,7 @@ FIRST_WINDOW_BYTES = 8 << 20
 """Payload that a node may send ahead at first. It suffices if an answer takes less than `_FAR_S`; more would have left
 the CPU caches before it is read."""
 MAX_WINDOW_BYTES = 16 << 20
-_FAR_S = 0.005
+_FAR_NODE_S = 0.005
 """A longer wait for a frame means that more payload must be in flight."""
 _LARGER_BYTES = 8 << 20
 """Larger than any message."""
@@ -74,7 +74,7 @@ class LongBatch:
         self._batch_id = next(self._pooled.batch_ids)
         with self._pooled.lock:
             try:
-                self._pooled.stream.tell(
+                self._pooled.stream.write(
                     pb.SessionRequest(batch_id=self._batch_id, request=request).SerializeToString()
                 )
             except EOFError as error:
@@ -104,7 +104,7 @@ class LongBatch:
             pooled.deadline = float("inf")
             if response.frame is None or response.end is not None:
                 self._finish(Broken(errors.Closed("this batch has ended")), keep=True)
-            elif time.monotonic() - began_s > _FAR_S:
+            elif time.monotonic() - began_s > _FAR_NODE_S:
                 more = min(self._window_bytes, self._limit_bytes - self._window_bytes)
                 self._window_bytes += more
                 self._unreturned_bytes += more
@@ -115,7 +115,7 @@ class LongBatch:
             return pooled.stream.receive()
         credit = pb.Credit(payload_bytes=self._unreturned_bytes)
         self._unreturned_bytes = 0
-        return pooled.stream.ask(pb.SessionRequest(batch_id=self._batch_id, credit=credit).SerializeToString())
+        return pooled.stream.exchange(pb.SessionRequest(batch_id=self._batch_id, credit=credit).SerializeToString())
 
     def grant(self, payload_bytes: int) -> None:
         """Return credit in steps of a quarter of the window, together with the request for the next frame."""
@@ -148,4 +148,4 @@ class LongBatch:
     def _finish(self, broken: Broken, *, keep: bool) -> None:
         with self._lock:
             self._over = broken
-            self._pool.give_back(self._pooled, keep=keep and not self._cancelled)
+            self._pool.release(self._pooled, keep=keep and not self._cancelled)

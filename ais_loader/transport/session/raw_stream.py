@@ -35,17 +35,17 @@ _NO_FLAGS = 0
 class Stream(Protocol):
     """A bidirectional stream with one request at a time. Belongs to one thread at a time, except `cancel`."""
 
-    def tell(self, message: bytes) -> None:
+    def write(self, message: bytes) -> None:
         """Send a message. Raises EOFError when the stream has ended."""
 
-    def ask(self, message: bytes) -> bytes | memoryview:
+    def exchange(self, message: bytes) -> bytes | memoryview:
         """Send a message, and return the next one that arrives. Raises EOFError when the stream has ended."""
 
     def receive(self) -> bytes | memoryview:
         """Return the next message. Raises EOFError when the stream has ended."""
 
     def cancel(self) -> None:
-        """End the stream, from any thread: a thread that waits in `ask` gets an EOFError."""
+        """End the stream, from any thread: a thread that waits in `exchange` gets an EOFError."""
 
     def close(self) -> None:
         """End the stream, from the thread that uses it, and free its resources."""
@@ -62,9 +62,9 @@ def open_stream(channel: grpc.Channel, method: str, metadata: tuple[tuple[str, b
 class DirectStream:
     """A stream on grpcio's native module."""
 
-    def __init__(self, native: Any, method: str, said: tuple[tuple[str, bytes], ...]) -> None:
+    def __init__(self, native: Any, method: str, headers: tuple[tuple[str, bytes], ...]) -> None:
         metadata = (
-            cygrpc.SendInitialMetadataOperation(said or None, _NO_FLAGS),
+            cygrpc.SendInitialMetadataOperation(headers or None, _NO_FLAGS),
             cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),
         )
         # The status is requested at the beginning: grpcio ends a call that waits for nothing.
@@ -82,20 +82,20 @@ class DirectStream:
         self._due = {"metadata", "status"}
         self._received: bytes | None = None
 
-    def tell(self, message: bytes) -> None:
+    def write(self, message: bytes) -> None:
         self._finish("sent")
         self._begin((cygrpc.SendMessageOperation(message, _NO_FLAGS),), "sent")
 
-    def ask(self, message: bytes) -> bytes:
+    def exchange(self, message: bytes) -> bytes:
         self._finish("sent")
-        return self._exchange(
+        return self._run_operations(
             cygrpc.SendMessageOperation(message, _NO_FLAGS), cygrpc.ReceiveMessageOperation(_NO_FLAGS)
         )
 
     def receive(self) -> bytes:
-        return self._exchange(cygrpc.ReceiveMessageOperation(_NO_FLAGS))
+        return self._run_operations(cygrpc.ReceiveMessageOperation(_NO_FLAGS))
 
-    def _exchange(self, *operations: Any) -> bytes:
+    def _run_operations(self, *operations: Any) -> bytes:
         self._begin(operations, "message")
         self._finish("message")
         if self._received is None:
@@ -138,11 +138,11 @@ class IteratorStream:
         self._call = channel.stream_stream(method)(iter(self._outgoing.get, None), metadata=metadata)
         self._answers: Iterator[bytes] = iter(self._call)
 
-    def tell(self, message: bytes) -> None:
+    def write(self, message: bytes) -> None:
         self._outgoing.put(message)
 
-    def ask(self, message: bytes) -> bytes:
-        self.tell(message)
+    def exchange(self, message: bytes) -> bytes:
+        self.write(message)
         return self.receive()
 
     def receive(self) -> bytes:

@@ -28,14 +28,14 @@ IDLE_BYTES = 16 << 20
 """Most bytes in idle blocks of a process."""
 _STEP_BYTES = 256 << 10
 """Block sizes are multiples of this, so that frames of similar size share one block size."""
-_LOOKS = 8
+_CANDIDATES = 8
 
 Block = npt.NDArray[np.uint8]
 
 _idle: list[Block] = []
 """Idle blocks. The last one added is the likeliest to be in the CPU caches and is taken first. Memory can be freed
 anywhere, even inside these functions, so there is no lock: each step is one atomic call of the list."""
-_lent: dict[int, _Loan] = {}
+_loans: dict[int, _Loan] = {}
 """Weak references by their identity: a weak reference that is itself freed never runs its callback."""
 
 
@@ -58,17 +58,17 @@ def take(size_bytes: int) -> memoryview:
     Its initial content is undefined. The block exceeds the requested size by at most a fifth, or 256 KiB.
     """
     block = _fitting(-(-size_bytes // _STEP_BYTES) * _STEP_BYTES)
-    lent = block[:size_bytes]
-    loan = _Loan(lent, _give_back)
+    part = block[:size_bytes]
+    loan = _Loan(part, _release)
     loan.block = block
-    _lent[id(loan)] = loan
-    return lent.view(_Exporter).data
+    _loans[id(loan)] = loan
+    return part.view(_Exporter).data
 
 
 def _fitting(wanted_bytes: int) -> Block:
     unfit = []
     found = None
-    for _ in range(_LOOKS):
+    for _ in range(_CANDIDATES):
         try:
             candidate, references = _take_last(_idle)
         except IndexError:
@@ -93,10 +93,10 @@ _UNSHARED = _take_last([np.empty(1, np.uint8)])[1]
 """Reference count of a block with no other reference; it depends on the interpreter."""
 
 
-def _give_back(loan: weakref.ref[Block]) -> None:
-    if _lent is None:
+def _release(loan: weakref.ref[Block]) -> None:
+    if _loans is None:
         return  # the process ends, and this module has been torn down
-    _idle.append(_lent.pop(id(loan)).block)
+    _idle.append(_loans.pop(id(loan)).block)
     while sum(map(len, _idle)) > IDLE_BYTES:
         with contextlib.suppress(IndexError):
             _idle.pop(0)

@@ -56,7 +56,7 @@ class SingleGet:
         failure: TransformError | None = None
         with session.lock:
             try:
-                data = self._ask(session, request, timeout_s)
+                data = self._exchange(session, request, timeout_s)
                 keep = True
             except TransformError as error:
                 keep, data, failure = True, None, error
@@ -65,28 +65,28 @@ class SingleGet:
                     raise SilenceTimeout(f"nothing arrived for {timeout_s:g} s; is the node alive?") from error
                 data = None
             finally:
-                self._pool.give_back(session, keep=keep)
+                self._pool.release(session, keep=keep)
         if failure is not None:
             raise failure
         return data
 
-    def _ask(self, session: PooledStream, request: pb.BatchRequest, timeout_s: float) -> bytes | memoryview | None:
+    def _exchange(self, session: PooledStream, request: pb.BatchRequest, timeout_s: float) -> bytes | memoryview | None:
         """Send the request and receive the answer. Raises any error if the stream cannot be used again."""
         batch_id = next(session.batch_ids)
-        asked = pb.SessionRequest(batch_id=batch_id, request=request).SerializeToString()
+        encoded = pb.SessionRequest(batch_id=batch_id, request=request).SerializeToString()
         kinds = (pb.TRANSFORMED,) if request.transform else (pb.STORED, pb.UNCHECKED)
         if isinstance(session.stream, Lane):
 
             def cut(size_bytes: int) -> int:
                 return single_prefix_bytes(batch_id, size_bytes) if size_bytes >= _APART_BYTES else 0
 
-            prefix, payload = session.stream.ask_in_parts(asked, cut)
+            prefix, payload = session.stream.exchange_in_parts(encoded, cut)
             for kind in kinds if prefix else ():
                 if (checksum := decode_single_parts(prefix, payload, batch_id, digest_of_ok, kind)) is not None:
                     return self._compared(payload, checksum, kind)
             message = prefix + payload
         else:
-            message = bytes(session.stream.ask(asked))  # gRPC returns bytes already
+            message = bytes(session.stream.exchange(encoded))  # gRPC returns bytes already
         for kind in kinds:
             if (single := decode_single(message, batch_id, digest_of_ok, kind)) is not None:
                 return self._compared(*single, kind)
@@ -107,7 +107,7 @@ class SingleGet:
     ) -> bytes | memoryview | None:
         """Return the entry from an answer that begins with this message and is not in the short form."""
         parts: list[memoryview] = []
-        checksum, check, wrong = 0, AnswerCheck(1), None
+        checksum, check, failure = 0, AnswerCheck(1), None
         while True:
             response = decode_response(message)
             if response.batch_id != batch_id:
@@ -117,7 +117,7 @@ class SingleGet:
                 check.take(frame)
                 if request.transform and frame.status[0]:
                     fault = frame.errors.get(0, EntryFault(""))
-                    wrong = entry_error(int(frame.status[0]), fault.message, fault.kind)
+                    failure = entry_error(int(frame.status[0]), fault.message, fault.kind)
                 elif request.transform and frame.checksum_kind[0] != pb.TRANSFORMED:
                     raise FrameError("an entry as it is stored")  # the ordinary path reports of which node
                 parts.append(frame.payload)
@@ -128,8 +128,8 @@ class SingleGet:
             if (end := response.end) is not None:
                 break
             message = session.stream.receive()
-        if isinstance(wrong, TransformFailed | TransformTimeout):
-            raise wrong
+        if isinstance(failure, TransformFailed | TransformTimeout):
+            raise failure
         if end.entries != 1 or end.failed_entries:
             return None
         check.finish(end)

@@ -54,7 +54,7 @@ class StreamPool:
                 self._watchdog.start()
         return pooled
 
-    def give_back(self, pooled: PooledStream, *, keep: bool) -> None:
+    def release(self, pooled: PooledStream, *, keep: bool) -> None:
         """Return a stream. The caller holds its lock, or has just released it. `keep`: it can be used again."""
         with self._lock:
             self._busy.discard(pooled)

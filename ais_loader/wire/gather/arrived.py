@@ -16,7 +16,7 @@ from ais_loader.wire.gather.frame_edit import Mask
 I64: TypeAlias = npt.NDArray[np.int64]
 
 MAX_ENTRIES_PER_FRAME = 4096
-_TAKEN = memoryview(b"")
+_CONSUMED = memoryview(b"")
 
 
 class Arrived:
@@ -25,7 +25,7 @@ class Arrived:
     def __init__(self, n: int) -> None:
         self.kind: U8 = np.zeros(n, np.uint8)
         self.size: I64 = np.zeros(n, np.int64)
-        self._bytes = [_TAKEN] * n
+        self._bytes = [_CONSUMED] * n
 
     def put(self, positions: I64, frame: Frame) -> None:
         """Store the entries of a frame; entry k of the frame is the one at positions[k]."""
@@ -45,6 +45,6 @@ class Arrived:
 
     def take(self, first: int, stop: int) -> memoryview | list[memoryview]:
         """Return the bytes of a run in the form that a frame has, and release them."""
-        taken = self._bytes[first:stop]
-        self._bytes[first:stop] = [_TAKEN] * len(taken)
-        return taken[0] if len(taken) == 1 else taken
+        content = self._bytes[first:stop]
+        self._bytes[first:stop] = [_CONSUMED] * len(content)
+        return content[0] if len(content) == 1 else content

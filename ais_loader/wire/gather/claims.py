@@ -28,7 +28,7 @@ class Claims:
         self._raced = False
         self._lost: dict[int, set[int]] = {}
 
-    def give(self, sender: int, positions: I64, *, rival: bool) -> None:
+    def assign(self, sender: int, positions: I64, *, rival: bool) -> None:
         """Give entries to a sender: unclaimed ones, or, with `rival`, entries of one other sender. Raises ValueError
         otherwise."""
         if (self.rival_of[positions] != NOBODY).any():

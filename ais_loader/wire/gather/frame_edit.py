@@ -118,7 +118,7 @@ def failed_as(frame: Frame, kind: str) -> Mask:
     return which
 
 
-def torn(frame: Frame, had_bytes: int) -> Frame:
+def torn(frame: Frame, old_bytes: int) -> Frame:
     """Adjust a frame whose first entry fails after the consumer has received some of its bytes.
 
     "Not found" then refers to the version of those bytes: the object was replaced since, and a new request gets the new
@@ -128,7 +128,7 @@ def torn(frame: Frame, had_bytes: int) -> Frame:
     fault = frame.errors.get(index, EntryFault("it is gone"))
     if frame.status[0] != pb.NOT_FOUND or fault.kind == ObjectDeleted.kind:
         return frame
-    message = f"{had_bytes:,} bytes of it had come when a node was lost, and were of another version: {fault.message}"
+    message = f"{old_bytes:,} bytes of it had come when a node was lost, and were of another version: {fault.message}"
     status = frame.status.copy()
     status[0] = pb.UNAVAILABLE
     return replace(frame, status=status, errors=frame.errors | {index: EntryFault(message, NodeUnavailable.kind)})

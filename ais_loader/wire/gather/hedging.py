@@ -36,7 +36,7 @@ class HedgeBudget:
         self._tokens = self._most
         self._lock = threading.Lock()
 
-    def asked(self, entries: int) -> None:
+    def requested(self, entries: int) -> None:
         """Add tokens for entries that were requested once."""
         with self._lock:
             self._tokens = min(self._most, self._tokens + self.share * entries)

@@ -117,7 +117,7 @@ class Reorder:
         begun = [at for at in self._partials if at in mine] if self._partials else []
         if begun and begun != [mine[0]]:
             raise ValueError("an entry that goes on in the middle must be the first of its sender")
-        self._claims.give(len(self._senders), mine, rival=rival)
+        self._claims.assign(len(self._senders), mine, rival=rival)
         self._senders.append(_Sender(mine, begun[0] if begun else None))
         return len(self._senders) - 1
 

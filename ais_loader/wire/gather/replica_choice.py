@@ -29,7 +29,7 @@ CLEARLY, SLACK_S = 1.5, 0.02
 _DEFAULT_ENTRY_S = 1e-4
 _SAMPLES = 3
 """The time per entry is the median of this many batches, since a batch that had to connect first is no measure."""
-_FORGET_S, _FORGET_SAID_S = 5.0, 1.0
+_FORGET_S, _FORGET_REPORT_S = 5.0, 1.0
 _SUSPICION_S = 2.0
 
 
@@ -95,8 +95,8 @@ class _Node:
         "busy_until_s",
         "measured_at_s",
         "open_entries",
-        "said_at_s",
-        "said_s",
+        "reported_at_s",
+        "reported_wait_s",
         "samples_s",
         "suspected_until_s",
     )
@@ -104,8 +104,8 @@ class _Node:
     def __init__(self) -> None:
         self.open_entries = 0
         self.samples_s: deque[float] = deque(maxlen=_SAMPLES)
-        self.measured_at_s = self.said_at_s = 0.0
-        self.busy_until_s = self.suspected_until_s = self.said_s = 0.0
+        self.measured_at_s = self.reported_at_s = 0.0
+        self.busy_until_s = self.suspected_until_s = self.reported_wait_s = 0.0
 
 
 class NodeLoads(Generic[K]):
@@ -121,7 +121,7 @@ class NodeLoads(Generic[K]):
         for node in self._nodes.values():
             node.open_entries = 0
 
-    def asked(self, node: K, entries: int) -> None:
+    def requested(self, node: K, entries: int) -> None:
         with self._lock:
             self._node(node).open_entries += entries
 
@@ -129,23 +129,23 @@ class NodeLoads(Generic[K]):
         """Record that entries are no longer awaited; `answered` of them arrived, after `waited_s` in total."""
         now = time.monotonic()
         with self._lock:
-            it = self._node(node)
-            it.open_entries = max(0, it.open_entries - entries)
+            observed = self._node(node)
+            observed.open_entries = max(0, observed.open_entries - entries)
             if not answered:
                 return
-            it.samples_s.append(waited_s / answered)
-            it.measured_at_s = now
+            observed.samples_s.append(waited_s / answered)
+            observed.measured_at_s = now
 
     def rejected(self, node: K, retry_after_s: float) -> None:
         with self._lock:
             self._node(node).busy_until_s = time.monotonic() + retry_after_s
 
-    def said(self, node: K, wait_s: float) -> None:
+    def report_wait(self, node: K, wait_s: float) -> None:
         """Record a node's report of how long a read waits before it begins."""
         if wait_s or node in self._nodes:
             with self._lock:
-                it = self._node(node)
-                it.said_s, it.said_at_s = wait_s, time.monotonic()
+                observed = self._node(node)
+                observed.reported_wait_s, observed.reported_at_s = wait_s, time.monotonic()
 
     def suspect(self, node: K) -> None:
         """Suspect a node that has reported that its replicas may be outdated."""
@@ -164,13 +164,13 @@ class NodeLoads(Generic[K]):
             return {node: self._load(self._nodes.get(node), typical_s, now) for node in nodes}
 
     @staticmethod
-    def _load(it: _Node | None, typical_s: float, now: float) -> Load:
-        if it is None:
+    def _load(observed: _Node | None, typical_s: float, now: float) -> Load:
+        if observed is None:
             return Load(0.0, typical_s)
         # An old measurement may no longer hold; the node gradually returns to a typical value.
-        samples_s = [*it.samples_s, *[typical_s] * (_SAMPLES - len(it.samples_s))]
-        own_s = sorted(samples_s)[_SAMPLES // 2]
-        entry_s = typical_s + (own_s - typical_s) * 0.5 ** ((now - it.measured_at_s) / _FORGET_S)
-        said_s = it.said_s * 0.5 ** ((now - it.said_at_s) / _FORGET_SAID_S)
-        backlog_s = it.open_entries * entry_s + max(0.0, it.busy_until_s - now) + said_s
-        return Load(backlog_s, max(entry_s, 1e-9), now < it.suspected_until_s)
+        samples_s = [*observed.samples_s, *[typical_s] * (_SAMPLES - len(observed.samples_s))]
+        measured_s = sorted(samples_s)[_SAMPLES // 2]
+        entry_s = typical_s + (measured_s - typical_s) * 0.5 ** ((now - observed.measured_at_s) / _FORGET_S)
+        reported_wait_s = observed.reported_wait_s * 0.5 ** ((now - observed.reported_at_s) / _FORGET_REPORT_S)
+        backlog_s = observed.open_entries * entry_s + max(0.0, observed.busy_until_s - now) + reported_wait_s
+        return Load(backlog_s, max(entry_s, 1e-9), now < observed.suspected_until_s)

@@ -133,7 +133,7 @@ class Gather:
         self._changed = asyncio.Event()
 
     def start(self) -> None:
-        self._resources.hedging.budget.asked(len(self._request.name))
+        self._resources.hedging.budget.requested(len(self._request.name))
         for node, positions in self._routing.by_node(range(len(self._request.name))).items():
             self._ask(node, positions)
         self._watch.start()
@@ -197,7 +197,7 @@ class Gather:
         endpoint = "" if here else str(self._routing.view.nodes[node].peer_endpoint)
         sender = PartSender(self.reorder.add_sender(positions, rival=hedge), node, endpoint, positions, hedge=hedge)
         if not here:
-            self._resources.loads.asked(endpoint, len(positions))
+            self._resources.loads.requested(endpoint, len(positions))
         self._senders[sender.number] = sender
         self.memory.begin(sender)
         part = self._routing.part(
@@ -240,7 +240,7 @@ class Gather:
         try:
             while (frame := await peer.next_frame()) is not None:
                 self._take(sender, frame)
-            self._resources.loads.said(sender.endpoint, peer.wait_us * 1e-6)
+            self._resources.loads.report_wait(sender.endpoint, peer.wait_us * 1e-6)
             self._complete(sender)
         except PeerError as error:
             self._lose(sender, error)

@@ -109,7 +109,7 @@ class ReplicaRouting:
         """Return the same, with less loaded holders first. Entries on this node stay here."""
         nodes = self.view.nodes
         # While objects move, only this order finds them.
-        if self.view.objects_go(self._request.bucket) or all(len(holders) < 2 for holders in placed):
+        if self.view.is_moving(self._request.bucket) or all(len(holders) < 2 for holders in placed):
             return placed
         known = self._loads.of(node.peer_endpoint for node in nodes)
         loads = {at: known[node.peer_endpoint] for at, node in enumerate(nodes)} | {self.here: Load()}

@@ -241,7 +241,7 @@ class SourceReader:
             if map_ is not None:
                 with contextlib.suppress(LoaderError, ValueError):
                     await self._node.learn(map_)
-        return view.objects_go([replica_set.bucket.name]) or self._node.map_version > view.version
+        return view.is_moving([replica_set.bucket.name]) or self._node.map_version > view.version
 
     def _streams(self, wanted: wire.ComposeRange, replica_set: ReplicaSet | None) -> Iterator[SourceStream]:
         """Yield one stream per node that may have the object, best first: this node, then those that have answered
