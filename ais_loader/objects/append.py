@@ -45,12 +45,12 @@ def append(transport: Transport, bucket: str, name: str, data: Content, timeout_
     """See Bucket.append."""
     parts.require_ordinary(name)
 
-    def look() -> tuple[str, int]:
-        there = transport.head(bucket, name)
-        return there.version, there.size_bytes
+    def read_end() -> tuple[str, int]:
+        info = transport.head(bucket, name)
+        return info.version, info.size_bytes
 
     with _stored(transport, bucket, Source(data)) as tail:
-        return _append(transport, bucket, name, look, tail, lambda size_bytes: 0, timeout_s)
+        return _append(transport, bucket, name, read_end, tail, lambda size_bytes: 0, timeout_s)
 
 
 def append_members(
@@ -64,7 +64,7 @@ def append_members(
     names = [name for name, _ in members]
     _check_members(names)
 
-    def look() -> tuple[str, int]:
+    def read_end() -> tuple[str, int]:
         end = transport.tar_end(pb.TarEndRequest(bucket=bucket, name=shard, member=names))
         if end.member:
             raise errors.MemberExists(f"{bucket}/{shard} has a member {end.member[0]!r} already; nothing was changed")
@@ -75,14 +75,14 @@ def append_members(
         return zeros + -(size_bytes + zeros) % tarfile.RECORDSIZE
 
     with _stored(transport, bucket, Source(b"".join(_packed(members)))) as tail:
-        return _append(transport, bucket, shard, look, tail, end_of_archive, timeout_s)
+        return _append(transport, bucket, shard, read_end, tail, end_of_archive, timeout_s)
 
 
 def _append(
     transport: Transport,
     bucket: str,
     name: str,
-    look: Callable[[], tuple[str, int]],
+    read_end: Callable[[], tuple[str, int]],
     tail: _Tail,
     zeros: Callable[[int], int],
     timeout_s: float,
@@ -100,7 +100,7 @@ def _append(
         kept: list[pb.ComposePart] = []
         kept_bytes = 0
         try:
-            condition.if_version, kept_bytes = look()
+            condition.if_version, kept_bytes = read_end()
         except errors.ObjectNotFound:
             condition.if_absent = True
         else:
@@ -108,7 +108,7 @@ def _append(
         end = pb.ComposePart(data=bytes(zeros(kept_bytes + tail.size_bytes)))
         request = make_request(bucket, name, [*kept, tail.part, end], metadata=None if kept else {})
         request.object.condition.CopyFrom(condition)
-        lost: errors.NodeUnavailable | None = None
+        unanswered: errors.NodeUnavailable | None = None
         patience = RetryBudget(_RETRY_S)
         try:
             with tries.raise_if_unknown():
@@ -116,19 +116,19 @@ def _append(
                     try:
                         return transport.compose(request, retry=False, tries=tries)
                     except errors.NodeUnavailable as error:
-                        lost = error
+                        unanswered = error
                         patience.pause(error)
         except (errors.VersionConflict, errors.ObjectNotFound):
             # Another writer was first, so the bytes have not been appended, unless the lost answer was a success.
-            if lost is not None and _is_there(transport, bucket, name, kept_bytes, tail):
-                raise errors.OutcomeUnknown(f"{bucket}/{name}: it may have been appended: {lost}") from lost
+            if unanswered is not None and _is_appended(transport, bucket, name, kept_bytes, tail):
+                raise errors.OutcomeUnknown(f"{bucket}/{name}: it may have been appended: {unanswered}") from unanswered
             if time.monotonic() > give_up_at:
                 raise
         time.sleep(_BACKOFF.pause_s(overtaken))
         overtaken += 1
 
 
-def _is_there(transport: Transport, bucket: str, name: str, at: int, tail: _Tail) -> bool:
+def _is_appended(transport: Transport, bucket: str, name: str, at: int, tail: _Tail) -> bool:
     """Whether these bytes are at the position where they were to be appended; later appends do not move them."""
     checksum = 0
     try:

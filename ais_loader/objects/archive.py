@@ -80,7 +80,7 @@ class BatchArchive:
         self._batch = batch
         self._archive = archive
         self._names = names
-        self._begun = False
+        self._has_delivered = False
         self.entries = len(batch)
         self.delivered = 0
         """Entries that are in the archive so far, including placeholders."""
@@ -134,11 +134,11 @@ class BatchArchive:
 
     def _written_to(self, target: Writable) -> Iterator[None]:
         """Write one member at each step. After the last step the archive is complete."""
-        if self._begun:  # the rest of the batch would be an archive too
+        if self._has_delivered:  # the rest of the batch would be an archive too
             raise InvalidRequest(
                 "this archive has been written already: a batch is delivered once; fetch the entries again"
             )
-        self._begun = True
+        self._has_delivered = True
         writer = _ZipWriter(target) if self._archive == "zip" else _TarWriter(target, self._archive)
         with self._batch:
             try:
@@ -169,10 +169,10 @@ class _Pending:
     def flush(self) -> None: ...
 
     def take(self) -> bytes:
-        taken = b"".join(self._parts)
+        data = b"".join(self._parts)
         self._parts.clear()
         self.size_bytes = 0
-        return taken
+        return data
 
 
 class _TarWriter:

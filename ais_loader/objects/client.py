@@ -247,7 +247,7 @@ class Client:
         if any(entry.ranges is not None for entry in parsed):
             parsed = of_one_version(parsed, lambda bucket, names: self.bucket(bucket).head_many(names))
             joined = JoinedRanges(parsed)
-        _, requests = requests_for_entries(parsed if joined is None else joined.asked, chosen)
+        _, requests = requests_for_entries(parsed if joined is None else joined.requested, chosen)
         if archive is not None:
             check_names(parsed, archive_names)
         batch = self._batch(parsed, requests, chosen, joined=joined, opaque=opaque)
@@ -303,19 +303,19 @@ class Client:
     def _pipelined(
         self, batches: Iterable[Sequence[EntryLike] | WithOpaque], in_flight: int, options: dict[str, Any]
     ) -> Generator[Batch, None, None]:
-        under_way: deque[Batch] = deque()
+        pending: deque[Batch] = deque()
         try:
             for entries in batches:
                 if isinstance(entries, WithOpaque):
-                    under_way.append(self.get_batch(entries.entries, opaque=entries.opaque, **options))
+                    pending.append(self.get_batch(entries.entries, opaque=entries.opaque, **options))
                 else:
-                    under_way.append(self.get_batch(entries, **options))
-                if len(under_way) >= in_flight:
-                    yield under_way.popleft()
-            while under_way:
-                yield under_way.popleft()
+                    pending.append(self.get_batch(entries, **options))
+                if len(pending) >= in_flight:
+                    yield pending.popleft()
+            while pending:
+                yield pending.popleft()
         finally:
-            for batch in under_way:
+            for batch in pending:
                 batch.close()
 
     def open(self, url: str, **options: Any) -> ObjectFile:

@@ -89,12 +89,12 @@ def _delete_copied(transport: Transport, before: ObjectInfo) -> None:
         except errors.NodeUnavailable as error:
             patience.pause(error)  # unlike other deletions, it can be repeated: no other version is at risk
         except errors.VersionConflict:
-            if _is_gone(transport, before):
+            if _is_deleted(transport, before):
                 return
             raise
 
 
-def _is_gone(transport: Transport, before: ObjectInfo) -> bool:
+def _is_deleted(transport: Transport, before: ObjectInfo) -> bool:
     """Whether an earlier attempt, or another client, has deleted the source. Its copy exists."""
     try:
         transport.head(before.bucket, before.name)
@@ -114,7 +114,7 @@ def copy_prefix(
     progress: OnProgress | None,
 ) -> CopySummary:
     """See `Bucket.copy_prefix`."""
-    tally = _taken(each_copied(transport, bucket, prefix, to_bucket, to, remove=False), on_error, progress)
+    tally = _summarized(each_copied(transport, bucket, prefix, to_bucket, to, remove=False), on_error, progress)
     return CopySummary(
         copied=tally.done,
         skipped=tally.skipped,
@@ -135,13 +135,13 @@ def rename_prefix(
     progress: OnProgress | None,
 ) -> RenameSummary:
     """See `Bucket.rename_prefix`."""
-    tally = _taken(each_copied(transport, bucket, prefix, to_bucket, to, remove=True), on_error, progress)
+    tally = _summarized(each_copied(transport, bucket, prefix, to_bucket, to, remove=True), on_error, progress)
     return RenameSummary(
         renamed=tally.done, size_bytes=tally.size_bytes, failed=tally.failed, failures=tuple(tally.failures)
     )
 
 
-def _taken(
+def _summarized(
     results: Generator[tuple[ObjectInfo, Copied], None, None], on_error: OnError, progress: OnProgress | None
 ) -> Tally:
     check_on_error(on_error, "raise", "return")
@@ -188,15 +188,15 @@ def each_copied(
             f"prefixes {prefix!r} and {to!r} of one bucket overlap: objects would be copied on top of each other"
         )
 
-    def one(source: ObjectInfo, there: ObjectInfo | None) -> ObjectInfo | None:
-        if there is not None and _is_equal(source, there):
-            made = there
+    def one(source: ObjectInfo, stored: ObjectInfo | None) -> ObjectInfo | None:
+        if stored is not None and _is_equal(source, stored):
+            made = stored
         else:
-            there, name = None, to + source.name[len(prefix) :]
+            stored, name = None, to + source.name[len(prefix) :]
             made = copy_object(transport, bucket, source.name, to_bucket, name, version=source.version)
         if remove:
             _delete_copied(transport, source)
-        return made if remove or there is None else None
+        return made if remove or stored is None else None
 
     waiting: deque[tuple[ObjectInfo, Future[ObjectInfo | None]]] = deque()
 
@@ -213,8 +213,8 @@ def each_copied(
     targets = transport.objects(to_bucket, prefix=to, page_size=_PAGE_SIZE)
     pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="ais-loader-copy")
     try:
-        for source, there in _paired(sources, len(prefix), targets, len(to)):
-            waiting.append((source, pool.submit(one, source, there)))
+        for source, stored in _paired(sources, len(prefix), targets, len(to)):
+            waiting.append((source, pool.submit(one, source, stored)))
             if len(waiting) >= 2 * IN_FLIGHT:
                 yield first_done()
         while waiting:
@@ -227,12 +227,12 @@ def _paired(
     sources: Iterator[ObjectInfo], cut: int, targets: Iterator[ObjectInfo], target_cut: int
 ) -> Iterator[tuple[ObjectInfo, ObjectInfo | None]]:
     """Pair each source with the object at its new place. Both lists are sorted by what follows their prefixes."""
-    there = next(targets, None)
+    stored = next(targets, None)
     for source in sources:
         rest = source.name[cut:].encode()
-        while there is not None and there.name[target_cut:].encode() < rest:
-            there = next(targets, None)
-        yield source, there if there is not None and there.name[target_cut:].encode() == rest else None
+        while stored is not None and stored.name[target_cut:].encode() < rest:
+            stored = next(targets, None)
+        yield source, stored if stored is not None and stored.name[target_cut:].encode() == rest else None
 
 
 def _is_equal(one: ObjectInfo, other: ObjectInfo) -> bool:

@@ -103,21 +103,21 @@ def _together(
     """Yield the results of `work` for each group, as they become available, a few groups in parallel. Sets `ended` when
     the consumer stops."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="ais-loader-download") as pool:
-        under_way: set[Future[list[tuple[ObjectInfo, Outcome]]]] = set()
+        pending: set[Future[list[tuple[ObjectInfo, Outcome]]]] = set()
         try:
             for group in groups:
-                under_way.add(pool.submit(work, group))
-                if len(under_way) > _THREADS:  # one more than can be written, so that no thread waits for the listing
-                    done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                pending.add(pool.submit(work, group))
+                if len(pending) > _THREADS:  # one more than can be written, so that no thread waits for the listing
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
                     for one in done:
                         yield from one.result()
-            while under_way:
-                done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
                 for one in done:
                     yield from one.result()
         finally:
             ended.set()
-            for one in under_way:
+            for one in pending:
                 one.cancel()
 
 
@@ -139,20 +139,20 @@ class _Files:
         to_write: list[ToFile] = []
         for info, relative in group:
             path = os.path.join(self._top, relative)
-            seen = self._seen(info, relative, path)
-            if seen is None:
+            outcome = self._outcome_before(info, relative, path)
+            if outcome is None:
                 to_write.append((info, path))
             else:
-                outcomes.append((info, seen))
+                outcomes.append((info, outcome))
         try:
-            for (info, path), came in self._fetched(to_write):
-                error = came if isinstance(came, errors.LoaderError) else self._write(path, info, came)
+            for (info, path), fetched in self._fetched(to_write):
+                error = fetched if isinstance(fetched, errors.LoaderError) else self._write(path, info, fetched)
                 outcomes.append((info, True if error is None else error))
         except _Ended:
             pass
         return outcomes
 
-    def _seen(self, info: ObjectInfo, relative: str, path: str) -> Outcome | None:
+    def _outcome_before(self, info: ObjectInfo, relative: str, path: str) -> Outcome | None:
         """Return the result of an object that can be decided without its bytes: an error, or that the file exists
         already."""
         if "\0" in relative or any(part in ("", ".", "..") for part in relative.split("/")):
@@ -168,14 +168,14 @@ class _Files:
             return errors.InvalidRequest(f"{path} is there with other bytes; overwrite=True replaces it")
         return None
 
-    def _fetched(self, wanted: Sequence[ToFile]) -> Iterator[tuple[ToFile, Iterable[memoryview] | errors.LoaderError]]:
+    def _fetched(self, files: Sequence[ToFile]) -> Iterator[tuple[ToFile, Iterable[memoryview] | errors.LoaderError]]:
         """Yield each object with its bytes, in the listed version, or with the error."""
-        small = [one for one in wanted if one[0].size_bytes <= _SMALL_BYTES]
+        small = [one for one in files if one[0].size_bytes <= _SMALL_BYTES]
         entries = [info.entry(pinned=True) for info, _ in small]
         with self._bucket.client.get_batch(entries, on_error="placeholder", timeout_s=self._timeout_s) as batch:
             for one, item in zip(small, batch, strict=True):
                 yield one, [item.data] if item.error is None else item.error
-        for one in wanted:
+        for one in files:
             if one[0].size_bytes > _SMALL_BYTES:
                 try:
                     reader = self._bucket.reader(one[0].name, version=one[0].version, timeout_s=self._timeout_s)

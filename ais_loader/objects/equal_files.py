@@ -23,18 +23,18 @@ def without_equal(bucket: Bucket, files: Sequence[FileToStore]) -> tuple[list[Fi
     Costs one listing of the names' common prefix, and reading those files whose size is that of their object. A file
     that cannot be read is left to the `put`, which reports the reason. Raises LoaderError.
     """
-    there = _stored(bucket, [file.name for file in files if not file.is_stream])
-    left = [file for file in files if not _is_equal(file, there.get(file.name))]
+    stored = _stored(bucket, [file.name for file in files if not file.is_stream])
+    left = [file for file in files if not _is_equal(file, stored.get(file.name))]
     return left, len(files) - len(left)
 
 
 def _stored(bucket: Bucket, names: Sequence[str]) -> dict[str, ObjectInfo]:
     wanted = set(names)
-    infos: Iterator[ObjectInfo] = bucket.objects(_beginning(names)) if names else iter(())
+    infos: Iterator[ObjectInfo] = bucket.objects(_common_prefix(names)) if names else iter(())
     return {info.name: info for info in infos if info.name in wanted}
 
 
-def _beginning(names: Sequence[str]) -> str:
+def _common_prefix(names: Sequence[str]) -> str:
     """Return the longest common prefix of the names."""
     return os.path.commonprefix([min(names), max(names)])  # noqa: RUF071 - prefixes of names, not of paths
 

@@ -56,10 +56,10 @@ def put_folder(
     if identity_of(top) in own:
         raise errors.InvalidRequest(f"{top} is the store itself")
     plan = PutPlan()
-    begin = f"{prefix}/" if prefix and not prefix.endswith("/") else prefix
-    walk_folder(top, begin, plan, own, follow_links=follow_links, hidden=hidden, wanted=chooser(include, exclude))
+    start = f"{prefix}/" if prefix and not prefix.endswith("/") else prefix
+    walk_folder(top, start, plan, own, follow_links=follow_links, hidden=hidden, wanted=chooser(include, exclude))
     failures = [
-        Failure(begin + os.path.relpath(path, top), errors.SourceUnreadable(f"{path}: {reason}"), path=path)
+        Failure(start + os.path.relpath(path, top), errors.SourceUnreadable(f"{path}: {reason}"), path=path)
         for path, reason in [*plan.failures, *_unreadable(plan)]
     ]
     if failures and on_error == "raise":

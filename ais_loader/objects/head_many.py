@@ -19,13 +19,13 @@ def head_many(transport: Transport, bucket: str, names: Iterable[str]) -> list[O
     found: list[ObjectInfo | None] = []
     rest = iter(names)
     while group := list(itertools.islice(rest, NAMES_AT_ONCE)):
-        asked = dict.fromkeys(name for name in group if _can_be_asked(name))
-        answers = dict(zip(asked, transport.head_names(bucket, list(asked)), strict=True))
-        found += [_there(answers.get(name)) for name in group]
+        requested = dict.fromkeys(name for name in group if _is_valid(name))
+        answers = dict(zip(requested, transport.head_names(bucket, list(requested)), strict=True))
+        found += [_info_of(answers.get(name)) for name in group]
     return found
 
 
-def _can_be_asked(name: str) -> bool:
+def _is_valid(name: str) -> bool:
     """Whether a request can carry this name. Raises InvalidRequest if it is not a string."""
     try:
         require_text(name, errors.ObjectNotFound, "object name")
@@ -34,7 +34,7 @@ def _can_be_asked(name: str) -> bool:
     return True
 
 
-def _there(answer: ObjectInfo | errors.LoaderError | None) -> ObjectInfo | None:
+def _info_of(answer: ObjectInfo | errors.LoaderError | None) -> ObjectInfo | None:
     """Return the object, or None if not found. Raises any other error."""
     if isinstance(answer, errors.LoaderError) and not isinstance(answer, errors.NotFound):
         raise answer

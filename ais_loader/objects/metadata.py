@@ -23,8 +23,8 @@ def set_metadata(
     own = {key: value for key, value in metadata.items() if isinstance(key, str) and is_reserved(key)}
     if own:
         # The store keeps its own keys as they are, so metadata that was read may be written back with them.
-        there = transport.head(bucket, name).metadata
-        metadata = {key: value for key, value in metadata.items() if key not in own or there.get(key) != value}
+        stored = transport.head(bucket, name).metadata
+        metadata = {key: value for key, value in metadata.items() if key not in own or stored.get(key) != value}
     require_metadata(metadata)
     for tries_left in reversed(range(_TRIES)):
         version = if_version or transport.head(bucket, name).version

@@ -178,11 +178,11 @@ class MultipartUpload:
         try:
             return self._transport.head(self.bucket, self._folder + _MARKER)
         except errors.ObjectNotFound:
-            raise _gone(self.id, self.name) from None
+            raise _no_upload(self.id, self.name) from None
 
     def _require_open(self) -> None:
         if _DONE in self._marker().metadata:
-            raise _gone(self.id, self.name)
+            raise _no_upload(self.id, self.name)
 
 
 def begin_upload(
@@ -198,12 +198,12 @@ def begin_upload(
 
 
 def resume_upload(transport: Transport, bucket: str, name: str, upload_id: str) -> MultipartUpload:
-    said = _read_marker(transport, bucket, upload_id)
-    if said is None:
-        raise _gone(upload_id, name)
-    if said["name"] != name:
-        raise errors.InvalidRequest(f"upload {upload_id} belongs to the object {said['name']!r}, not to {name!r}")
-    return MultipartUpload(transport, bucket, name, upload_id, said["part_bytes"], said["metadata"])
+    marker = _read_marker(transport, bucket, upload_id)
+    if marker is None:
+        raise _no_upload(upload_id, name)
+    if marker["name"] != name:
+        raise errors.InvalidRequest(f"upload {upload_id} belongs to the object {marker['name']!r}, not to {name!r}")
+    return MultipartUpload(transport, bucket, name, upload_id, marker["part_bytes"], marker["metadata"])
 
 
 def _put_marker(
@@ -215,33 +215,33 @@ def _put_marker(
     metadata: dict[str, str],
     state: dict[str, str],
 ) -> None:
-    said = json.dumps({"name": name, "part_bytes": part_bytes, "metadata": metadata}).encode()
-    put_part(transport, bucket, folder(upload_id) + _MARKER, Source(said), state)
+    marker = json.dumps({"name": name, "part_bytes": part_bytes, "metadata": metadata}).encode()
+    put_part(transport, bucket, folder(upload_id) + _MARKER, Source(marker), state)
 
 
 def _read_marker(transport: Transport, bucket: str, upload_id: str) -> dict[str, Any] | None:
     name = folder(upload_id) + _MARKER
     try:
         chunks = transport.get(bucket, name, start=0, length=None, member=None, verify=True, timeout_s=30.0)
-        said: dict[str, Any] = json.loads(b"".join(chunks))
+        marker: dict[str, Any] = json.loads(b"".join(chunks))
     except errors.ObjectNotFound:
         return None
-    return said
+    return marker
 
 
 def uploads(transport: Transport, bucket: str) -> Iterator[UploadInfo]:
     """See Bucket.uploads."""
     found = transport.objects(bucket, prefix=PREFIX, page_size=_PAGE_SIZE)
     for upload_id, group in itertools.groupby(found, key=lambda info: info.name[len(PREFIX) :].partition("/")[0]):
-        there = list(group)
-        stored = [info for info in there if not info.name.endswith(_MARKER)]
-        said = _read_marker(transport, bucket, upload_id) if len(stored) < len(there) else None
+        group_infos = list(group)
+        stored = [info for info in group_infos if not info.name.endswith(_MARKER)]
+        marker = _read_marker(transport, bucket, upload_id) if len(stored) < len(group_infos) else None
         yield UploadInfo(
             upload_id,
-            said["name"] if said is not None else "",
+            marker["name"] if marker is not None else "",
             len(stored),
             sum(info.size_bytes for info in stored),
-            max(info.modified_ns for info in there),
+            max(info.modified_ns for info in group_infos),
         )
 
 
@@ -258,5 +258,5 @@ def _part(info: ObjectInfo) -> PartInfo:
     return PartInfo(int(info.name.rpartition("/")[2]), info.size_bytes, info.checksum, info.version)
 
 
-def _gone(upload_id: str, name: str) -> errors.ObjectNotFound:
+def _no_upload(upload_id: str, name: str) -> errors.ObjectNotFound:
     return errors.ObjectNotFound(f"no upload {upload_id} of {name!r}: it was completed or aborted, or never begun")

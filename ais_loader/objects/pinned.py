@@ -26,7 +26,7 @@ def pinned_head(transport: Transport, bucket: str, name: str, version: str | Non
     """Return the object's info if it has this version (None: any). Raises ObjectNotFound, BucketNotFound."""
     info = transport.head(bucket, name)
     if version is not None and info.version != version:
-        raise _gone(bucket, name, version, info.version)
+        raise _replaced(bucket, name, version, info.version)
     return info
 
 
@@ -58,7 +58,7 @@ def pinned_members(
     listed = False
     for member in transport.list_members(bucket, name, prefix=prefix, page_size=page_size):
         if member.version != version:  # all pages are of one version
-            raise _gone(bucket, name, version, member.version)
+            raise _replaced(bucket, name, version, member.version)
         listed = True
         yield member
     if not listed:
@@ -75,5 +75,5 @@ def pinned_member(transport: Transport, archive: ObjectInfo, member: str) -> Obj
     raise MemberNotFound(f"{bucket}/{name}: no member {member!r}")
 
 
-def _gone(bucket: str, name: str, version: str, there: str) -> ObjectNotFound:
-    return ObjectNotFound(f"{bucket}/{name}: version {version} is gone, the store has {there}")
+def _replaced(bucket: str, name: str, version: str, newest: str) -> ObjectNotFound:
+    return ObjectNotFound(f"{bucket}/{name}: version {version} is gone, the store has {newest}")

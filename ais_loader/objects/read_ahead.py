@@ -58,7 +58,7 @@ class Ramp:
         """Whether the distance has reached its limit."""
         return max(self.ahead_bytes, wanted_bytes) >= max(self.limit_bytes, FIRST_BYTES)
 
-    def ask_until(self, position: int, planned: int, wanted_bytes: int, size_bytes: int) -> int:
+    def request_until(self, position: int, planned: int, wanted_bytes: int, size_bytes: int) -> int:
         """Return the position up to which to request now. The reader is at `position`, and everything up to `planned`
         has been requested. A result of `planned` requests nothing."""
         most = max(self.limit_bytes, FIRST_BYTES)
@@ -96,7 +96,7 @@ class ReadAhead:
         self._member = member
         self._options: dict[str, Any] = {"timeout_s": timeout_s, "verify_ranges": verify}
         self._limit_bytes = limit_bytes
-        self._under_way: deque[tuple[Batch, bool]] = deque()
+        self._pending: deque[tuple[Batch, bool]] = deque()
         """Batches in flight, each with whether it is a long one."""
         self._long_from = 0
         """Position before which no long batch is requested."""
@@ -128,8 +128,8 @@ class ReadAhead:
 
     def _next_item(self, wanted_bytes: int) -> Item:
         while True:
-            self._ask(wanted_bytes)
-            batch, is_long = self._under_way[0]
+            self._request(wanted_bytes)
+            batch, is_long = self._pending[0]
             try:
                 item = next(batch, None)
             except (NodeUnavailable, Overloaded):
@@ -140,18 +140,18 @@ class ReadAhead:
                 continue
             if item is not None:
                 return item
-            self._under_way.popleft()
+            self._pending.popleft()
 
-    def _ask(self, wanted_bytes: int) -> None:
+    def _request(self, wanted_bytes: int) -> None:
         """Request what should be in flight and is not yet."""
         straight = self._ramp.is_straight(wanted_bytes)
-        until = self._ramp.ask_until(self.position, self._planned, wanted_bytes, self._info.size_bytes)
-        if until > self._planned and not (straight and self._ask_long()):
+        until = self._ramp.request_until(self.position, self._planned, wanted_bytes, self._info.size_bytes)
+        if until > self._planned and not (straight and self._request_long()):
             batch = self._client.get_batch(self._entries(until, CHUNK_BYTES), **self._options)
-            self._under_way.append((batch, False))
+            self._pending.append((batch, False))
             self._planned = until
 
-    def _ask_long(self) -> bool:
+    def _request_long(self) -> bool:
         """Request the rest as a long batch, if that is possible and worthwhile."""
         until = min(self._info.size_bytes, self._planned + LONG_BYTES)
         if self._planned < self._long_from or min(until - self._planned, self._limit_bytes) < LONG_FROM_BYTES:
@@ -161,7 +161,7 @@ class ReadAhead:
         )
         if batch is None:
             return False
-        self._under_way.append((batch, True))
+        self._pending.append((batch, True))
         self._planned = until
         return True
 
@@ -174,5 +174,5 @@ class ReadAhead:
 
     def close(self) -> None:
         """Abandon the batches in flight. May be called again."""
-        while self._under_way:
-            self._under_way.popleft()[0].close()
+        while self._pending:
+            self._pending.popleft()[0].close()

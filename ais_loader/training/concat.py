@@ -62,9 +62,9 @@ class ConcatDataset(torch.utils.data.ConcatDataset[Any]):  # type: ignore[misc] 
         samples: list[Any] = []
         requests: dict[int, list[tuple[int, Any, int]]] = {}
         for at, index in enumerate(as_integers(indices)):
-            wanted = checked_index(index, count)
-            number = bisect.bisect_right(self.cumulative_sizes, wanted)
-            within = wanted - (self.cumulative_sizes[number - 1] if number else 0)
+            position = checked_index(index, count)
+            number = bisect.bisect_right(self.cumulative_sizes, position)
+            within = position - (self.cumulative_sizes[number - 1] if number else 0)
             requests.setdefault(self._leads[number], []).append((at, self.datasets[number], within))
             samples.append(None)
         for lead, parts in requests.items():
@@ -112,9 +112,9 @@ def _fetched(lead: Any, parts: list[tuple[int, Any, int]]) -> list[Any]:
         return own(item)
 
     samples = take_samples(batch, decode if is_decoded else None)
-    told: list[Any] = []
+    called: list[Any] = []
     for source in sources.values():
-        if source._on_batch is not None and source._on_batch not in told:
-            told.append(source._on_batch)
+        if source._on_batch is not None and source._on_batch not in called:
+            called.append(source._on_batch)
             source._on_batch(batch.timing)
     return samples

@@ -160,8 +160,8 @@ def _decoded(batch: Batch, decode: Decode) -> Iterator[Any]:
             yield decode(item)
         except Exception as error:
             entry = to_entry(item.entry)
-            where = f"ais://{entry.bucket}/{entry.name}" + (f"/{entry.member}" if entry.member else "")
-            error.add_note(f"raised by decode() for entry {item.index} of its batch, {where}")
+            place = f"ais://{entry.bucket}/{entry.name}" + (f"/{entry.member}" if entry.member else "")
+            error.add_note(f"raised by decode() for entry {item.index} of its batch, {place}")
             raise
 
 
@@ -361,7 +361,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         self._start = Position()
         self._share: WorkerShare | None = None
         self._run: Run | None = None
-        self._look_for_start = False
+        self._find_start = False
         # The start position where workers that outlive an iteration can see it: (epoch, step) in shared memory.
         self._shared_start = torch.zeros(2, dtype=torch.int64).share_memory_()
         self._owner_pid = os.getpid()
@@ -438,7 +438,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
 
     def _move(self, start: Position, share: WorkerShare | None) -> None:
         self._start, self._share, self._run = start, share, None
-        self._look_for_start = False
+        self._find_start = False
         if get_worker_info() is None:
             self._shared_start[0], self._shared_start[1] = start.epoch, start.step
 
@@ -448,9 +448,9 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         worker, num_workers = (info.id, info.num_workers) if info is not None else (0, 1)
         if info is not None:
             # A worker begins with the position that it was made with or given; used again, it looks where that is now.
-            if self._look_for_start:
+            if self._find_start:
                 self._start, self._share = Position(*self._shared_start.tolist()), None
-            self._look_for_start = True
+            self._find_start = True
         rank, world_size = self.place()
         start = self._begin(self._start) if self._share is None else self._start
         mine = split_steps(
@@ -534,8 +534,8 @@ class Run:
         self.is_workers = resumed is not None or get_worker_info() is not None
         self.delivered = 0
         if resumed is not None:
-            here = WorkerShare(worker, num_workers, world_size, resumed.batches)
-            if here != resumed:
+            share = WorkerShare(worker, num_workers, world_size, resumed.batches)
+            if share != resumed:
                 raise InvalidRequest(
                     f"the state of worker {resumed.worker} of {resumed.num_workers} under {resumed.world_size} ranks "
                     f"cannot resume worker {worker} of {num_workers} under {world_size}; a state of BatchLoader could"

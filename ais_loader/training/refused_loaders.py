@@ -15,8 +15,8 @@ with needs("torch", "datasets"):
 
 def refuse_batches_of_batches(caller: FrameType) -> None:
     """Raises InvalidRequest if the caller is a DataLoader's fetcher that forms batches of its own."""
-    asks = caller.f_locals.get("self")
-    if isinstance(asks, _BaseDatasetFetcher) and asks.auto_collation:
+    loader = caller.f_locals.get("self")
+    if isinstance(loader, _BaseDatasetFetcher) and loader.auto_collation:
         raise InvalidRequest(
             "BatchIterableDataset yields whole batches, and this DataLoader would make batches of them: give the plan "
             "the batch_size, and use BatchLoader(dataset), or DataLoader(dataset, batch_size=None)"
@@ -30,13 +30,13 @@ def refuse_accelerate(caller: FrameType | None, place: Callable[[], tuple[int, i
     """
     loaders = sys.modules.get("accelerate.data_loader")
     while loaders is not None and caller is not None:
-        asks = caller.f_locals.get("self")
-        if isinstance(asks, loaders.SkipDataLoader):
+        loader = caller.f_locals.get("self")
+        if isinstance(loader, loaders.SkipDataLoader):
             raise InvalidRequest(
                 "accelerate's skip_first_batches does not know the epoch to skip batches of: resume at the exact "
                 "batch with BatchLoader.load_state_dict; Trainer also needs ignore_data_skip=True"
             )
-        if isinstance(asks, loaders.DataLoaderDispatcher) and place()[1] > 1:
+        if isinstance(loader, loaders.DataLoaderDispatcher) and place()[1] > 1:
             raise InvalidRequest(
                 "accelerate would read the batches of rank 0 only, and divide them among all ranks: pass "
                 "BatchLoader(dataset) to prepare(), which leaves it as it is"

@@ -159,11 +159,11 @@ class TransformJob:
         """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         with ExitStack() as held:
-            tell = held.enter_context(_Bar(self.name)).tell if progress is True else progress or None
+            report = held.enter_context(_Bar(self.name)).report if progress is True else progress or None
             for info in _watched(self._transport, self.name):
                 self._info = info
-                if tell is not None:
-                    tell(self.counts)
+                if report is not None:
+                    report(self.counts)
                 if self.state != "running":
                     break
                 if until_s is not None and time.monotonic() >= until_s:
@@ -225,7 +225,7 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def tell(self, counts: JobCounts) -> None:
+    def report(self, counts: JobCounts) -> None:
         self._bar.total = counts.seen
         self._bar.n = counts.transformed + counts.skipped + counts.failed
         self._bar.set_postfix(failed=counts.failed, refresh=False)
@@ -309,10 +309,10 @@ def plan_job(transport: Transport, job: pb.TransformJob) -> list[PlannedResult]:
     else:
         listed = transport.objects(job.bucket, prefix=job.prefix, page_size=1000)
         found = [info.name for info in listed if names.takes(info.name)]
-    there = set(found)
+    existing = set(found)
     planned = []
     for name in found:
-        rival = next((one for one in names.rivals(name) if one in there), None)
+        rival = next((one for one in names.rivals(name) if one in existing), None)
         refused = f"{rival!r} has a result of the same name" if rival is not None else ""
         planned.append(PlannedResult(name, names.result_of(name), refused))
     return planned

@@ -59,7 +59,7 @@ class Batch:
         self.failures: dict[int, LoaderError] = {}
         """After `tobytes` or `packed`: the error of each entry that failed, by its index."""
         self._joined = joined  # ranges of `entries`, which are then requested separately
-        asked = len(entries) if joined is None else len(joined.asked)
+        requested = len(entries) if joined is None else len(joined.requested)
         self._watch = Stopwatch()
         self.between_frames: Cause = "consumer"
         """Cause to which `timing` attributes the time between two frames; set by callers that consume frames for a
@@ -73,11 +73,11 @@ class Batch:
         self._raising = on_error == "raise"
         self._items: Iterator[Item] | None = None
         self._closed = False
-        self._came_to_its_end = False
+        self._has_ended = False
         self._ordered = all(request.ordered for request in requests)
         self._expected = 0
-        self._asked = asked
-        self._came: npt.NDArray[np.bool_] = np.zeros(0 if self._ordered else asked, np.bool_)
+        self._requested = requested
+        self._arrived: npt.NDArray[np.bool_] = np.zeros(0 if self._ordered else requested, np.bool_)
         self._pieces: tuple[int, bytearray] | None = None
         self._transformed = transformed_of(requests)
         self._advance()
@@ -95,7 +95,7 @@ class Batch:
 
     def __iter__(self) -> Iterator[Item]:
         """Iterate from where the last loop stopped. Raises InvalidRequest if all items have been delivered."""
-        if self._came_to_its_end:
+        if self._has_ended:
             raise InvalidRequest(
                 "this batch has been read already: each item is delivered once; keep list(batch), or fetch the "
                 "entries again"
@@ -124,7 +124,7 @@ class Batch:
                 continue
             for index, data in zip(frame.index.tolist(), frame.entries(), strict=True):
                 yield Item(index, entries[index], Status.OK, data, None, bucket)
-        self._came_to_its_end = True
+        self._has_ended = True
 
     def _deliver_marked(self, frame: Frame) -> Iterator[Item]:
         for index, status, data in zip(frame.index.tolist(), frame.status.tolist(), frame.entries(), strict=True):
@@ -178,8 +178,8 @@ class Batch:
                 watch.enter("wire")
             self._done_with(self._streams.popleft())
             self._advance()
-        if not self._closed and self._expected != self._asked:
-            raise LoaderError(f"the answer ended after {self._expected:,} of {self._asked:,} entries")
+        if not self._closed and self._expected != self._requested:
+            raise LoaderError(f"the answer ended after {self._expected:,} of {self._requested:,} entries")
 
     def _done_with(self, stream: FrameStream) -> None:
         self._retries += stream.retries
@@ -215,9 +215,9 @@ class Batch:
     def _check_order(self, frame: Frame) -> None:
         count = len(frame.index)
         if count and not self._ordered:
-            if int(frame.index.max()) >= len(self._came) or self._came[frame.index].any():
+            if int(frame.index.max()) >= len(self._arrived) or self._arrived[frame.index].any():
                 raise LoaderError(f"entry {int(frame.index[0])} or one that came with it was not due")
-            self._came[frame.index] = True
+            self._arrived[frame.index] = True
             self._expected += count
         elif count:
             first, last = int(frame.index[0]), int(frame.index[-1])
@@ -267,7 +267,7 @@ class Batch:
         return packed
 
     def _take_frames(self) -> Iterator[Frame]:
-        if self._came_to_its_end:
+        if self._has_ended:
             raise InvalidRequest(
                 "this batch has been read already: each item is delivered once; keep the result, or fetch the "
                 "entries again"
@@ -277,7 +277,7 @@ class Batch:
         if self._closed:
             raise Closed("this batch has been closed")
         self._items = iter(())
-        self._came_to_its_end = True
+        self._has_ended = True
         self.between_frames = "decode"
         return self._whole_frames()
 

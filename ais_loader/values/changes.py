@@ -167,19 +167,19 @@ class Tally:
     def add_done(self, size_bytes: int = 0) -> None:
         self.done += 1
         self.size_bytes += size_bytes
-        self._tell()
+        self._report()
 
     def add_skipped(self) -> None:
         self.skipped += 1
-        self._tell()
+        self._report()
 
     def add_failed(self, failure: Failure) -> None:
         self.failed += 1
         if self.keeps_all or len(self.failures) < MAX_FAILURES:
             self.failures.append(failure)
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._progress is not None:
             self._progress(
                 Progress(done=self.done, skipped=self.skipped, failed=self.failed, size_bytes=self.size_bytes)

@@ -46,22 +46,22 @@ def of_one_version(entries: list[Entry], head_many: HeadMany) -> list[Entry]:
 
 
 class JoinedRanges:
-    """Division of n entries into m >= n single ranges (`asked`), and the way back from their frames."""
+    """Division of n entries into m >= n single ranges (`requested`), and the way back from their frames."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         """Raises InvalidRequest for an entry with both a range and ranges, or with empty ranges."""
         counts = []
-        self.asked: list[Entry] = []
+        self.requested: list[Entry] = []
         for entry in entries:
             ranges = entry.ranges
             if ranges is None:
-                self.asked.append(entry)
+                self.requested.append(entry)
                 counts.append(1)
                 continue
             if not ranges or entry.start or entry.length is not None:
                 raise InvalidRequest(f"{entry!r}: need one range, by start and length, or several, by ranges")
             # A single range is expressed by start and length.
-            self.asked += [replace(entry, start=start, length=length, ranges=None) for start, length in ranges]
+            self.requested += [replace(entry, start=start, length=length, ranges=None) for start, length in ranges]
             counts.append(len(ranges))
         self._counts = np.array(counts, np.uint32)
         self._of: U32 = np.repeat(np.arange(len(counts), dtype=np.uint32), self._counts)

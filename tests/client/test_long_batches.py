@@ -39,7 +39,7 @@ def client(filled: NodeProcess, request: pytest.FixtureRequest, monkeypatch: pyt
 
 
 def reads_alone(reader: ObjectReader) -> bool:
-    return [is_long for _, is_long in reader._ahead._under_way] == [True]
+    return [is_long for _, is_long in reader._ahead._pending] == [True]
 
 
 def test_a_stream_is_read_whole_again_and_again(client: Client) -> None:

@@ -256,7 +256,7 @@ def test_a_reader_that_goes_straight_on_gets_more_and_more_up_to_the_limit() -> 
     position = planned = 0
     ahead = []
     while position < 400 << 20:
-        planned = ramp.ask_until(position, planned, 4096, size)
+        planned = ramp.request_until(position, planned, 4096, size)
         ahead.append(planned - position)
         position = min(planned, position + CHUNK_BYTES // 8)
     assert ahead[0] == FIRST_BYTES
@@ -265,9 +265,9 @@ def test_a_reader_that_goes_straight_on_gets_more_and_more_up_to_the_limit() -> 
 
 
 def test_a_large_read_is_asked_for_at_once_and_no_more_than_the_limit() -> None:
-    assert Ramp(64 << 20).ask_until(0, 0, 10 << 20, 1 << 40) == 10 << 20
-    assert Ramp(8 << 20).ask_until(0, 0, 10 << 20, 1 << 40) == 8 << 20
-    assert Ramp(8 << 20).ask_until(5, 5, 10 << 20, 100) == 100
+    assert Ramp(64 << 20).request_until(0, 0, 10 << 20, 1 << 40) == 10 << 20
+    assert Ramp(8 << 20).request_until(0, 0, 10 << 20, 1 << 40) == 8 << 20
+    assert Ramp(8 << 20).request_until(5, 5, 10 << 20, 100) == 100
 
 
 def test_what_has_been_read_is_kept_in_bounds(bucket: Bucket) -> None:
