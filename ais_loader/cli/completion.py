@@ -74,8 +74,8 @@ def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -
             if not slash:
                 found = [info.name + "/" for info in client.buckets()]
             else:
-                above, _, begun = rest.rpartition("/")
-                level = one_level(client.bucket(bucket), Target(bucket, above and above + "/"), begun)
+                above, _, start = rest.rpartition("/")
+                level = one_level(client.bucket(bucket), Target(bucket, above and above + "/"), start)
                 found = [f"{bucket}/{one.name}" for one in itertools.islice(level, _MOST)]
         names = [scheme + name for name in found if name.startswith(incomplete.removeprefix(scheme))]
         # A shell inserts them literally: a name must not become a command.

@@ -15,7 +15,7 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.equal_files import without_equal
 from ais_loader.objects.folder_walk import PutPlan
 
-_ASKED_TOGETHER = 1000
+_NAMES_PER_CALL = 1000
 
 
 def show_plan(
@@ -29,7 +29,7 @@ def show_plan(
     as_json: bool,
 ) -> None:
     """Print one line per file to standard output. Exits with 1 if the command would fail without --dry-run."""
-    skipped = there = 0
+    skipped = present = 0
     made = ""
     try:
         with store.reading() as client:
@@ -38,7 +38,7 @@ def show_plan(
             if skip_equal:
                 plan.files, skipped = without_equal(bucket, plan.files)
             if if_absent:
-                there = _without_present(bucket, plan)
+                present = _without_present(bucket, plan)
     except (StoreNotFound, BucketNotFound) as error:
         if not may_create:
             if isinstance(error, BucketNotFound):
@@ -60,8 +60,8 @@ def show_plan(
     note(f"would store {count} in bucket {dest.bucket}{made} ({size}); nothing was stored")
     if skipped:
         note(f"already there with the same bytes: {count_text(skipped, 'file')}")
-    if there:
-        note(f"already there, not replaced: {count_text(there, 'object')}")
+    if present:
+        note(f"already there, not replaced: {count_text(present, 'object')}")
     note_left_out(plan)
     if plan.failures:
         raise click.exceptions.Exit(1)
@@ -70,12 +70,12 @@ def show_plan(
 def _without_present(bucket: Bucket, plan: PutPlan) -> int:
     """Remove files whose objects exist from the plan. Return their number."""
     left = []
-    for first in range(0, len(plan.files), _ASKED_TOGETHER):
-        files = plan.files[first : first + _ASKED_TOGETHER]
+    for first in range(0, len(plan.files), _NAMES_PER_CALL):
+        files = plan.files[first : first + _NAMES_PER_CALL]
         found = bucket.exists_many([file.name for file in files])
-        left += [file for file, there in zip(files, found, strict=True) if not there]
-    taken, plan.files = len(plan.files) - len(left), left
-    return taken
+        left += [file for file, exists in zip(files, found, strict=True) if not exists]
+    present, plan.files = len(plan.files) - len(left), left
+    return present
 
 
 _LEFT_OUT = {

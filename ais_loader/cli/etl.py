@@ -282,7 +282,7 @@ def stop(name: str, as_json: bool, store: StoreChoice) -> None:
     """Stop the transform NAME: running processes end, and nothing is served until `etl start`."""
     with store.writing(create=False) as client:
         found = client.etl.stop(name)
-    _tell("stopped", found, as_json=as_json)
+    _report("stopped", found, as_json=as_json)
 
 
 @etl.command()
@@ -293,7 +293,7 @@ def start(name: str, as_json: bool, store: StoreChoice) -> None:
     """Serve the transform NAME again, in the same version."""
     with store.writing(create=False) as client:
         found = client.etl.start(name)
-    _tell("started", found, as_json=as_json)
+    _report("started", found, as_json=as_json)
 
 
 @etl.command()
@@ -305,10 +305,10 @@ def rm(name: str, as_json: bool, store: StoreChoice) -> None:
     with store.writing(create=False) as client:
         found = client.etl.get(name)
         client.etl.delete(name)
-    _tell("deleted", found, as_json=as_json)
+    _report("deleted", found, as_json=as_json)
 
 
-def _tell(what: str, found: TransformInfo, *, as_json: bool) -> None:
+def _report(what: str, found: TransformInfo, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_fields(found)))
     else:

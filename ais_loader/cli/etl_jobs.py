@@ -158,12 +158,12 @@ def cancel(name: str, forget: bool, as_json: bool, store: StoreChoice) -> None:
 def _wait(found: TransformJob) -> None:
     with progress(None, unit=" objects") as bar:
 
-        def tell(counts: JobCounts) -> None:
+        def report(counts: JobCounts) -> None:
             bar.total = counts.seen
             bar.update(counts.transformed + counts.skipped + counts.failed - bar.n)
 
         try:
-            found.wait(progress=tell)
+            found.wait(progress=report)
         except errors.TransformIncomplete as error:
             fail(printable(str(error)))
 

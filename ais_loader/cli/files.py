@@ -84,15 +84,15 @@ class _TextOnly:
 
     def __init__(self, terminal: ByteSink) -> None:
         self._terminal = terminal
-        self._begun = False
+        self._has_written = False
 
     def write(self, data: bytes | memoryview, /) -> object:
         # Only the first piece is certain to begin at a character boundary.
-        if has_controls(bytes(data)) if self._begun else looks_binary(bytes(data)):
+        if has_controls(bytes(data)) if self._has_written else looks_binary(bytes(data)):
             raise click.ClickException(
                 "this is not text, and standard output is a terminal: give a FILE, or use a pipe"
             )
-        self._begun = True
+        self._has_written = True
         return self._terminal.write(data)
 
 

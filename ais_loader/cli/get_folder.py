@@ -37,7 +37,7 @@ def get_folder(
     began = time.monotonic()
     last = Progress()
 
-    def heard(now: Progress) -> None:
+    def show(now: Progress) -> None:
         nonlocal last
         last = now
 
@@ -62,7 +62,7 @@ def get_folder(
                     overwrite=force,
                     timeout_s=_SILENCE_S,
                     on_error="return",
-                    progress=heard,
+                    progress=show,
                     on_bytes=moved,
                 )
             except BaseException as error:
@@ -87,10 +87,10 @@ def _total_bytes(bucket: Bucket, prefix: str) -> int | None:
         return None
 
 
-def _counts(written: int, size_bytes: int, there: int) -> str:
+def _counts(written: int, size_bytes: int, present: int) -> str:
     """Describe the progress so far."""
     found = f"wrote {count_text(written, 'file')} ({size_text(size_bytes)})"
-    return f"{found}, {there:,} were there already" if there else found
+    return f"{found}, {present:,} were there already" if present else found
 
 
 def _summarize(done: DownloadSummary, folder: str, took_s: float) -> None:

@@ -28,8 +28,8 @@ def exists(targets: tuple[Target, ...], quiet: bool, store: StoreChoice) -> None
         missing = [target for target in targets if target.bucket not in buckets]
         for name in dict.fromkeys(target.bucket for target in targets if target.bucket in buckets):
             of_it = [target for target in targets if target.bucket == name and target.name]
-            there = client.bucket(name).exists_many([target.name for target in of_it])
-            missing += [target for target, found in zip(of_it, there, strict=True) if not found]
+            exist = client.bucket(name).exists_many([target.name for target in of_it])
+            missing += [target for target, found in zip(of_it, exist, strict=True) if not found]
     if not quiet:
         for target in missing:
             note(f"{printable(str(target))} does not exist")

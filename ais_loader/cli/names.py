@@ -19,7 +19,7 @@ from ais_loader.values.summary import PrefixSummary
 if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket
 
-_LOOKED_AT = 1000
+_MAX_COMPARED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ Listed: TypeAlias = ObjectInfo | NameFolder
 
 
 def one_level(
-    bucket: Bucket, target: Target, begun: str = "", *, on_missing_drive: Literal["raise", "skip"] = "raise"
+    bucket: Bucket, target: Target, start: str = "", *, on_missing_drive: Literal["raise", "skip"] = "raise"
 ) -> Iterator[Listed]:
     """Yield the objects directly in a folder, and its subfolders, sorted by name.
 
-    The nodes count the folders. If there is nothing else, no names are fetched. `begun`: only names that begin with it,
+    The nodes count the folders. If there is nothing else, no names are fetched. `start`: only names that begin with it,
     relative to the folder. Nothing is counted while a drive is missing.
     """
     top = target.folder
@@ -50,10 +50,10 @@ def one_level(
     counted = {} if summary is None else {name: one for name, one in summary.by_prefix.items() if name != top}
     if summary is not None and summary.complete and top not in summary.by_prefix:
         yield from (
-            NameFolder(bucket.name, name, one) for name, one in counted.items() if name[len(top) :].startswith(begun)
+            NameFolder(bucket.name, name, one) for name, one in counted.items() if name[len(top) :].startswith(start)
         )
         return
-    for one in names_of_level(bucket, top + begun, on_missing_drive=on_missing_drive):
+    for one in names_of_level(bucket, top + start, on_missing_drive=on_missing_drive):
         yield one if isinstance(one, ObjectInfo) else NameFolder(bucket.name, one, counted.get(one))
 
 
@@ -76,5 +76,5 @@ def with_hint(reason: str, hint: str) -> str:
 def nearest_name(bucket: Bucket, name: str) -> str | None:
     """Return the most similar of the first thousand names in the same folder as a missing one."""
     top = name[: name.rfind("/") + 1]
-    there = [info.name for info in itertools.islice(bucket.objects(top, page_size=_LOOKED_AT), _LOOKED_AT)]
-    return nearest(name, there, cutoff=0.75)
+    names = [info.name for info in itertools.islice(bucket.objects(top, page_size=_MAX_COMPARED), _MAX_COMPARED)]
+    return nearest(name, names, cutoff=0.75)

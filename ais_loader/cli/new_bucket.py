@@ -57,10 +57,10 @@ def _bucket(client: Client, name: str, *, create: bool, copies: int | None) -> t
         try:
             client.create_bucket(name, copies=copies or 1)
         except BucketExists:
-            there = bucket.info().copies
-            if copies is not None and there != copies:
+            stored_copies = bucket.info().copies
+            if copies is not None and stored_copies != copies:
                 raise click.ClickException(
-                    f"bucket {name!r} exists, with {count_text(there, 'copy')} of each object; "
+                    f"bucket {name!r} exists, with {count_text(stored_copies, 'copy')} of each object; "
                     f"`ais-loader bucket set {name} copies={copies}` changes that"
                 ) from None
         else:

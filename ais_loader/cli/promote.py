@@ -93,7 +93,7 @@ def promote(
         began = time.monotonic()
         with Lines() as lines, progress(None, unit="B") as bar:
 
-            def told() -> Generator[PromoteResult, None, None]:
+            def reported() -> Generator[PromoteResult, None, None]:
                 for result in bucket.iter_promote(
                     path,
                     recursive=recursive,
@@ -113,7 +113,7 @@ def promote(
                         fail(printable(str(result.error)))
                     yield result
 
-            summary = promote_all(told(), on_error="return")
+            summary = promote_all(reported(), on_error="return")
             if as_json:
                 lines.add(json.dumps(_counts(summary)))
         _summarize(summary, dest.bucket, time.monotonic() - began)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES = 4 << 20
 """Smaller files are read completely and sent together; the others are streamed one by one."""
-_TOLD_OF_A_REASON = 20
+_MAX_LINES_PER_REASON = 20
 
 Stored: TypeAlias = tuple[FileToStore, ObjectInfo | LoaderError | OSError]
 
@@ -139,7 +139,7 @@ def put(
 def _run(bucket: Bucket, plan: PutPlan, how: PutHow, *, as_json: bool) -> bool:
     """Store the planned files and report on them. Returns False if anything failed."""
     began = time.monotonic()
-    stored = stored_bytes = there = 0
+    stored = stored_bytes = present = 0
     failed = len(plan.failures)
     try:
         with Lines() as lines, ExitStack() as held:
@@ -156,14 +156,14 @@ def _run(bucket: Bucket, plan: PutPlan, how: PutHow, *, as_json: bool) -> bool:
                         if as_json:
                             lines.add(json.dumps({"source": file.path, **info_fields(result)}))
                     elif how.if_absent and isinstance(result, VersionConflict):
-                        there += 1
+                        present += 1
                         if as_json:
                             lines.add(json.dumps({"source": file.path, "skipped": "there already"}))
                     else:
                         failed += 1
                         telling.add(file.path, _reason(result))
     finally:
-        _summarize(plan, bucket.name, stored, stored_bytes, there, failed, time.monotonic() - began)
+        _summarize(plan, bucket.name, stored, stored_bytes, present, failed, time.monotonic() - began)
     return not failed
 
 
@@ -184,25 +184,25 @@ class _Failures:
         self._of_reason[reason] += 1
         if self._lines is not None:
             self._lines.add(json.dumps({"source": path, "error": reason}))
-        elif self._of_reason[reason] <= _TOLD_OF_A_REASON:
+        elif self._of_reason[reason] <= _MAX_LINES_PER_REASON:
             fail(f"{printable(path)}: {printable(reason)}")
 
     def close(self) -> None:
         for reason, count in self._of_reason.items():
-            if self._lines is None and (more := count - _TOLD_OF_A_REASON) > 0:
+            if self._lines is None and (more := count - _MAX_LINES_PER_REASON) > 0:
                 fail(f"and {count_text(more, 'file')} more (--json lists them all): {printable(reason)}")
 
 
 def _summarize(
-    plan: PutPlan, bucket: str, stored: int, stored_bytes: int, there: int, failed: int, took_s: float
+    plan: PutPlan, bucket: str, stored: int, stored_bytes: int, present: int, failed: int, took_s: float
 ) -> None:
     rate = f", {size_text(stored_bytes / took_s)}/s" if took_s > 1 else ""
     done = f"{size_text(stored_bytes)} in {took_s:.2f} s{rate}"
     note(f"stored {count_text(stored, 'object')} in bucket {bucket} ({done})")
-    if left := len(plan.files) + len(plan.failures) - stored - there - failed:
+    if left := len(plan.files) + len(plan.failures) - stored - present - failed:
         note(f"not attempted: {count_text(left, 'file')}")
-    if there:
-        note(f"already there, not replaced: {count_text(there, 'object')}")
+    if present:
+        note(f"already there, not replaced: {count_text(present, 'object')}")
     if failed:
         note(f"failed: {count_text(failed, 'file')}")
     note_left_out(plan)

@@ -121,8 +121,8 @@ def chosen_url(context: click.Context, store: str | None) -> str | None:
         return store
     above: click.Context | None = context.parent
     while above is not None:  # the nearest of the group and the program
-        if said := above.params.get("store"):
-            return str(said)
+        if chosen := above.params.get("store"):
+            return str(chosen)
         above = above.parent
     return store
 

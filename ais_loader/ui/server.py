@@ -83,9 +83,9 @@ class StorePage:
         self._client = client
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ui")
 
-    async def _ask(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
-        asked = asyncio.get_running_loop().run_in_executor(self._threads, call, self._client, *arguments)
-        return await asyncio.wait_for(asked, _CALL_TIMEOUT_S)
+    async def _run(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
+        future = asyncio.get_running_loop().run_in_executor(self._threads, call, self._client, *arguments)
+        return await asyncio.wait_for(future, _CALL_TIMEOUT_S)
 
     def routes(self, prefix: str) -> list[web.RouteDef]:
         """Return all routes below `prefix`, which ends with a slash."""
@@ -109,30 +109,30 @@ class StorePage:
 
     def _json(self, call: Callable[..., dict[str, Any]], *names: str) -> _Handler:
         async def answer(request: web.Request) -> web.Response:
-            return web.json_response(await self._ask(call, *(_argument(request, name) for name in names)))
+            return web.json_response(await self._run(call, *(_argument(request, name) for name in names)))
 
         return answer
 
     async def _content(self, request: web.Request) -> web.StreamResponse:
         """Send the bytes of an object or a member, or a range of them, all of one version."""
-        what = await self._ask(store_view.content, *(_argument(request, name) for name in ("bucket", "name", "member")))
+        item = await self._run(store_view.content, *(_argument(request, name) for name in ("bucket", "name", "member")))
         try:
-            asked = request.http_range
-            start, stop, _ = asked.indices(what.size_bytes)
+            http_range = request.http_range
+            start, stop, _ = http_range.indices(item.size_bytes)
         except ValueError:
             raise web.HTTPRequestRangeNotSatisfiable from None
-        partial = asked.start is not None or asked.stop is not None
+        partial = http_range.start is not None or http_range.stop is not None
         if partial and start >= stop:
             raise web.HTTPRequestRangeNotSatisfiable
         answer = web.StreamResponse(status=206 if partial else 200, headers={**_HEADERS, **_OF_CONTENT})
-        answer.content_type = MEDIA.get(ending(what.shown_name), "application/octet-stream")
+        answer.content_type = MEDIA.get(ending(item.shown_name), "application/octet-stream")
         answer.content_length = stop - start
         answer.headers["Accept-Ranges"] = "bytes"
         if partial:
-            answer.headers["Content-Range"] = f"bytes {start}-{stop - 1}/{what.size_bytes}"
+            answer.headers["Content-Range"] = f"bytes {start}-{stop - 1}/{item.size_bytes}"
         if answer.content_type == "application/octet-stream":
             answer.headers["Content-Disposition"] = "attachment"
-        piece = await self._ask(store_view.read, what, start, min(_PIECE_BYTES, stop - start))
+        piece = await self._run(store_view.read, item, start, min(_PIECE_BYTES, stop - start))
         await answer.prepare(request)
         if request.method == "HEAD":
             return answer
@@ -140,7 +140,7 @@ class StorePage:
             while piece:
                 await answer.write(piece)
                 start += len(piece)
-                piece = await self._ask(store_view.read, what, start, min(_PIECE_BYTES, stop - start))
+                piece = await self._run(store_view.read, item, start, min(_PIECE_BYTES, stop - start))
             await answer.write_eof()
         except (LoaderError, TimeoutError):  # the headers have been sent: break the connection
             if request.transport is not None:

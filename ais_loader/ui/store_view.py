@@ -66,8 +66,8 @@ def folder(client: Client, bucket: str, prefix: str) -> dict[str, Any]:
     own = summary.objects - sum(one.objects for one in folders.values())
     found: list[ObjectInfo] = []
     if own > 0:
-        here = (one for one in one_level(client.bucket(bucket), prefix) if isinstance(one, ObjectInfo))
-        found = list(itertools.islice(here, MAX_OBJECTS))
+        infos = (one for one in one_level(client.bucket(bucket), prefix) if isinstance(one, ObjectInfo))
+        found = list(itertools.islice(infos, MAX_OBJECTS))
     return {
         "bucket": bucket,
         "prefix": prefix,
@@ -102,42 +102,42 @@ def content(client: Client, bucket: str, name: str, member: str | None) -> Store
     raise MemberNotFound(f"{bucket}/{name} has no member {member!r}")
 
 
-def read(client: Client, what: StoredItem, start: int, length: int) -> bytes:
+def read(client: Client, item: StoredItem, start: int, length: int) -> bytes:
     """Read bytes of the version that was found. Raises ObjectNotFound if it was replaced meanwhile."""
     if length == 0:
         return b""
-    return client.bucket(what.bucket).get(
-        what.name, member=what.member, version=what.version, start=start, length=length
+    return client.bucket(item.bucket).get(
+        item.name, member=item.member, version=item.version, start=start, length=length
     )
 
 
 def described(client: Client, bucket: str, name: str, member: str | None) -> dict[str, Any]:
     """Describe an object or a member, with a preview if its kind can be shown as text."""
-    what = content(client, bucket, name, member)
-    kind = kind_of(what.shown_name)
-    told: dict[str, Any] = {
+    item = content(client, bucket, name, member)
+    kind = kind_of(item.shown_name)
+    answer: dict[str, Any] = {
         "bucket": bucket,
         "name": name,
         "member": member,
-        "version": what.version,
-        "size_bytes": what.size_bytes,
+        "version": item.version,
+        "size_bytes": item.size_bytes,
         "kind": kind,
     }
     if member is None:
         info = client.bucket(bucket).head(name)
-        told |= {
+        answer |= {
             "modified_s": info.modified_ns / 1e9,
             "checksum": f"{info.checksum:08x}",
             "metadata": dict(info.metadata),
         }
         if kind == "archive":
-            told |= members(client, bucket, name)
+            answer |= members(client, bucket, name)
     if kind in ("text", "table"):
-        head = read(client, what, 0, min(what.size_bytes, TEXT_BYTES))
-        whole = what.size_bytes <= TEXT_BYTES
-        table = table_of(what.shown_name, head, whole=whole) if kind == "table" else None
-        told |= {"text": text_of(head), "more": not whole} if table is None else {"table": asdict(table)}
-    return told
+        head = read(client, item, 0, min(item.size_bytes, TEXT_BYTES))
+        whole = item.size_bytes <= TEXT_BYTES
+        table = table_of(item.shown_name, head, whole=whole) if kind == "table" else None
+        answer |= {"text": text_of(head), "more": not whole} if table is None else {"table": asdict(table)}
+    return answer
 
 
 def members(client: Client, bucket: str, name: str) -> dict[str, Any]:
