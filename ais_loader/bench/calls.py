@@ -85,7 +85,7 @@ class Calls:
         start = time.perf_counter_ns()
         data = self._bucket.get(self._name(number))
         elapsed = time.perf_counter_ns() - start
-        return Done(elapsed, 1, len(data), self._wrong(data, number))
+        return Done(elapsed, 1, len(data), self._byte_errors(data, number))
 
     def _put(self, number: int) -> Done:
         data = content(number, self._sizes.of(number))
@@ -115,17 +115,17 @@ class Calls:
         start = time.perf_counter_ns()
         with connected(self.plan) as client:
             entries = [self._entry(number) for number in group]
-            came, size, errors = self._taken(client.get_batch(entries, **self.plan.batch_options))
-        return Done(time.perf_counter_ns() - start, came, size, errors)
+            objects, size, errors = self._consume(client.get_batch(entries, **self.plan.batch_options))
+        return Done(time.perf_counter_ns() - start, objects, size, errors)
 
     def _batches(self, wanted: Iterator[int]) -> Iterator[Done]:
         """Fetch batches with the next ones in flight. The latency of a batch begins when it is requested."""
-        asked = (
+        requests = (
             WithOpaque([self._entry(number) for number in group], time.perf_counter_ns())
             for group in self._groups(wanted)
         )
-        for batch in self._client.get_batches(asked, in_flight=self.plan.in_flight, **self.plan.batch_options):
-            objects, size, errors = self._taken(batch)
+        for batch in self._client.get_batches(requests, in_flight=self.plan.in_flight, **self.plan.batch_options):
+            objects, size, errors = self._consume(batch)
             yield Done(time.perf_counter_ns() - batch.opaque, objects, size, errors)
 
     def _entry(self, number: int) -> Entry:
@@ -139,7 +139,7 @@ class Calls:
             return Entry(plan.bucket, self._name(number), start=start, length=length, opaque=number)
         return Entry(plan.bucket, self._name(number), opaque=number)
 
-    def _taken(self, batch: ais_loader.Batch) -> tuple[int, int, tuple[str, ...]]:
+    def _consume(self, batch: ais_loader.Batch) -> tuple[int, int, tuple[str, ...]]:
         objects = size = 0
         errors: list[str] = []
         for item in batch:
@@ -149,14 +149,14 @@ class Calls:
             objects += 1
             size += len(item.data)
             if self.plan.verify:
-                errors += self._item_wrong(item)
+                errors += self._item_errors(item)
         return objects, size, tuple(errors)
 
-    def _item_wrong(self, item: Item) -> tuple[str, ...]:
+    def _item_errors(self, item: Item) -> tuple[str, ...]:
         entry = item.entry
-        return self._wrong(item.data, entry.opaque, entry.start, entry.length)
+        return self._byte_errors(item.data, entry.opaque, entry.start, entry.length)
 
-    def _wrong(
+    def _byte_errors(
         self, data: bytes | memoryview, number: int, start: int = 0, length: int | None = None
     ) -> tuple[str, ...]:
         if not self.plan.verify:

@@ -53,23 +53,23 @@ def run(
     described = described or {}
     nodes = machine.Nodes(described)
     cold = machine.make_cold(described) if plan.cold else None
-    asking = clients(plan)
+    crew = clients(plan)
     try:
-        asking.start()
+        crew.start()
         nodes.begin_peak()
-        asking.warm_up()
+        crew.warm_up()
         node_before = nodes.cpu_s()
-        whole = asking.follow(live)
+        whole = crew.follow(live)
         node_after = nodes.cpu_s()
     finally:
-        asking.end()
+        crew.end()
     notes = []
     if nodes.unseen and not plan.embedded:
         notes.append(f"processor time of nodes is not known: {', '.join(nodes.unseen)} cannot be seen from here")
     return result(
         plan,
-        asking.parts,
-        lost=asking.lost,
+        crew.parts,
+        lost=crew.lost,
         node_cpu_s=None if node_before is None or node_after is None else node_after - node_before,
         node_peak_bytes=nodes.peak_bytes(),
         whole=whole,

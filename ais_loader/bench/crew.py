@@ -43,11 +43,11 @@ class Crew:
         self._all: list[BaseProcess] = []
         self._plan = plan
         for number in range(client * plan.processes, (client + 1) * plan.processes):
-            here, there = context.Pipe()
-            process = context.Process(target=work, args=(plan, number, there), daemon=True)
+            parent_end, child_end = context.Pipe()
+            process = context.Process(target=work, args=(plan, number, child_end), daemon=True)
             process.start()
-            there.close()
-            self._running[here] = process
+            child_end.close()
+            self._running[parent_end] = process
             self._all.append(process)
 
     def start(self) -> None:
@@ -55,13 +55,13 @@ class Crew:
         self._until_all("ready", START_S)
 
     def warm_up(self) -> None:
-        self._tell("go")
+        self._send_all("go")
         self._until_all("warm", warm_up_s(self._plan))
 
-    def _tell(self, word: str) -> None:
+    def _send_all(self, command: str) -> None:
         for pipe in self._running:
             with contextlib.suppress(ConnectionError):  # it has ended, which its end of the pipe shows
-                pipe.send(word)
+                pipe.send(command)
 
     def _until_all(self, kind: str, timeout_s: float) -> None:
         """Wait until every process has sent this message, and no other."""
@@ -69,23 +69,23 @@ class Crew:
         for pipe in self._running:
             if not pipe.poll(max(0.0, end - time.monotonic())):
                 raise NodeUnavailable(f"a process of the measurement was not {kind} within {timeout_s:.0f} s")
-            said, value = self._received(pipe)
-            if said != kind:
-                raise NodeUnavailable(f"a process of the measurement said {said} before it was {kind}: {value}")
+            message, value = self._received(pipe)
+            if message != kind:
+                raise NodeUnavailable(f"a process of the measurement said {message} before it was {kind}: {value}")
 
     def follow(self, live: Live | None = None) -> bool:
         """Measure until all have reported. Returns False if they were stopped before."""
-        self._tell("go")
+        self._send_all("go")
         start = time.monotonic()
         of_each: dict[Connection, dict[str, int]] = {}
         deadline = None if self._plan.epochs else start + self._plan.duration_s + END_S
-        told = False
+        stop_sent = False
         while self._running:
             try:
                 for pipe in wait(list(self._running), 1.0):
                     assert isinstance(pipe, Connection)
-                    said, value = self._received(pipe)
-                    if said == "done":
+                    message, value = self._received(pipe)
+                    if message == "done":
                         self._reports.append(value)
                         del self._running[pipe]
                     else:
@@ -97,14 +97,14 @@ class Crew:
                 if self.stop.is_set():
                     raise  # a second interrupt ends it at once
                 self.stop.set()
-            if self.stop.is_set() and not told:
-                told = True
-                self._tell("stop")
+            if self.stop.is_set() and not stop_sent:
+                stop_sent = True
+                self._send_all("stop")
                 deadline = time.monotonic() + END_S
             if deadline is not None and time.monotonic() > deadline:
                 self._notes.append(f"{len(self._running)} processes did not end in time, and are not counted")
                 return False
-        return not told
+        return not stop_sent
 
     @property
     def parts(self) -> list[ClientResult]:
@@ -128,16 +128,16 @@ class Crew:
 
     def _received(self, pipe: Connection) -> tuple[str, Any]:
         try:
-            said, value = pipe.recv()
+            message, value = pipe.recv()
         except (EOFError, ConnectionResetError):
             process = self._running[pipe]
             process.join(1.0)  # its end of the pipe closes a moment before it ends
             raise NodeUnavailable(f"a process of the measurement died (exit code {process.exitcode})") from None
-        if said == "failed":
+        if message == "failed":
             if isinstance(value, (LoaderError, OSError, ImportError)):
                 raise value
             raise RuntimeError(f"a process of the measurement failed: {value!r}") from value
-        return said, value
+        return message, value
 
     def end(self) -> None:
         for process in self._all:

@@ -20,7 +20,7 @@ from ais_loader.objects.client import Client
 MARKER = ".ais-loader-bench"
 WRITTEN = "written/"
 """Folder of the objects that a measurement puts; emptied after it."""
-_SAYS = {"made_by": "ais-loader bench", "format": 1}
+_MARKER_FIELDS = {"made_by": "ais-loader bench", "format": 1}
 
 Filled = Callable[[int, int], None]
 """Callback, called with the number of objects created so far, and in total."""
@@ -33,21 +33,21 @@ def own_bucket(client: Client, name: str, copies: int = 1) -> Bucket:
     except BucketExists:
         bucket = client.bucket(name)
         check_own(bucket)
-        if (has := bucket.info().copies) != copies:
+        if (stored := bucket.info().copies) != copies:
             raise InvalidRequest(
-                f"bucket {name} was made with {has} copies, and {copies} are asked for: name another with --bucket"
+                f"bucket {name} was made with {stored} copies, and {copies} are asked for: name another with --bucket"
             ) from None
         return bucket
-    bucket.put(MARKER, json.dumps(_SAYS).encode())
+    bucket.put(MARKER, json.dumps(_MARKER_FIELDS).encode())
     return bucket
 
 
 def check_own(bucket: Bucket) -> None:
     try:
-        says = json.loads(bucket.get(MARKER))
+        fields = json.loads(bucket.get(MARKER))
     except (ObjectNotFound, ValueError):
-        says = None
-    if not isinstance(says, dict) or says.get("made_by") != _SAYS["made_by"]:
+        fields = None
+    if not isinstance(fields, dict) or fields.get("made_by") != _MARKER_FIELDS["made_by"]:
         raise InvalidRequest(
             f"bucket {bucket.name} was not made by `ais-loader bench`, and nothing in it is touched: name another with "
             "--bucket"

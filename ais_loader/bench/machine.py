@@ -31,7 +31,7 @@ class Nodes:
         self._pids: list[int] = []
         for node in described.get("nodes") or ([described] if "pid" in described else []):
             url, pid = str(node.get("url", "")), int(node.get("pid") or 0)
-            if pid and is_here(host_of(url)) and _is_python(pid):
+            if pid and is_local(host_of(url)) and _is_python(pid):
                 self._pids.append(pid)
             else:
                 self.unseen.append(url)
@@ -72,7 +72,7 @@ def host_of(url: str) -> str:
     return url.removeprefix("grpc://").rpartition(":")[0].strip("[]")
 
 
-def is_here(host: str) -> bool:
+def is_local(host: str) -> bool:
     """Whether it is a name or an address of this machine."""
     try:
         found = ipaddress.ip_address(socket.gethostbyname(host))
@@ -98,25 +98,25 @@ def make_cold(described: Mapping[str, Any], *, drop: Path = Path("/proc/sys/vm/d
     With sufficient rights, the whole machine's cache is dropped; otherwise the kernel is advised for each file.
     """
     drives = [str(drive["path"]) for drive in described.get("drives", ())]
-    here = [drive for drive in drives if Path(drive).is_dir()]
-    away = [drive for drive in drives if drive not in here]
-    if not here:
+    local = [drive for drive in drives if Path(drive).is_dir()]
+    remote = [drive for drive in drives if drive not in local]
+    if not local:
         return f"not cold: no drive of the store is on this machine ({', '.join(drives) or 'none is told'})"
     os.sync()
     try:
         drop.write_text("1")
-        said = f"dropped this machine's page cache by {drop}"
+        note = f"dropped this machine's page cache by {drop}"
     except OSError as error:
-        files, size = _forget(here)
-        said = (
+        files, size = _forget(local)
+        note = (
             f"advised the kernel to forget {files:,} files of {size / 2**30:.2f} GiB (posix_fadvise DONTNEED), which "
             f"it does not do for pages in use; {drop} could not be written: {error.strerror}"
         )
-    if shared := [drive for drive in here if drive.startswith("/dev/shm")]:
-        said += f"; NOT cold, as they are memory themselves: {', '.join(shared)}"
-    if away:
-        said += f"; not cold, as they are not on this machine: {', '.join(away)}"
-    return said + "; caches of nodes and drives themselves stay as they are"
+    if shared := [drive for drive in local if drive.startswith("/dev/shm")]:
+        note += f"; NOT cold, as they are memory themselves: {', '.join(shared)}"
+    if remote:
+        note += f"; not cold, as they are not on this machine: {', '.join(remote)}"
+    return note + "; caches of nodes and drives themselves stay as they are"
 
 
 def _forget(folders: Iterable[str]) -> tuple[int, int]:

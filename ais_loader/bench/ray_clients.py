@@ -97,12 +97,12 @@ class RayCluster:
 
 def check_reachable(url: str, described: Mapping[str, Any], nodes: Sequence[RayNode]) -> None:
     """Check that these nodes can reach the store, as far as its addresses tell. Raises InvalidRequest."""
-    away = sorted({node.host for node in nodes if not machine.is_here(node.address)})
-    if not away:
+    remote = sorted({node.host for node in nodes if not machine.is_local(node.address)})
+    if not remote:
         return
     if not url.startswith("grpc://"):
         raise InvalidRequest(
-            f"{url} is a folder of this machine, which {', '.join(away)} cannot read: serve it (`ais-loader serve`), "
+            f"{url} is a folder of this machine, which {', '.join(remote)} cannot read: serve it (`ais-loader serve`), "
             "and give the node's address"
         )
     addresses = url.removeprefix("grpc://").split(",")
@@ -110,7 +110,7 @@ def check_reachable(url: str, described: Mapping[str, Any], nodes: Sequence[RayN
     for address in addresses:
         if _means_itself(machine.host_of(address)):
             raise InvalidRequest(
-                f"{address} means another machine on {', '.join(away)}: the store's nodes need addresses that all "
+                f"{address} means another machine on {', '.join(remote)}: the store's nodes need addresses that all "
                 "clients can reach"
             )
 
@@ -173,10 +173,10 @@ class RayClients:
         self._plan = plan
         self._actors: dict[str, Any] = {}
         for number, node in enumerate(nodes):
-            there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
+            on_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
             # No CPU is reserved: a busy cluster is measured as it is. Threads: one measures, others answer calls
             # meanwhile.
-            made = ray.remote(ClientActor).options(num_cpus=0, scheduling_strategy=there, max_concurrency=4)
+            made = ray.remote(ClientActor).options(num_cpus=0, scheduling_strategy=on_node, max_concurrency=4)
             self._actors[f"client {number + 1} on {node.host}"] = made.remote(plan, number)
 
     def start(self) -> None:
@@ -187,13 +187,13 @@ class RayClients:
 
     def _all(self, step: str, timeout_s: float) -> None:
         """Make all clients take a step. Raises NodeUnavailable: without one of them the measurement does not begin."""
-        asked = {getattr(actor, step).remote(): name for name, actor in self._actors.items()}
+        requests = {getattr(actor, step).remote(): name for name, actor in self._actors.items()}
         end = time.monotonic() + timeout_s
-        while asked:
-            done, _ = self._ray.wait(list(asked), timeout=max(0.0, end - time.monotonic()))
+        while requests:
+            done, _ = self._ray.wait(list(requests), timeout=max(0.0, end - time.monotonic()))
             if not done:
-                raise NodeUnavailable(f"{', '.join(asked.values())}: no answer within {timeout_s:.0f} s")
-            name = asked.pop(done[0])
+                raise NodeUnavailable(f"{', '.join(requests.values())}: no answer within {timeout_s:.0f} s")
+            name = requests.pop(done[0])
             try:
                 self._ray.get(done[0])
             except self._ray.exceptions.RayError as error:
@@ -203,32 +203,32 @@ class RayClients:
         """Measure until all have reported or are lost. Returns False if they were stopped before."""
         ray, start = self._ray, time.monotonic()
         running = {actor.measure.remote(): name for name, actor in self._actors.items()}
-        asked: dict[Any, str] = {}
+        requests: dict[Any, str] = {}
         of_each: dict[str, dict[str, int]] = {}
         deadline = None if self._plan.epochs else start + self._plan.duration_s + END_S + _ACTOR_S
-        whole, told = True, False
+        whole, stop_sent = True, False
         while running:
             try:
                 done, _ = ray.wait(list(running), timeout=_POLL_S)
                 for one in done:
-                    whole = self._take(running.pop(one), one) and whole
+                    whole = self._collect(running.pop(one), one) and whole
                 if live is not None:
-                    self._look(running, asked, of_each)
+                    self._poll(running, requests, of_each)
                     live(
                         time.monotonic() - start,
                         *(sum(figures[name] for figures in of_each.values()) for name in FIGURES),
                     )
             except KeyboardInterrupt:
-                if told:
+                if stop_sent:
                     raise  # a second interrupt ends it at once
-                told = True
+                stop_sent = True
                 for name in running.values():
                     self._actors[name].stop.remote()
                 deadline = time.monotonic() + END_S + _ACTOR_S
             if deadline is not None and time.monotonic() > deadline:
                 self.lost |= dict.fromkeys(running.values(), "it did not end in time")
                 break
-        return whole and not told
+        return whole and not stop_sent
 
     @property
     def parts(self) -> list[ClientResult]:
@@ -237,7 +237,7 @@ class RayClients:
             raise NodeUnavailable("; ".join(f"{name}: {why}" for name, why in self.lost.items()))
         return [self._parts[name] for name in self._actors if name in self._parts]
 
-    def _take(self, name: str, done: Any) -> bool:
+    def _collect(self, name: str, done: Any) -> bool:
         """Store the result of a client. Return whether it is complete."""
         try:
             whole, packed = self._ray.get(done)
@@ -247,15 +247,15 @@ class RayClients:
         self._parts[name] = ClientResult.unpacked(packed, name)
         return bool(whole)
 
-    def _look(self, running: Mapping[Any, str], asked: dict[Any, str], of_each: dict[str, dict[str, int]]) -> None:
+    def _poll(self, running: Mapping[Any, str], requests: dict[Any, str], of_each: dict[str, dict[str, int]]) -> None:
         """Request the progress of the running clients, and collect answers to earlier requests. Does not block."""
-        for one in self._ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else ():
+        for one in self._ray.wait(list(requests), num_returns=len(requests), timeout=0)[0] if requests else ():
             with contextlib.suppress(self._ray.exceptions.RayError):  # it is lost, and reported as such
-                of_each[asked[one]] = self._ray.get(one)
-            del asked[one]
+                of_each[requests[one]] = self._ray.get(one)
+            del requests[one]
         for name in running.values():
-            if name not in asked.values():
-                asked[self._actors[name].so_far.remote()] = name
+            if name not in requests.values():
+                requests[self._actors[name].so_far.remote()] = name
 
     def end(self) -> None:
         """End all clients. The processes of one that does not answer end when it loses its actor."""

@@ -22,7 +22,7 @@ from ais_loader.errors import LoaderError
 from ais_loader.testing.memory import peak_rss_bytes
 
 Run: TypeAlias = Callable[[Iterator[Any]], Iterator[Done]]
-TOLD_EVERY_S = 0.5
+REPORT_EVERY_S = 0.5
 _AFTER_ERROR_S = 0.05
 _WARM_UP = 1
 """Salt of the order of objects in a warm-up, which differs from that of the measurement."""
@@ -116,7 +116,7 @@ def work(plan: BenchPlan, process: int, pipe: Connection) -> None:
         pipe.recv()
         start, used = time.monotonic(), _cpu_s()
         threads.start()
-        while not threads.join(TOLD_EVERY_S):
+        while not threads.join(REPORT_EVERY_S):
             pipe.send(("so far", _so_far(threads.tallies)))
             if pipe.poll():
                 threads.stop.set()

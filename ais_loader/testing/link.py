@@ -17,7 +17,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _CHUNK_BYTES = 256 << 10
-_CHUNKS_UNDER_WAY = 64
+_QUEUED_CHUNKS = 64
 _CONTROL_TIMEOUT_S = 10.0
 # With a linger time of zero, closing sends a reset and throws away what has not been delivered.
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -41,7 +41,7 @@ class FaultyLink:
         self._cut_at: int | None = None
         self._cut_every: int | None = None
         self._refusing = False
-        self._ways: set[_Connection] = set()
+        self._connections: set[_Connection] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._flowing = asyncio.Event()
@@ -59,7 +59,7 @@ class FaultyLink:
     @property
     def connections(self) -> int:
         """The number of open connections."""
-        return len(self._ways)
+        return len(self._connections)
 
     def lead_to(self, target: str) -> None:
         """Forward new connections to `target`, for a node that must know its link before it has a port itself."""
@@ -134,8 +134,8 @@ class FaultyLink:
 
     def _cut(self) -> None:
         self._cut_at = None if self._cut_every is None else self.bytes_to_client + self._cut_every
-        for way in list(self._ways):
-            way.reset()
+        for connection in list(self._connections):
+            connection.reset()
 
     def _run(self, listener: socket.socket) -> None:
         asyncio.set_event_loop(self._loop)
@@ -169,43 +169,43 @@ class FaultyLink:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             sock.close()
             return
-        way = _Connection()
-        self._ways.add(way)
-        task = self._loop.create_task(self._serve(sock, way))
+        connection = _Connection()
+        self._connections.add(connection)
+        task = self._loop.create_task(self._serve(sock, connection))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, sock: socket.socket, way: _Connection) -> None:
+    async def _serve(self, sock: socket.socket, connection: _Connection) -> None:
         try:
             reader, writer = await asyncio.open_connection(sock=sock)
-            way.add(writer)
+            connection.add(writer)
             # Shielded: a cancelled open_connection leaves its socket to the garbage collector.
             connecting = asyncio.ensure_future(asyncio.open_connection(*self._target))
             try:
                 await asyncio.shield(connecting)
             finally:
                 node_reader, node_writer = await connecting
-                way.add(node_writer)
+                connection.add(node_writer)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._forward(way, reader, node_writer, to_client=False))
-                tasks.create_task(self._forward(way, node_reader, writer, to_client=True))
+                tasks.create_task(self._forward(connection, reader, node_writer, to_client=False))
+                tasks.create_task(self._forward(connection, node_reader, writer, to_client=True))
         except (OSError, ExceptionGroup):
-            way.reset()  # one side has closed: close the other one
+            connection.reset()  # one side has closed: close the other one
         except asyncio.CancelledError:
-            way.reset()  # by `_run`, at the end: a cancelled task of a connection would be printed as an error
+            connection.reset()  # by `_run`, at the end: a cancelled task of a connection would be printed as an error
         finally:
-            self._ways.discard(way)
-            for end in way.writers:
+            self._connections.discard(connection)
+            for end in connection.writers:
                 end.close()
 
     async def _forward(
-        self, way: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_client: bool
+        self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_client: bool
     ) -> None:
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_CHUNKS_UNDER_WAY)
+        queued: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_QUEUED_CHUNKS)
 
         async def deliver() -> None:
             while True:
-                due, chunk = await under_way.get()
+                due, chunk = await queued.get()
                 await asyncio.sleep(due - self._loop.time())
                 await self._flowing.wait()
                 if not chunk:
@@ -227,8 +227,8 @@ class FaultyLink:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(deliver())
             while chunk := await reader.read(_CHUNK_BYTES):
-                await under_way.put((self._loop.time() + self.latency_s, chunk))
-            await under_way.put((self._loop.time() + self.latency_s, b""))
+                await queued.put((self._loop.time() + self.latency_s, chunk))
+            await queued.put((self._loop.time() + self.latency_s, b""))
 
     def _before_the_cut(self, chunk: bytes) -> bytes:
         if self._cut_at is None:

@@ -153,10 +153,10 @@ class NodeProcess:
             env=self._environment,
         )
         try:
-            said = json.loads(self._announcement())
-            self.port = int(str(said["url"]).rpartition(":")[2])
-            self.peer_port = int(str(said["peer_endpoint"]).rpartition(":")[2])
-            self._metrics_url = str(said.get("metrics_url", ""))
+            announced = json.loads(self._announcement())
+            self.port = int(str(announced["url"]).rpartition(":")[2])
+            self.peer_port = int(str(announced["peer_endpoint"]).rpartition(":")[2])
+            self._metrics_url = str(announced.get("metrics_url", ""))
         except BaseException:
             self.kill()
             raise
