@@ -39,7 +39,7 @@ IDLE_S = 1.0
 """How long to keep the lock after a write, since another one often follows: opening and closing takes a twentieth of a
 second, and a write a thousandth."""
 
-_TELL_AFTER_S = 1.0
+_NOTE_AFTER_S = 1.0
 """A longer wait for another writer is logged, once."""
 _PAUSES = Backoff(0.2, 0.2, jitter=0.9)
 
@@ -169,7 +169,7 @@ class SharedStore:
 
     def _begin(self, write: object, wait_s: float) -> Client:
         """Register this write, as soon as no one else is writing."""
-        started_s, told = time.monotonic(), False
+        started_s, noted = time.monotonic(), False
         while True:
             try:
                 with self._lock:
@@ -182,8 +182,8 @@ class SharedStore:
                 waited_s, pause_s = time.monotonic() - started_s, _PAUSES.pause_s()
                 if waited_s + pause_s >= wait_s:
                     raise errors.StoreLocked(f"{error}; waited {wait_s:g} s for it") from error
-                if not told and waited_s >= _TELL_AFTER_S:
-                    told = True
+                if not noted and waited_s >= _NOTE_AFTER_S:
+                    noted = True
                     logger.warning("waiting up to %g s to write: %s", wait_s, error)
             time.sleep(pause_s)
 

@@ -28,7 +28,7 @@ from lhotse import AudioSource, MonoCut, Recording
 import ais_loader
 from ais_loader import BatchOptions, Client, Entry
 from ais_loader.integrations.lhotse import AISBatchLoader
-from ais_loader.integrations.lhotse.needs import asked_entry, needs_of
+from ais_loader.integrations.lhotse.needs import entry_of, needs_of
 from ais_loader.testing import NodeProcess
 from ais_loader.values.requests import requests_for_entries
 from benchmarks.kit.harness import Claim, run_rounds
@@ -79,7 +79,7 @@ def per_second(work: Callable[[Sequence[Any]], object], cuts: Sequence[Any], bat
 
 
 def build_request(cuts: Sequence[Any]) -> object:
-    return requests_for_entries([asked_entry(need, {}) for need in needs_of(cuts)], BatchOptions())
+    return requests_for_entries([entry_of(need, {}) for need in needs_of(cuts)], BatchOptions())
 
 
 def single_gets(client: Client) -> Callable[[Sequence[Any]], object]:

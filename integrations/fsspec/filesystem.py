@@ -231,13 +231,13 @@ class AISFileSystem(AbstractFileSystem, metaclass=_ByStore):  # type: ignore[mis
         if recursive:
             paths = [one for one in paths if self.isfile(one)]
         found = self.cat_ranges(paths, [None] * len(paths), [None] * len(paths), on_error="return")
-        taken: dict[str, Any] = {}
+        contents: dict[str, Any] = {}
         for one, data in zip(paths, found, strict=True):
             if isinstance(data, Exception) and on_error == "raise":
                 raise data
             if not isinstance(data, Exception) or on_error == "return":
-                taken[one] = data
-        return taken
+                contents[one] = data
+        return contents
 
     def cat_ranges(
         self,

@@ -16,7 +16,7 @@ from ais_loader import Batch, Client, Entry, LoaderError, Status, errors
 from ..shared_store import StoreReference
 from .failures import AISBatchLoaderError, reason
 from .layouts import HEADER_BYTES, Layout, layout_of
-from .needs import Fetched, Need, asked_entry, filled, needs_of, without_wide_windows
+from .needs import Fetched, Need, entry_of, filled, needs_of, without_wide_windows
 from .shar_pointers import SharPointer, SharPointerError
 
 logger = logging.getLogger(__name__)
@@ -114,8 +114,8 @@ class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not 
         self._learn_layouts(client, needs)
         # A copy for this batch: another batch, in another thread, may invalidate one of the layouts.
         layouts = {need.entry: self._layouts.get(need.entry) for need in needs}
-        asked = [asked_entry(need, layouts) for need in needs]
-        return PendingCuts(self, listed, needs, layouts, asked, Answering(self, client, asked))
+        entries = [entry_of(need, layouts) for need in needs]
+        return PendingCuts(self, listed, needs, layouts, entries, Answering(self, client, entries))
 
     def _judge(
         self, cuts: Sequence[Any], needs: Sequence[Need], fetched: Sequence[Fetched], bad: Mapping[int, str]
@@ -138,21 +138,21 @@ class AISBatchLoader(LhotseBatchLoader):  # type: ignore[misc]  # Lhotse is not 
 
     # -- I/O
 
-    def _again(self, needs: Sequence[Need], asked: Sequence[Entry], answers: Answers) -> dict[int, Entry]:
+    def _retries(self, needs: Sequence[Need], entries: Sequence[Entry], answers: Answers) -> dict[int, Entry]:
         """Return the entries to request again, by position.
 
         These are whole objects or members that were replaced since their header was read, or are shorter than it says;
         and members, by name, that are not where a pointer says.
         """
-        again: dict[int, Entry] = {}
-        for at, (need, entry) in enumerate(zip(needs, asked, strict=True)):
+        retries: dict[int, Entry] = {}
+        for at, (need, entry) in enumerate(zip(needs, entries, strict=True)):
             answer = answers[entry]
             if entry.version is not None and isinstance(answer, (errors.NotFound, errors.RangeError)):
                 self._layouts.pop(need.entry, None)
-                again[at] = need.entry
+                retries[at] = need.entry
             elif need.pointer is not None and _is_elsewhere(need.pointer, answer):
-                again[at] = need.pointer.member_entry()
-        return again
+                retries[at] = need.pointer.member_entry()
+        return retries
 
     def _learn_layouts(self, client: Client, needs: Sequence[Need]) -> None:
         """Read unknown headers, in their current versions, of recordings and arrays of which a window suffices."""
@@ -197,9 +197,9 @@ class Answering:
         self._client, self._timeout_s = client, loader._timeout_s
         self._distinct = list(dict.fromkeys(entries))
         self._individually = loader.force_individual
-        self._batch: Batch | LoaderError | None = None if self._individually else self._asked(self._distinct)
+        self._batch: Batch | LoaderError | None = None if self._individually else self._request_batch(self._distinct)
 
-    def _asked(self, entries: Sequence[Entry]) -> Batch | LoaderError:
+    def _request_batch(self, entries: Sequence[Entry]) -> Batch | LoaderError:
         try:
             return self._client.get_batch(entries, on_error="placeholder", timeout_s=self._timeout_s)
         except _UNREACHABLE as error:
@@ -209,7 +209,7 @@ class Answering:
         """Return the answers by entry, with an error in place of each one that failed."""
         found: Answers = {}
         for some in [[entry] for entry in self._distinct] if self._individually else [self._distinct]:
-            batch = self._asked(some) if self._batch is None else self._batch
+            batch = self._request_batch(some) if self._batch is None else self._batch
             try:
                 if isinstance(batch, LoaderError):
                     raise batch
@@ -236,14 +236,14 @@ class PendingCuts:
         cuts: list[Any],
         needs: list[Need],
         layouts: Mapping[Entry, Layout | None],
-        asked: list[Entry],
+        entries: list[Entry],
         answering: Answering | None,
     ) -> None:
         self.needs = needs
         self._loader = loader
         self._cuts = cuts
         self._layouts = layouts
-        self._asked = asked
+        self._entries = entries
         self._answering = answering
 
     def finish(self) -> list[Any]:
@@ -262,12 +262,12 @@ class PendingCuts:
     def _fetched(self, answering: Answering) -> list[Fetched]:
         """Return one result for each need."""
         answers = answering.answers()
-        again = self._loader._again(self.needs, self._asked, answers)
-        if again:
-            answers |= Answering(self._loader, self._loader.client, list(again.values())).answers()
+        retries = self._loader._retries(self.needs, self._entries, answers)
+        if retries:
+            answers |= Answering(self._loader, self._loader.client, list(retries.values())).answers()
         return [
-            _judged(need, again.get(at, entry), answers, self._layouts)
-            for at, (need, entry) in enumerate(zip(self.needs, self._asked, strict=True))
+            _judged(need, retries.get(at, entry), answers, self._layouts)
+            for at, (need, entry) in enumerate(zip(self.needs, self._entries, strict=True))
         ]
 
     def close(self) -> None:

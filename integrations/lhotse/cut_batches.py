@@ -168,7 +168,7 @@ class _Run:
         self._loader, self._dataset = batches._loader, batches.dataset
         self._drawn, self._places, self._restored = drawn, places, restored
         self._free = threading.Semaphore(batches._in_flight)
-        self._coming: SimpleQueue[tuple[_Batch, Future[Any]] | BaseException | None] = SimpleQueue()
+        self._results: SimpleQueue[tuple[_Batch, Future[Any]] | BaseException | None] = SimpleQueue()
         """The batches, in order. An error or None is the last element."""
         self._closed = False
         self.exhausted = False
@@ -180,13 +180,13 @@ class _Run:
         """Return the next batch and the place after it, or None at the end. Raises an error in its place."""
         if self._closed:
             return None
-        coming = self._coming.get()
-        if isinstance(coming, BaseException):
-            raise coming
-        if coming is None:
+        queued = self._results.get()
+        if isinstance(queued, BaseException):
+            raise queued
+        if queued is None:
             self.exhausted = True
             return None
-        batch, decoded = coming
+        batch, decoded = queued
         result = decoded.result()
         self._free.release()
         return result, batch.place
@@ -202,11 +202,11 @@ class _Run:
                     break
                 batch = _Batch(number, cuts, self._places.drawn())
                 batch.begin(self._loader)
-                self._coming.put((batch, self._decoders.submit(batch.finish, self._dataset)))
+                self._results.put((batch, self._decoders.submit(batch.finish, self._dataset)))
                 number += 1
         except BaseException as error:  # noqa: BLE001 - raised where the batch is consumed
             end = error
-        self._coming.put(end)
+        self._results.put(end)
 
     def close(self) -> None:
         """Stop, and wait until all threads have ended. May be called again."""
@@ -214,10 +214,10 @@ class _Run:
         self._free.release()
         self._drawer.join()
         self._decoders.shutdown(cancel_futures=True)
-        while not self._coming.empty():
-            coming = self._coming.get()
-            if isinstance(coming, tuple):
-                coming[0].close()
+        while not self._results.empty():
+            queued = self._results.get()
+            if isinstance(queued, tuple):
+                queued[0].close()
 
 
 class _Batch:

@@ -26,7 +26,7 @@ from ais_loader.values.urls import SCHEME
 from .failures import AISBatchLoaderError, FailedArrayReader, FailedSource
 from .layouts import HEADER_BYTES, Layout, NpyLayout, WavLayout
 from .shar_pointers import SharPointer, SharPointerError
-from .windows import WindowReader, WindowSource, asked_rows, asked_seconds, shallow
+from .windows import WindowReader, WindowSource, requested_rows, requested_seconds, shallow
 
 MEMORY_TYPES = {
     "lilcom_files": "memory_lilcom",
@@ -137,7 +137,7 @@ def _pointed(text: str, at: int) -> Need:
 
 def _of_recording(recording: Any, cut: Any, field: str, at: int, windows: bool) -> Iterator[Need]:
     span: tuple[float, float] | None = None
-    looked = False
+    is_known = False
     for source in recording.sources:
         if not _is_remote(source):
             continue
@@ -147,8 +147,8 @@ def _of_recording(recording: Any, cut: Any, field: str, at: int, windows: bool) 
             continue
         need = Need(url, Entry.from_url(url), at)
         if windows and url[-4:].lower() == ".wav" and source.video is None:
-            if not looked:
-                looked, span = True, _span(recording, cut, field)
+            if not is_known:
+                is_known, span = True, _span(recording, cut, field)
             # Assumes 16 bits. Narrower samples are rare, and an eighth of a second of silence is as large as such a
             # file.
             if span is not None and 2 * recording.num_samples * len(source.channels) >= MIN_WINDOWED_BYTES:
@@ -160,8 +160,8 @@ def _span(recording: Any, cut: Any, field: str) -> tuple[float, float] | None:
     """Return the part of the recording that the cut reads, or None if that is most of it."""
     if cut.duration > MAX_WINDOW_SHARE * recording.duration or (cut.custom or {}).get(f"{field}_unaligned"):
         return None
-    asked = asked_seconds(recording, cut.start, cut.duration)
-    return None if asked is None or asked[1] is None else (asked[0], asked[1])
+    window = requested_seconds(recording, cut.start, cut.duration)
+    return None if window is None or window[1] is None else (window[0], window[1])
 
 
 def _of_array(manifest: Any, cut: Any, at: int, windows: bool) -> Need | None:
@@ -188,10 +188,10 @@ def _rows(manifest: Any, cut: Any) -> tuple[tuple[int, int] | None, float]:
     shape = (manifest.num_frames, manifest.num_features) if isinstance(manifest, Features) else manifest.shape
     if math.prod(shape) < MIN_WINDOWED_BYTES or cut.duration > MAX_WINDOW_SHARE * manifest.duration:
         return None, 1.0
-    asked = asked_rows(manifest, cut.start, cut.duration)
-    if asked is None or asked[1] is None:
+    window = requested_rows(manifest, cut.start, cut.duration)
+    if window is None or window[1] is None:
         return None, 1.0
-    first, stop, _ = slice(*asked).indices(shape[0])
+    first, stop, _ = slice(*window).indices(shape[0])
     return ((first, stop), (stop - first) / shape[0]) if stop > first else (None, 1.0)
 
 
@@ -208,7 +208,7 @@ def without_wide_windows(needs: Sequence[Need]) -> None:
             need.seconds = need.rows = None
 
 
-def asked_entry(need: Need, layouts: Mapping[Entry, Layout | None]) -> Entry:
+def entry_of(need: Need, layouts: Mapping[Entry, Layout | None]) -> Entry:
     """Return the entry to fetch for a need: the entire item, or its window in the version of its layout."""
     layout = layouts.get(need.entry)
     span = _byte_span(need, layout)

@@ -50,11 +50,11 @@ class Places:
         """`restored`: The state that the sampler was brought to, and continues from."""
         self._sampler = sampler
         self._next_s = 0.0
-        self._says = True
+        self._has_state = True
         """Whether the sampler provides its state."""
         if restored is None:
             self._base, self._since = pickle.dumps(beginning(sampler)), 0
-            self._take()
+            self._save()
         else:
             self._base = pickle.dumps({key: value for key, value in restored.items() if key != SINCE})
             self._since = int(restored.get(SINCE, 0))
@@ -65,15 +65,15 @@ class Places:
     def drawn(self) -> Place:
         """Return the place after one more batch."""
         self._since += 1
-        if self._says and time.monotonic() >= self._next_s:
-            self._take()
+        if self._has_state and time.monotonic() >= self._next_s:
+            self._save()
         return self.now()
 
-    def _take(self) -> None:
+    def _save(self) -> None:
         began_s = time.thread_time()
         state = own_state(self._sampler)
         if state is None:
-            self._says = False
+            self._has_state = False
             return
         self._base, self._since = pickle.dumps(state), 0
         took_s = time.thread_time() - began_s
@@ -108,19 +108,19 @@ def restore(sampler: Any, state: Mapping[str, Any]) -> None:
     """
     own = pickle.loads(pickle.dumps(dict(state)))  # samplers modify what they load
     own.pop(SINCE, None)
-    begun = own.pop(BEGINNING, None)
-    if begun is None:
+    saved = own.pop(BEGINNING, None)
+    if saved is None:
         sampler.load_state_dict(own)
         return
-    here = beginning(sampler)[BEGINNING]
-    other = {name: value for name, value in begun.items() if name != "epoch" and value != here.get(name)}
+    current = beginning(sampler)[BEGINNING]
+    other = {name: value for name, value in saved.items() if name != "epoch" and value != current.get(name)}
     if other:
-        there = ", ".join(f"{name}={value!r}, here {here.get(name)!r}" for name, value in other.items())
-        raise InvalidRequest(f"the state is of another sampler: {there}")
+        differences = ", ".join(f"{name}={value!r}, here {current.get(name)!r}" for name, value in other.items())
+        raise InvalidRequest(f"the state is of another sampler: {differences}")
     if hasattr(sampler, "allow_iter_to_reset_state"):
         sampler.allow_iter_to_reset_state()
-    if begun["epoch"] is not None:
-        sampler.set_epoch(begun["epoch"])
+    if saved["epoch"] is not None:
+        sampler.set_epoch(saved["epoch"])
 
 
 def draw_again(batches: Iterator[Any], state: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from lhotse.utils import compute_num_samples
 
 from .failures import FetchFailed
 
-_TO_ASK_FOR_MORE = "AISBatchLoader(windows=False) fetches recordings and arrays whole"
+_HINT = "AISBatchLoader(windows=False) fetches recordings and arrays whole"
 
 
 @dataclass
@@ -38,7 +38,7 @@ class WindowSource(AudioSource):  # type: ignore[misc]  # Lhotse is not type-che
         if start < self.first_frame or (not self.to_end and (count is None or start + count > last)):
             raise FetchFailed(
                 f"frames {start:,} to {'the end' if count is None else f'{start + count:,}'} are wanted of a recording "
-                f"of which {self.first_frame:,} to {last:,}, the cut's, were fetched; {_TO_ASK_FOR_MORE}"
+                f"of which {self.first_frame:,} to {last:,}, the cut's, were fetched; {_HINT}"
             )
         # Whole frames, so that rounding is the same as in the whole file.
         return super().load_audio(
@@ -65,26 +65,26 @@ class WindowReader(FeaturesReader):  # type: ignore[misc]
         if first < self._first or stop > self._stop:
             raise FetchFailed(
                 f"rows {first:,} to {stop:,} are wanted of an array of which {self._first:,} to {self._stop:,}, the "
-                f"cut's, were fetched; {_TO_ASK_FOR_MORE}"
+                f"cut's, were fetched; {_HINT}"
             )
         return np.load(io.BytesIO(key), allow_pickle=False)[first - self._first : stop - self._first]
 
 
-class _Asked(Exception):
+class _Requested(Exception):
     """Ends a load at the point where it would read bytes."""
 
 
 @dataclass
-class _AskedSource(AudioSource):  # type: ignore[misc]
-    asked: tuple[float, float | None] | None = None
+class _RequestSource(AudioSource):  # type: ignore[misc]
+    requested: tuple[float, float | None] | None = None
 
     def load_audio(self, offset: float = 0.0, duration: float | None = None, **kwargs: object) -> Any:
-        self.asked = offset, duration
-        raise _Asked("")
+        self.requested = offset, duration
+        raise _Requested("")
 
 
 @register_reader
-class _AskedReader(FeaturesReader):  # type: ignore[misc]
+class _RequestReader(FeaturesReader):  # type: ignore[misc]
     name = "memory_asked"
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -92,33 +92,33 @@ class _AskedReader(FeaturesReader):  # type: ignore[misc]
 
     def read(self, key: list[Any], left_offset_frames: int = 0, right_offset_frames: int | None = None) -> Any:
         key.append((left_offset_frames, right_offset_frames))
-        raise _Asked("")
+        raise _Requested("")
 
 
-def asked_seconds(recording: Recording, start: float, duration: float) -> tuple[float, float | None] | None:
+def requested_seconds(recording: Recording, start: float, duration: float) -> tuple[float, float | None] | None:
     """Return the offset and duration that Lhotse, whose transforms stretch them, reads of each source for a cut."""
-    source = _AskedSource("memory", recording.channel_ids, b"")
+    source = _RequestSource("memory", recording.channel_ids, b"")
     whole = shallow(recording)
     whole.sources = [source]
     try:
         whole.load_audio(offset=start, duration=duration)
-    except Exception:  # noqa: BLE001 - _Asked, or an error that loading the cut raises too
-        return source.asked
+    except Exception:  # noqa: BLE001 - _Requested, or an error that loading the cut raises too
+        return source.requested
     return None
 
 
-def asked_rows(manifest: Features | TemporalArray, start: float, duration: float) -> tuple[int, int | None] | None:
+def requested_rows(manifest: Features | TemporalArray, start: float, duration: float) -> tuple[int, int | None] | None:
     """Return the first row and the stop that are read for a cut."""
     probe = shallow(manifest)
     inner = probe
     if isinstance(manifest, TemporalArray):
         inner = probe.array = shallow(manifest.array)
-    asked: list[tuple[int, int | None]] = []
-    inner.storage_type, inner.storage_key = _AskedReader.name, asked
+    requested: list[tuple[int, int | None]] = []
+    inner.storage_type, inner.storage_key = _RequestReader.name, requested
     try:
         probe.load(start=start, duration=duration)
     except Exception:  # noqa: BLE001 - as above
-        return asked[0] if asked else None
+        return requested[0] if requested else None
     return None
 
 

@@ -19,11 +19,11 @@ from .manifests import ManifestError
 from .prompts import PROMPT_FIELDS
 
 _FOUND = 1
-_COULD_NOT_LOOK = 2
+_CHECK_FAILED = 2
 
 
-class _CouldNotLook(click.ClickException):
-    exit_code = _COULD_NOT_LOOK
+class _CheckFailed(click.ClickException):
+    exit_code = _CHECK_FAILED
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -97,32 +97,32 @@ def check(
         tolerance_s=tolerance,
     )
     findings: list[Finding] = []
-    looked = 0
+    recordings = 0
     try:
         with store.reading() as client, progress(None, unit=" recordings") as bar:
             for part in check_manifests(client, manifests, tars, needed):
-                looked += part.recordings
+                recordings += part.recordings
                 findings += part.findings
                 bar.update(part.recordings)
     except (ManifestError, LoaderError, OSError, MissingExtra) as error:
-        raise _CouldNotLook(one_line(error)) from error
+        raise _CheckFailed(one_line(error)) from error
     findings.sort(key=lambda found: (found.manifest, found.line))
     if as_json:
-        click.echo(json.dumps({"recordings": looked, "findings": [found.fields() for found in findings]}))
+        click.echo(json.dumps({"recordings": recordings, "findings": [found.fields() for found in findings]}))
     else:
-        _show(findings, looked)
+        _show(findings, recordings)
     if findings:
         raise click.exceptions.Exit(_FOUND)
 
 
-def _show(findings: list[Finding], looked: int) -> None:
+def _show(findings: list[Finding], recordings: int) -> None:
     counts: dict[str, int] = {}
     with Lines() as lines:
         for found in findings:
             counts[found.kind] = counts.get(found.kind, 0) + 1
             lines.add(printable(f"{found.manifest}:{found.line}: {found.kind}: {found.message}"))
     summary = ", ".join(f"{kind} {count:,}" for kind, count in sorted(counts.items()))
-    note(f"{count_text(looked, 'recording')} looked at: {summary or 'as their lines say'}")
+    note(f"{count_text(recordings, 'recording')} looked at: {summary or 'as their lines say'}")
 
 
 if __name__ == "__main__":

@@ -75,12 +75,12 @@ def _header(data: bytes, size_bytes: int) -> HeaderAnswer | None:
     """Return the header, or None if more than `data`, the first bytes, is needed."""
     with needs("soundfile", "reading audio headers"):
         import soundfile
-    begun = _FileHead(data, size_bytes)
+    head = _FileHead(data, size_bytes)
     try:
-        info = soundfile.info(begun)
+        info = soundfile.info(head)
     except soundfile.LibsndfileError as error:
-        return None if begun.missed else NoAudio(str(error.error_string))
-    return None if begun.missed else AudioHeader(info.samplerate, info.frames)
+        return None if head.missed else NoAudio(str(error.error_string))
+    return None if head.missed else AudioHeader(info.samplerate, info.frames)
 
 
 class _FileHead(io.RawIOBase):

@@ -61,15 +61,15 @@ def check_manifests(
 
 
 def _of_part(client: Client, recordings: list[Recording], sizes: _Sizes, needed: Requirements) -> Iterator[Finding]:
-    there: list[tuple[Recording, Sized]] = []
+    present: list[tuple[Recording, Sized]] = []
     for one, sized in zip(recordings, sizes.of(recordings), strict=True):
         yield from _of_fields(one, needed)
         if isinstance(sized, Sized):
-            there.append((one, sized))
+            present.append((one, sized))
         else:
             yield one.finding("missing", f"{sized}: NeMo drops it with a warning")
-    headers = audio_headers(client, [sized for _, sized in there])
-    for (one, _), header in zip(there, headers, strict=True):
+    headers = audio_headers(client, [sized for _, sized in present])
+    for (one, _), header in zip(present, headers, strict=True):
         yield from _of_header(one, header, needed.tolerance_s)
 
 
@@ -164,7 +164,7 @@ def _of_header(one: Recording, header: HeaderAnswer, tolerance_s: float) -> Iter
 
 
 def _of_rate(one: Recording, header: AudioHeader, tolerance_s: float) -> str:
-    said = (
+    announced = (
         f"the line says {one.rate_hz:,} Hz"
         if one.rate_said
         else f"the line does not say, which means {one.rate_hz:,} Hz to NeMo"
@@ -176,7 +176,7 @@ def _of_rate(one: Recording, header: AudioHeader, tolerance_s: float) -> str:
         if one.fixed_rate
         else "give the line its sampling_rate"
     )
-    return f"{one.url} has {header.rate_hz:,} Hz, and {said}: NeMo {outcome}; {remedy}"
+    return f"{one.url} has {header.rate_hz:,} Hz, and {announced}: NeMo {outcome}; {remedy}"
 
 
 def _of_length(one: Recording, header: AudioHeader, tolerance_s: float) -> Iterator[Finding]:

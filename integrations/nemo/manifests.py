@@ -178,21 +178,21 @@ def _of_line(manifest: str, number: int, line: Any, shards: _Shards) -> Iterator
         return
     is_conversation = "conversations" in line
     named = list(_audio_turns(line) if is_conversation else [("audio_filepath", line)])
-    for name_field, said in named:
-        name = said.get(name_field)
+    for name_field, fields in named:
+        name = fields.get(name_field)
         if not isinstance(name, str) or not name:
             raise _LineError(f"no {name_field}: NeMo stops with KeyError")
-        duration_s = _number(said, "duration")
-        offset_s = _number(said, "offset")
+        duration_s = _number(fields, "duration")
+        offset_s = _number(fields, "offset")
         if duration_s is None:
             raise _LineError(
                 "no duration: NeMo passes the line over"
                 if shards.tarred and not is_conversation
                 else "no duration: NeMo stops with KeyError"
             )
-        rate_hz = _number(said, "sampling_rate")
+        rate_hz = _number(fields, "sampling_rate")
         if rate_hz is None and not shards.tarred and not is_conversation:
-            rate_hz = _number(said, "sample_rate")
+            rate_hz = _number(fields, "sample_rate")
         url = _url(manifest, name, line, shards, is_conversation=is_conversation)
         if not url.startswith(SCHEME):
             continue  # a local file, or one of another store
@@ -243,8 +243,8 @@ def _entry(url: str) -> Entry:
         raise _LineError(str(error)) from error
 
 
-def _number(said: Mapping[str, Any], field: str) -> float | None:
-    value = said.get(field)
+def _number(fields: Mapping[str, Any], field: str) -> float | None:
+    value = fields.get(field)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise _LineError(f"{field} is {value!r}, not a number")
     return value

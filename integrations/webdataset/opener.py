@@ -189,19 +189,19 @@ def _opening_ahead(stage: Callable[..., Any], at: int) -> Callable[..., Any]:
         if settings is None or len(arguments) <= at:
             return stage(*arguments, **options)
         source: Iterable[Any] = arguments[at]
-        begun = ahead(source, settings.shards, lambda url: _begin_ahead(url, settings))
-        return _closing(stage, (*arguments[:at], begun, *arguments[at + 1 :]), options, begun)
+        items = ahead(source, settings.shards, lambda url: _begin_ahead(url, settings))
+        return _closing(stage, (*arguments[:at], items, *arguments[at + 1 :]), options, items)
 
     return with_ahead
 
 
 def _closing(
-    stage: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any], begun: Generator[Any, None, None]
+    stage: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any], items: Generator[Any, None, None]
 ) -> Iterator[Any]:
     try:
         yield from stage(*arguments, **options)
     finally:
-        begun.close()
+        items.close()
 
 
 def _reduce_installed(self: Any, protocol: Any) -> Any:

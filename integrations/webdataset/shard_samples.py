@@ -30,7 +30,7 @@ with needs("webdataset", "samples of shards"):
 Handler = Callable[[Exception], bool]
 
 
-class _Wanted(NamedTuple):
+class _Selection(NamedTuple):
     """A batch of samples, by number, with the members of each and the entries of all of them."""
 
     samples: Sequence[int]
@@ -138,8 +138,8 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
         Raises IndexError, and the errors of `Client.get_batch`. ObjectNotFound is also raised for a shard that was
         replaced or deleted after the listing.
         """
-        wanted = self._wanted(indices)
-        return self._staged(self._taken(wanted, self._client().get_batch(wanted.entries, **self._options())))
+        selection = self._selection(indices)
+        return self._staged(self._delivered(selection, self._client().get_batch(selection.entries, **self._options())))
 
     def batches(
         self, batch_sampler: Iterable[Iterable[int]], *, in_flight: int = 3
@@ -156,11 +156,11 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
         return self._batches(batch_sampler, in_flight)
 
     def _batches(self, batch_sampler: Iterable[Iterable[int]], in_flight: int) -> Generator[list[Any], None, None]:
-        drawn = map(self._wanted, batch_sampler)
-        requests = (WithOpaque(wanted.entries, wanted) for wanted in drawn)
+        drawn = map(self._selection, batch_sampler)
+        requests = (WithOpaque(selection.entries, selection) for selection in drawn)
         with closing(self._client().get_batches(requests, in_flight=in_flight, **self._options())) as batches:
             for batch in batches:
-                yield self._staged(self._taken(batch.opaque, batch))
+                yield self._staged(self._delivered(batch.opaque, batch))
 
     def _staged(self, samples: Iterable[Any]) -> list[Any]:
         for stage in self._stages:
@@ -180,7 +180,7 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
         tolerant = self._handler is not reraise_exception
         return {"on_error": "placeholder" if tolerant else "raise", "timeout_s": self._timeout_s}
 
-    def _wanted(self, indices: Iterable[int]) -> _Wanted:
+    def _selection(self, indices: Iterable[int]) -> _Selection:
         table = self._table
         samples = [self._number(index) for index in indices]
         members = [table.members(sample) for sample in samples]
@@ -190,34 +190,34 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
             for shard in (table.shard(sample),)
             for member in names
         ]
-        return _Wanted(samples, members, entries)
+        return _Selection(samples, members, entries)
 
-    def _taken(self, wanted: _Wanted, batch: Batch) -> Iterable[dict[str, Any]]:
+    def _delivered(self, selection: _Selection, batch: Batch) -> Iterable[dict[str, Any]]:
         if self._handler is reraise_exception:
-            return self._samples(wanted.samples, wanted.members, self._contents(wanted.samples, batch))
-        return self._surviving(wanted.samples, wanted.members, batch)
+            return self._samples(selection.samples, selection.members, self._contents(selection.samples, batch))
+        return self._surviving(selection.samples, selection.members, batch)
 
-    def _contents(self, wanted: Sequence[int], batch: Batch) -> Iterator[Any]:
+    def _contents(self, selection: Sequence[int], batch: Batch) -> Iterator[Any]:
         try:
             with batch:
                 return iter(batch.tobytes())
         except errors.ObjectNotFound as error:
-            raise self._changed(wanted, error) from error
+            raise self._changed(selection, error) from error
 
     def _samples(
-        self, wanted: Sequence[int], members: Sequence[Sequence[str]], contents: Iterator[Any]
+        self, selection: Sequence[int], members: Sequence[Sequence[str]], contents: Iterator[Any]
     ) -> Iterator[dict[str, Any]]:
-        for sample, names in zip(wanted, members, strict=True):
+        for sample, names in zip(selection, members, strict=True):
             key, fields = self._table.fields(names)
             found: dict[str, Any] = {"__key__": key, "__url__": self._table.shard(sample).url}
             found.update(zip(fields, islice(contents, len(fields)), strict=True))
             yield found
 
     def _surviving(
-        self, wanted: Sequence[int], members: Sequence[Sequence[str]], batch: Batch
+        self, selection: Sequence[int], members: Sequence[Sequence[str]], batch: Batch
     ) -> Iterator[dict[str, Any]]:
         with batch:
-            for sample, names in zip(wanted, members, strict=True):
+            for sample, names in zip(selection, members, strict=True):
                 items = list(islice(batch, len(names)))
                 failed = next((item.error for item in items if item.error is not None), None)
                 if failed is None:
@@ -228,16 +228,16 @@ class ShardSamples(FluidInterface):  # type: ignore[misc]  # WebDataset has no a
                 if not self._handler(failed):
                     return
 
-    def _changed(self, wanted: Sequence[int], error: errors.ObjectNotFound) -> errors.LoaderError:
+    def _changed(self, selection: Sequence[int], error: errors.ObjectNotFound) -> errors.LoaderError:
         """Return an error that names the shard that has changed since the listing, or the error itself if none has."""
         client = self._client()
-        for shard in dict.fromkeys(self._table.shard(sample) for sample in wanted):
+        for shard in dict.fromkeys(self._table.shard(sample) for sample in selection):
             try:
-                there = client.bucket(shard.bucket).head(shard.name).version
+                version = client.bucket(shard.bucket).head(shard.name).version
             except errors.NotFound:
-                there = ""
-            if there != shard.version:
-                what = f"replaced by version {there}" if there else "deleted"
+                version = ""
+            if version != shard.version:
+                what = f"replaced by version {version}" if version else "deleted"
                 return errors.ObjectNotFound(
                     f"{shard.url} was {what} after its samples were listed in version {shard.version}: make a new "
                     "ShardSamples, or list the shards of a snapshot (ais://bucket@snapshot/...), which nobody replaces"

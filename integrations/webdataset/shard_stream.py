@@ -23,7 +23,7 @@ from ais_loader import Client, ObjectInfo, ObjectReader, errors
 
 from .whole_shards import require_whole
 
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 """How often a waiting consumer checks that its producer, whose own waits have deadlines, is still alive."""
 _END_S = 10.0
 """How long the process waits for a producer to notice that it is ending."""
@@ -90,10 +90,10 @@ class ShardStream(io.BufferedIOBase):
         left = -1 if size is None or size < 0 else size
         while left:
             if not len(self._rest):
-                taken = self._buffer.take(self._thread)
-                if taken is None:
+                block = self._buffer.take(self._thread)
+                if block is None:
                     break
-                self._rest = taken
+                self._rest = block
             part = self._rest if left < 0 else self._rest[:left]
             self._rest = self._rest[len(part) :]
             left -= len(part) if left > 0 else 0
@@ -195,7 +195,7 @@ class _Buffer:
             return None
 
     def _wait(self, ready: Callable[[], bool], producer: threading.Thread) -> None:
-        while not self._changed.wait_for(ready, _LOOK_S):
+        while not self._changed.wait_for(ready, _CHECK_S):
             if not producer.is_alive() and not ready():
                 raise errors.LoaderError(
                     "the thread that reads this shard has ended without an error; open the shard again"
@@ -205,9 +205,9 @@ class _Buffer:
         """Return a new error for each raise, because WebDataset modifies the arguments of what it catches."""
         error = self._error
         if isinstance(error, errors.LoaderError):
-            again = type(error)(*error.args)
-            again.__cause__ = error
-            return again
+            repeated = type(error)(*error.args)
+            repeated.__cause__ = error
+            return repeated
         return error or errors.LoaderError("the shard ended before it was opened")
 
 

@@ -47,7 +47,7 @@ def ahead(source: Iterable[Any], shards: int, begin: Callable[[str], ShardStream
                 item = next(rest, _END)
                 if item is _END:
                     break
-                drawn.append(_begun(item, begin))
+                drawn.append(_opened(item, begin))
             if not drawn:
                 return
             item, _, _ = drawn[0]
@@ -59,7 +59,7 @@ def ahead(source: Iterable[Any], shards: int, begin: Callable[[str], ShardStream
                 stream.close()
 
 
-def _begun(item: Any, begin: Callable[[str], ShardStream | None]) -> tuple[Any, str, ShardStream | None]:
+def _opened(item: Any, begin: Callable[[str], ShardStream | None]) -> tuple[Any, str, ShardStream | None]:
     url = item.get("url") if isinstance(item, dict) else item
     if not isinstance(url, str) or not url.startswith(SCHEME):
         return item, "", None

@@ -186,7 +186,7 @@ def test_a_write_beside_another_process_says_who_writes_and_works_when_it_is_fre
 def test_a_write_waits_for_another_process_and_readers_do_not(
     store: Path, elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ais_loader.integrations.shared_store._TELL_AFTER_S", 0.0)
+    monkeypatch.setattr("ais_loader.integrations.shared_store._NOTE_AFTER_S", 0.0)
     files = opened(store, lock_wait_s=60)
     assert elsewhere.said(writing(store)) == "1"
     with ThreadPoolExecutor(1) as threads:
