@@ -234,7 +234,7 @@ class RayClients:
     def parts(self) -> list[ClientResult]:
         """Results of the clients that are not lost, after `follow`. Raises NodeUnavailable if there are none."""
         if not self._parts:
-            raise NodeUnavailable("; ".join(f"{name}: {why}" for name, why in self.lost.items()))
+            raise NodeUnavailable("; ".join(f"{name}: {reason}" for name, reason in self.lost.items()))
         return [self._parts[name] for name in self._actors if name in self._parts]
 
     def _collect(self, name: str, done: Any) -> bool:

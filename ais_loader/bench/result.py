@@ -79,7 +79,7 @@ def result(
     elapsed_s = max(part.elapsed_s for part in parts)
     client_cpu_s = sum(part.cpu_s for part in parts)
     moved = tally.size_bytes / _GIB
-    said = [f"{part.name}: {note}" if part.name else note for part in parts for note in part.notes]
+    part_notes = [f"{part.name}: {note}" if part.name else note for part in parts for note in part.notes]
     return {
         "format": FORMAT,
         "version": __version__,
@@ -105,7 +105,7 @@ def result(
         "cold": cold,
         "clients": [part.as_dict() for part in parts if part.name],
         "lost": dict(lost),
-        "notes": [*said, *notes],
+        "notes": [*part_notes, *notes],
     }
 
 
@@ -124,29 +124,29 @@ def table(found: Mapping[str, Any]) -> list[str]:
         rows.append(("latency, ms", ", ".join(f"{name} {latency[name]:,.2f}" for name in LATENCIES)))
     errors = ", ".join(f"{count:,} {kind}" for kind, count in sorted(found["errors"].items()))
     rows.append(("errors", errors or "none"))
-    for who in ("client", "node"):
-        used, of_gib, peak = (found[f"{who}_{name}"] for name in ("cpu_s", "cpu_s_per_gib", "peak_bytes"))
+    for role in ("client", "node"):
+        used, of_gib, peak = (found[f"{role}_{name}"] for name in ("cpu_s", "cpu_s_per_gib", "peak_bytes"))
         if used is not None:
             text = f"{used:.2f} s of processors"
             text += f", {of_gib:.2f} s for a GiB" if of_gib is not None else ""
-            rows.append((who, text + (f", at most {peak / (1 << 20):,.0f} MiB of memory" if peak is not None else "")))
+            rows.append((role, text + (f", at most {peak / (1 << 20):,.0f} MiB of memory" if peak is not None else "")))
     if found["cold"] is not None:
         rows.append(("cache", found["cold"]))
     for part in found["clients"]:
         rate, speed = part["objects"] / part["elapsed_s"], part["bytes"] / part["elapsed_s"] / (1 << 20)
         text = f"{part['name']}: {rate:,.0f} objects and {speed:,.1f} MiB a second"
         rows.append(("", text + (f", P99 {part['latency_ms']['p99']:,.2f} ms" if part["latency_ms"] else "")))
-    rows += [("LOST", f"{name}: {why}; nothing of it is counted") for name, why in found["lost"].items()]
+    rows += [("LOST", f"{name}: {reason}; nothing of it is counted") for name, reason in found["lost"].items()]
     rows += [("note", note) for note in found["notes"]]
     return [f"{name:<12} {text}" for name, text in rows]
 
 
 def _workload(plan: Mapping[str, Any]) -> str:
-    said = f"{plan['workload']}, {plan['objects']:,} objects of {plan['size']}, "
+    text = f"{plan['workload']}, {plan['objects']:,} objects of {plan['size']}, "
     if plan["workload"] in ("get-batch", "members", "ranges", "sessions", "put-many"):
-        said += f"batches of {plan['batch']}, "
+        text += f"batches of {plan['batch']}, "
     machines = f"{plan['clients']} machines × " if plan["clients"] > 1 else ""
-    return f"{said}{machines}{plan['processes']} × {plan['threads']} threads"
+    return f"{text}{machines}{plan['processes']} × {plan['threads']} threads"
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def comparison(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
         if value != other["plan"].get(name):
             lines.append(f"{name} differs: {value} and {other['plan'].get(name)}")
     for which, found in (("first", one), ("second", other)):
-        lines += [f"{name} was lost in the {which}: {why}" for name, why in found["lost"].items()]
+        lines += [f"{name} was lost in the {which}: {reason}" for name, reason in found["lost"].items()]
     lines.append(f"{'':<22} {'first':>14} {'second':>14} {'second ÷ first':>15}")
     numbers = [(name, one[name], other[name]) for name in ("objects_per_s", "bytes_per_s", "calls_per_s")]
     numbers += [

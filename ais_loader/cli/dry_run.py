@@ -88,5 +88,5 @@ _LEFT_OUT = {
 def note_left_out(plan: PutPlan) -> None:
     """Report what a walk skipped on purpose, and the option that would include it."""
     for what, count in plan.left_out.items():
-        noun, why = _LEFT_OUT.get(what, (what, ""))
-        note(f"skipped: {count_text(count, noun)}{why}")
+        noun, remark = _LEFT_OUT.get(what, (what, ""))
+        note(f"skipped: {count_text(count, noun)}{remark}")

@@ -90,8 +90,8 @@ class StoreChoice:
             hint = "look at the path, or `ais-loader bucket create` makes one"
             raise StoreNotFound(f"no store at {self.url}; {hint}") from None
         except StoreLocked as error:
-            who = str(error).partition(";")[0]  # the rest is advice for Python
-            raise StoreLocked(f"{who}; if that is a node, use it: --store grpc://HOST:PORT") from error
+            holder = str(error).partition(";")[0]  # the rest is advice for Python
+            raise StoreLocked(f"{holder}; if that is a node, use it: --store grpc://HOST:PORT") from error
         except InvalidRequest as error:
             raise _wrong_store(error) from error
 

@@ -181,9 +181,9 @@ class TransformJob:
             raise errors.TransformIncomplete(f"job {self.name!r} failed: {self.problem}")
         if counts.failed and not self.inspect:
             first = next(iter(self.failures()), None)
-            why = f"; first: {first.name}: {first.error}" if first is not None else ""
+            reason = f"; first: {first.name}: {first.error}" if first is not None else ""
             raise errors.TransformIncomplete(
-                f"job {self.name!r} left out {counts.failed:,} of {counts.seen:,} objects{why}"
+                f"job {self.name!r} left out {counts.failed:,} of {counts.seen:,} objects{reason}"
             )
 
     def stop(self) -> None:

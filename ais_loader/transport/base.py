@@ -270,13 +270,13 @@ def require_metadata(metadata: Mapping[str, str]) -> None:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise errors.InvalidRequest(f"metadata maps str to str, got {key!r}: {value!r}")
-        for text, where, allowed in ((key, "key", ""), (value, "value", "\t\n\r")):
-            require_text(text, errors.InvalidRequest, f"metadata, {where}")
+        for text, part, allowed in ((key, "key", ""), (value, "value", "\t\n\r")):
+            require_text(text, errors.InvalidRequest, f"metadata, {part}")
             size_bytes += len(text.encode())
             if not text.isprintable():
                 for char in text:
                     if unicodedata.category(char) == "Cc" and char not in allowed:
-                        raise errors.InvalidRequest(f"metadata {key!r}: control character {char!r} in its {where}")
+                        raise errors.InvalidRequest(f"metadata {key!r}: control character {char!r} in its {part}")
     require_unreserved(metadata)
     if size_bytes > MAX_METADATA_BYTES:
         raise errors.InvalidRequest(

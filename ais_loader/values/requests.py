@@ -210,8 +210,8 @@ def _extend(column: Any, what: str, values: Sequence[str]) -> None:
         column.extend(values)
     except (TypeError, UnicodeEncodeError, ValueError) as error:
         others = [value for value in values if not isinstance(value, str)]
-        why = f"{others[0]!r} is a {type(others[0]).__name__}" if others else str(error)
-        raise InvalidRequest(f"a {what} must be a str with a UTF-8 form: {why}").caused_by(error) from None
+        reason = f"{others[0]!r} is a {type(others[0]).__name__}" if others else str(error)
+        raise InvalidRequest(f"a {what} must be a str with a UTF-8 form: {reason}").caused_by(error) from None
 
 
 def _int64(value: int) -> int:

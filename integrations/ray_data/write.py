@@ -79,9 +79,9 @@ def write_ais(
         raise errors.InvalidRequest(
             f"suffix={suffix!r} is for names that are made; name_column={name_column!r} has them"
         )
-    where = portable_url(store)
-    store_here(where).reader().bucket(bucket).info()  # reports a wrong name before anything is computed
-    sink = AISSink(where, bucket, prefix, bytes_column, name_column, suffix, mode)
+    portable = portable_url(store)
+    store_here(portable).reader().bucket(bucket).info()  # reports a wrong name before anything is computed
+    sink = AISSink(portable, bucket, prefix, bytes_column, name_column, suffix, mode)
     dataset.write_datasink(sink, **ray_options)
     return sink.written
 

@@ -378,7 +378,7 @@ class MergedStream:
                 unanswered=unanswered,
                 hedge=False,
                 awaited=True,
-                missing=share.gone,
+                missing=share.final_missing,
             )
         )
 

@@ -167,20 +167,20 @@ def _together(members: Members, request: wire.PromoteRequest, nodes: list[bytes]
 
     for node in nodes:
         threading.Thread(target=run, args=(node,), name="ais-loader promote", daemon=True).start()
-    seen: dict[bytes, int] = {}
+    files_seen: dict[bytes, int] = {}
     try:
         for _ in nodes:
             while isinstance(one := results.get(), PromoteResult):
                 yield one
             node, ended = one
             if isinstance(ended, int):
-                seen[node] = ended
+                files_seen[node] = ended
             else:
                 yield _lost(members, node, ended)
     finally:
         stopped.set()
-    if len(set(seen.values())) > 1 and not request.move:
-        yield _differing(members, seen)
+    if len(set(files_seen.values())) > 1 and not request.move:
+        yield _differing(members, files_seen)
 
 
 def _name(members: Members, node: bytes) -> str:
@@ -193,8 +193,8 @@ def _lost(members: Members, node: bytes, error: errors.LoaderError) -> PromoteRe
     return PromoteResult("", "", "failed", error=reason)
 
 
-def _differing(members: Members, seen: dict[bytes, int]) -> PromoteResult:
-    counts = ", ".join(f"{_name(members, node)}: {count:,}" for node, count in seen.items())
+def _differing(members: Members, files_seen: dict[bytes, int]) -> PromoteResult:
+    counts = ", ".join(f"{_name(members, node)}: {count:,}" for node, count in files_seen.items())
     reason = errors.SourceChanged(
         f"the nodes have not seen the same number of files ({counts}): they are being changed, or it is not one file "
         "system; promote again, or without `shared`"

@@ -52,7 +52,7 @@ class Share:
     """The node verifies the bytes itself: unverified ones were wrong."""
 
     @property
-    def gone(self) -> Verdict | None:
+    def final_missing(self) -> Verdict | None:
         """The missing verdict, unless its only cause is a broken drive."""
         return None if self.missing is not None and self.missing[0] == pb.UNAVAILABLE else self.missing
 

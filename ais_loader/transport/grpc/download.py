@@ -43,7 +43,7 @@ def download(
             call = open_call(request)
             watchdog.guard(call.cancel)
             for message in call:
-                watchdog.seen()
+                watchdog.note_progress()
                 if message.WhichOneof("part") == "header":
                     left = message.header.length if left is None else left
                     request.version = message.header.info.version
@@ -56,7 +56,7 @@ def download(
                 patience.progress()
                 watchdog.rest()  # the consumer's time does not count as the node's silence
                 yield message.data
-                watchdog.seen()
+                watchdog.note_progress()
             if left == 0:
                 return
             short = f"{request.name!r}: the stream ended {left or 0:,} bytes early"
@@ -69,8 +69,8 @@ def download(
             watchdog.stop()
             if call is not None:
                 call.cancel()
-        gone = isinstance(failure, errors.ObjectNotFound) and not isinstance(failure, errors.ObjectDeleted)
-        if gone and request.version != first.version:  # the version that was begun has been replaced
+        is_missing = isinstance(failure, errors.ObjectNotFound) and not isinstance(failure, errors.ObjectDeleted)
+        if is_missing and request.version != first.version:  # the version that was begun has been replaced
             if received:
                 raise errors.NodeUnavailable(
                     f"{request.name!r}: a node was lost after {received:,} bytes of a version that is gone "

@@ -263,7 +263,7 @@ class NodeCalls:
             with watchdog.guard(call.cancel):
                 try:
                     for answer in call:
-                        watchdog.seen()
+                        watchdog.note_progress()
                         if moved is not None:
                             moved(answer.moved_bytes)
                         if answer.HasField("info"):
@@ -342,7 +342,7 @@ class NodeCalls:
             call = conn.contents.Summarize(request)
             with watched(conn, call, has_others=has_others) as watchdog:
                 for answer in call:
-                    watchdog.seen()
+                    watchdog.note_progress()
                     if answer.HasField("summary"):
                         return _summary(bucket, prefix, answer.summary)
             raise errors.NodeUnavailable(f"{conn.endpoint}: the answer ended before the summary")

@@ -121,7 +121,7 @@ def _put_large(conn: Connection, messages: Iterator[pb.PutRequest]) -> pb.Object
 
     def watched() -> Iterator[pb.PutRequest]:
         for message in messages:
-            watchdog.seen()
+            watchdog.note_progress()
             yield message
 
     call = conn.objects.Put.future(watched())
@@ -193,7 +193,7 @@ class PutAnswers:
         self._watchdog.rest()
 
     def __next__(self) -> pb.PutManyResponse:
-        self._watchdog.seen()
+        self._watchdog.note_progress()
         try:
             answer: pb.PutManyResponse = next(self._call)
         except grpc.RpcError as error:

@@ -46,7 +46,7 @@ class Watchdog:
         threading.Thread(target=self._watch, args=(cancel,), name="ais-loader watchdog", daemon=True).start()
         return self
 
-    def seen(self) -> None:
+    def note_progress(self) -> None:
         """Note activity."""
         self._seen_at = time.monotonic()
 
@@ -114,7 +114,7 @@ def streamed(conn: Connection, call: Any, timeout_s: float) -> Iterator[Any]:
     with watchdog.guard(call.cancel):
         try:
             while True:
-                watchdog.seen()
+                watchdog.note_progress()
                 try:
                     answer = next(call, None)
                 except grpc.RpcError as error:
