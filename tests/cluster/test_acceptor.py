@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
-from storage_node.cluster.consensus.acceptor import AcceptorState, MapRefused, accept, ballot_order, learn, merged, prepare
+from storage_node.cluster.consensus.acceptor import (
+    AcceptorState,
+    MapRefused,
+    accept,
+    ballot_order,
+    learn,
+    merged,
+    prepare,
+)
 
 OURS, OTHERS = b"o" * 16, b"x" * 16
 
