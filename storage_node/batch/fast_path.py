@@ -181,5 +181,5 @@ def _may_answer(membership: Membership, request: pb.BatchRequest) -> bool:
     if request.local:
         return request.map_version == 0 or request.map_version >= view.version
     bucket = view.buckets.get(request.bucket[0])
-    here = view.position.get(membership.node_uuid)
-    return bucket is None or all(here in view.owners(bucket, name) for name in request.name)
+    local = view.position.get(membership.node_uuid)
+    return bucket is None or all(local in view.owners(bucket, name) for name in request.name)

@@ -79,8 +79,8 @@ class PeerLane(asyncio.BufferedProtocol):
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        begun = self._message is not None or self._heads_bytes
-        ended = "the lane broke in the middle of a message" if begun else "the lane has ended"
+        is_partial = self._message is not None or self._heads_bytes
+        ended = "the lane broke in the middle of a message" if is_partial else "the lane has ended"
         why = self._why or error or ConnectionError(ended)
         if not self.welcome.done():
             self.welcome.set_exception(why)
@@ -113,8 +113,8 @@ class PeerLane(asyncio.BufferedProtocol):
             return
         self._message = None
         if self._kind == FAILED:
-            told = objects_pb.Error.FromString(bytes(message))
-            raise ConnectionError(told.message)
+            error = objects_pb.Error.FromString(bytes(message))
+            raise ConnectionError(error.message)
         if (self._kind == WELCOME) is self.welcome.done():
             raise FrameError(f"a message of kind {self._kind} out of its turn")
         if self._kind == WELCOME:

@@ -270,7 +270,7 @@ class Peer:
     def _reclaim(self) -> None:
         self._idle = None
         if not self._busy:
-            self._run(_let_go(*self._detached()))
+            self._run(_close_all(*self._detached()))
 
     def _detached(self) -> tuple[list[PeerSession], Any]:
         sessions = [*self._relieved] if self.session is None else [self.session, *self._relieved]
@@ -286,12 +286,12 @@ class Peer:
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
-        await _let_go(*self._detached())
+        await _close_all(*self._detached())
         if self._tasks:
             await asyncio.wait(self._tasks)
 
 
-async def _let_go(sessions: list[PeerSession], channel: Any) -> None:
+async def _close_all(sessions: list[PeerSession], channel: Any) -> None:
     for session in sessions:
         await session.close()
     if channel is not None:
@@ -307,7 +307,7 @@ class PeerSession(ABC):
         self._peer = peer
         self._closing = False
         self._ids = itertools.count(1)
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
 
     def begin(self, stream: PeerStream, request: pb.BatchRequest) -> int:
         batch_id = next(self._ids)
@@ -338,13 +338,13 @@ class PeerSession(ABC):
     def give_up_if_silent(self, timeout_s: float) -> None:
         """Called when a stream has received nothing for this time: if no stream has, end the session, because a new
         connection may work."""
-        if self.broken is None and time.monotonic() - self._heard_at >= timeout_s:
+        if self.broken is None and time.monotonic() - self._received_at >= timeout_s:
             self._give_up()
 
     def _came(self, message: bytes | memoryview) -> None:
         """Process a message. Raises FrameError."""
         self._peer.suspects.answered(self._peer.endpoint)
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         response = decode_response(message)
         if (stream := self.streams.get(response.batch_id)) is not None:  # otherwise it was cancelled
             stream.deliver(response)
@@ -405,12 +405,12 @@ class _LaneSession(PeerSession):
     def __init__(self, peer: Peer, lane: PeerLane) -> None:
         super().__init__(peer)
         self._lane = lane
-        self._opened_s = self._heard_at
-        self._given_up = self._begun = False
+        self._opened_s = self._received_at
+        self._given_up = self._started = False
         lane.deliver(self._came, self._ended)
 
     def _send(self, message: bytes) -> None:
-        self._begun = True
+        self._started = True
         self._lane.send(message)
 
     def _give_up(self) -> None:
@@ -419,9 +419,9 @@ class _LaneSession(PeerSession):
 
     def _ended(self, why: Exception) -> None:
         endpoint = self._peer.endpoint
-        if not self._begun:  # nothing was lost: the node may need the slot
+        if not self._started:  # nothing was lost: the node may need the slot
             self._closing = True
-        if not self._closing or not self._begun:
+        if not self._closing or not self._started:
             self._peer.lane_broke(time.monotonic() - self._opened_s)
         if isinstance(why, FrameError):
             self._broke(PeerAnswerWrong(f"{endpoint} sent what is not a frame: {why}"))

@@ -95,7 +95,7 @@ class BatchAhead:
         self._readahead = readahead
         self._batch = batch
         self._reading: FrameSpan | None = None
-        self._coming: Iterator[FrameSpan] | None = None
+        self._spans: Iterator[FrameSpan] | None = None
         self._next: FrameSpan | None = None
         """The next planned frame, for which there was no room."""
         self._announced: deque[tuple[FrameSpan, Future[None]]] = deque()
@@ -123,10 +123,10 @@ class BatchAhead:
 
     def _advance(self, reading: FrameSpan) -> None:
         memory = self._readahead.memory
-        if self._coming is None:
-            self._coming = self._batch.planned()
+        if self._spans is None:
+            self._spans = self._batch.planned()
         while True:
-            span = self._next or next(self._coming, None)
+            span = self._next or next(self._spans, None)
             self._next = None
             if span is None:
                 return

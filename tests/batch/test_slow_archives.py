@@ -55,4 +55,4 @@ def test_archives_that_take_long_hold_up_nobody_who_does_not_ask_for_them(tmp_pa
             assert b"".join(message.data for message in get) == b"slow"
             assert list(members.result().name) == ["a"]
             assert end.result() is not None
-        eventually(lambda: node.batches is not None and node.batches.node.opening.taken == 0)
+        eventually(lambda: node.batches is not None and node.batches.node.opening.in_use == 0)

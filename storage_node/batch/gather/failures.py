@@ -34,17 +34,17 @@ class Failures:
         self._request = request
         self._routing = routing
         self._fail = fail
-        self.said: dict[int, tuple[int, EntryFault]] = {}
+        self.worst: dict[int, tuple[int, EntryFault]] = {}
         """For each position: the most severe status that a node has reported, with its reason."""
-        self._asked: dict[int, set[int]] = {}
+        self._tried: dict[int, set[int]] = {}
         self._damaged_at: dict[int, int] = {}
         """Bytes of an entry that had arrived when a holder last found its copy damaged, by position."""
         self._recoveries = self._soft_errors = 0
 
     def note(self, position: int, status: int, fault: EntryFault) -> None:
-        before = self.said.get(position)
+        before = self.worst.get(position)
         if before is None or _weight(status, fault) > _weight(*before):
-            self.said[position] = status, fault
+            self.worst[position] = status, fault
 
     def note_damage(self, position: int, offset: int) -> None:
         """Note that a holder's replica is damaged after the first `offset` bytes of an entry.
@@ -65,15 +65,15 @@ class Failures:
             again: Ask `node` itself again after all others.
         """
         left = self._routing.left[position]
-        asked = self._asked.setdefault(position, set())
-        asked.add(node)
+        tried = self._tried.setdefault(position, set())
+        tried.add(node)
         if node in left:
             left.remove(node)
             if again:
                 left.append(node)
         if not left:
             return False
-        if left[0] not in asked:  # retrying unreachable nodes is limited by time instead
+        if left[0] not in tried:  # retrying unreachable nodes is limited by time instead
             self._recoveries += 1
             self._resources.recoveries += 1
             if self._recoveries > self._resources.node.config.reads.max_recoveries:
@@ -82,7 +82,7 @@ class Failures:
 
     def pass_over(self, position: int, node: int) -> None:
         """Note that `node` lacks an entry that has also been requested from another node."""
-        self._asked.setdefault(position, set()).add(node)
+        self._tried.setdefault(position, set()).add(node)
         left = self._routing.left[position]
         if node in left and len(left) > 1:
             left.remove(node)
@@ -97,7 +97,7 @@ class Failures:
     def _too_many(self, what: str, setting: str) -> EntryFailed:
         worst = [
             f"{self._request.name[position]!r} ({fault.message or pb.Status.Name(status)})"
-            for position, (status, fault) in list(self.said.items())[:_NAMES_IN_MESSAGE]
+            for position, (status, fault) in list(self.worst.items())[:_NAMES_IN_MESSAGE]
         ]
         limit = getattr(self._resources.node.config.reads, setting)
         return EntryFailed(f"more than {limit:,} entries ({setting}) {what}, among them {', '.join(worst)}")

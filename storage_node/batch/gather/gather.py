@@ -25,7 +25,7 @@ The steps:
 4. Deliver: `next` returns the run of entries at the front of the buffer, and refills the senders' credit by what was
    taken out. Its caller (`assemble`) sends the frame under the client's credit. The bytes stay accounted until the
    write has ended.
-5. Unblock: when nothing can be delivered, `_let_go` grants credit for one frame to the sender whose entry is due, and
+5. Unblock: when nothing can be delivered, `_unblock` grants credit for one frame to the sender whose entry is due, and
    to its rival, whatever the budget says. If order does not matter, any sender will do, and only if none has credit.
    While the client reads nothing, `next` is not called, so no sender is unblocked.
 
@@ -154,7 +154,7 @@ class Gather:
                 self._note_sizes(frame)
                 self.memory.top_up(self._senders.values(), self.reorder.held_bytes_of)
                 return frame
-            self._let_go()
+            self._unblock()
             self._changed.clear()
             began_s = clock_s()
             await self._changed.wait()
@@ -187,23 +187,23 @@ class Gather:
     def _ask(self, node: int, positions: list[int], *, hedge: bool = False) -> None:
         """Request entries from a node, with one sender or several: an entry that continues in its middle must be its
         sender's first."""
-        begun = self._resumed.begun(positions[1:], self.reorder)
-        left = [p for p in positions if p not in begun]
-        for part in [*([p] for p in sorted(begun)), *in_senders(left, ordered=self._ordered)]:
+        partial = self._resumed.partly_received(positions[1:], self.reorder)
+        left = [p for p in positions if p not in partial]
+        for part in [*([p] for p in sorted(partial)), *in_senders(left, ordered=self._ordered)]:
             self._open(node, part, hedge=hedge)
 
     def _open(self, node: int, positions: list[int], *, hedge: bool) -> None:
-        here = node == self._routing.here
-        endpoint = "" if here else str(self._routing.view.nodes[node].peer_endpoint)
+        is_local = node == self._routing.local
+        endpoint = "" if is_local else str(self._routing.view.nodes[node].peer_endpoint)
         sender = PartSender(self.reorder.add_sender(positions, rival=hedge), node, endpoint, positions, hedge=hedge)
-        if not here:
+        if not is_local:
             self._resources.loads.requested(endpoint, len(positions))
         self._senders[sender.number] = sender
         self.memory.begin(sender)
         part = self._routing.part(
             positions, initial_credit_bytes=sender.credit_bytes, resume=self._resumed.of(positions[0], self.reorder)
         )
-        if here:
+        if is_local:
             credit = Credit(sender.credit_bytes)
             sender.grant = credit.add
             self._run(sender, self._read_here(sender, part, credit))
@@ -256,7 +256,7 @@ class Gather:
             return  # it has lost all its entries to others
         came_bytes = len(frame.payload)
         self.memory.came(sender, came_bytes)
-        sender.heard(frame, self._resources.hedging)
+        sender.note_frame(frame, self._resources.hedging)
         if self._request.transform and sender.endpoint and frame.piece is None:
             frame = self._without_untransformed(sender, frame)
         frame = self._resumed.inward(frame, sender.positions[0])
@@ -288,23 +288,23 @@ class Gather:
         status, errors = frame.status.copy(), dict(frame.errors)
         for at in np.flatnonzero(status).tolist():
             index = int(frame.index[at])
-            position, said = int(sender.positions[index]), int(status[at])
+            position, code = int(sender.positions[index]), int(status[at])
             fault = errors.get(index, _NO_FAULT)
-            self._failures.note(position, said, fault)
-            if said == pb.CORRUPT:
+            self._failures.note(position, code, fault)
+            if code == pb.CORRUPT:
                 # Pieces are verified before they are sent: those that have been passed on are valid, and another holder
                 # continues after them.
                 self._failures.note_damage(position, (self.reorder.resume_of(position) or (0,))[0])
             if fault.kind == StaleMap.kind and not contested[at] and self._plan_again(sender, [position]):
                 again[at] = True
                 continue
-            if said in MAY_BE_BETTER_ELSEWHERE and fault.kind != ObjectDeleted.kind:
+            if code in MAY_BE_BETTER_ELSEWHERE and fault.kind != ObjectDeleted.kind:
                 if contested[at]:  # it has been requested elsewhere already
                     self._failures.pass_over(position, sender.node)
                 if contested[at] or self._turn_from(position, sender.node):
                     again[at] = True
                     continue
-                status[at], errors[index] = self._failures.said[position]
+                status[at], errors[index] = self._failures.worst[position]
             self._failures.count_soft_error()
         return replace(frame, status=status, errors=errors), again
 
@@ -386,7 +386,7 @@ class Gather:
         by_reason: dict[tuple[int, EntryFault], list[int]] = {}
         for position in lost:
             self._failures.count_soft_error()
-            by_reason.setdefault(self._failures.said[position], []).append(position)
+            by_reason.setdefault(self._failures.worst[position], []).append(position)
         for (status, fault), positions in by_reason.items():
             self.reorder.fail(positions, status, fault)
 
@@ -455,7 +455,7 @@ class Gather:
                 self._waiting.difference_update(positions)
                 self._ask(node, positions)
 
-    def _let_go(self) -> None:
+    def _unblock(self) -> None:
         """Ensure that the entry that is due can arrive, because nothing can be delivered."""
         self.memory.top_up(self._senders.values(), self.reorder.held_bytes_of)
         if self._ordered:
@@ -465,7 +465,7 @@ class Gather:
                 number = self.reorder.next_sender
             sender = None if number is None else self._senders.get(number)  # none while the entry waits to be requested
             if (rival := self._senders.get(self.reorder.next_rival)) is not None:
-                self.memory.let_go(rival)
+                self.memory.grant_frame(rival)
             if sender is None:
                 return
         else:
@@ -475,4 +475,4 @@ class Gather:
             if sender is None or any(sender.credit_bytes > 0 for sender in self._senders.values()):
                 self._ask_waiting(urgent=sender is None)
                 return
-        self.memory.let_go(sender)
+        self.memory.grant_frame(sender)

@@ -38,23 +38,23 @@ class HedgeWatch:
 
     def _wait(self, for_s: float) -> None:
         self._due_s = clock_s() + for_s
-        self._timer = asyncio.get_running_loop().call_later(for_s, self._look)
+        self._timer = asyncio.get_running_loop().call_later(for_s, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = clock_s()
         if now - self._due_s > _LATE_S:
             for sender in self._senders.values():
-                sender.heard_s = max(sender.heard_s, now - _SHORTEST_S)
+                sender.active_s = max(sender.active_s, now - _SHORTEST_S)
         next_s = self._hedging.parts.limit_s(last=True)
         for sender in list(self._senders.values()):
             if not sender.endpoint or sender.credit_bytes <= 0:
                 continue
             limit_s = self._limit_s(sender)
-            if now - sender.heard_s >= limit_s:
+            if now - sender.active_s >= limit_s:
                 sender.hedges += 1
                 self._hedge(sender)
                 limit_s = self._limit_s(sender)
-            next_s = min(next_s, sender.heard_s + limit_s - now)
+            next_s = min(next_s, sender.active_s + limit_s - now)
         self._wait(max(_SHORTEST_S, next_s))
 
     def _limit_s(self, sender: PartSender) -> float:

@@ -45,7 +45,7 @@ class Resumed:
             return None
         return Resume(request.resume_offset, request.resume_checksum, request.resume_version)
 
-    def begun(self, positions: list[int], reorder: Reorder) -> set[int]:
+    def partly_received(self, positions: list[int], reorder: Reorder) -> set[int]:
         """Return those of these entries that are continued in the middle."""
         if not self._skipped_bytes and not reorder.begun:
             return set()

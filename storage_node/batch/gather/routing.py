@@ -48,14 +48,14 @@ class ReplicaRouting:
         self._is_failing = is_failing
         self._loads = loads
         self._node_uuid = node_uuid
-        self.here = view.position.get(node_uuid, NO_NODE)
+        self.local = view.position.get(node_uuid, NO_NODE)
         self._request = request
         self.left: list[list[int]] = self._place(range(len(request.name)))
-        self.elsewhere = any(len(nodes) != 1 or nodes[0] != self.here for nodes in self.left)
+        self.elsewhere = any(len(nodes) != 1 or nodes[0] != self.local for nodes in self.left)
         """Whether any entry may have to be requested from another node."""
 
     def is_failing(self, node: int) -> bool:
-        return node != self.here and self._is_failing(self.view.nodes[node].peer_endpoint)
+        return node != self.local and self._is_failing(self.view.nodes[node].peer_endpoint)
 
     def move_to(self, view: ClusterView) -> Mapping[int, int]:
         """Place all entries by a newer map, which is used for all further requests.
@@ -64,9 +64,9 @@ class ReplicaRouting:
         """
         moved = {at: view.position.get(node.uuid, NO_NODE) for at, node in enumerate(self.view.nodes)}
         moved[NO_NODE] = NO_NODE
-        if self.here == NO_NODE:
+        if self.local == NO_NODE:
             moved[NO_NODE] = view.position.get(self._node_uuid, NO_NODE)
-        self.view, self.here = view, view.position.get(self._node_uuid, NO_NODE)
+        self.view, self.local = view, view.position.get(self._node_uuid, NO_NODE)
         self.left[:] = self._place(range(len(self._request.name)))
         return moved
 
@@ -82,7 +82,7 @@ class ReplicaRouting:
                 by_bucket.setdefault(request.bucket_index[position], []).append(position)
         elif positions:
             by_bucket[0] = list(positions)
-        placed = {position: [self.here] for position in positions}  # also for a bucket that no map contains
+        placed = {position: [self.local] for position in positions}  # also for a bucket that no map contains
         names = list(request.name)
         failing = {at for at in range(len(view.nodes)) if self.is_failing(at)}
         for at, members in by_bucket.items():
@@ -91,9 +91,9 @@ class ReplicaRouting:
                 continue
             owners = min(sure_copies(bucket), view.placement.hosts)
             for position, nodes in zip(members, view.holders(bucket, [names[p] for p in members]), strict=True):
-                if self.here in nodes[1:owners]:
-                    nodes.remove(self.here)
-                    nodes.insert(0, self.here)
+                if self.local in nodes[1:owners]:
+                    nodes.remove(self.local)
+                    nodes.insert(0, self.local)
                 if nodes:
                     # Between two requests, an object may have moved from its earlier holder to its owner. So after all
                     # holders, in any order, the owners are asked again.
@@ -101,7 +101,7 @@ class ReplicaRouting:
                     placed[position] = sorted(nodes, key=failing.__contains__) + again
         found = self._by_load(list(placed), list(placed.values()), failing)
         if request.transform:  # nodes that run no transforms are asked last; their entries are rejected
-            able = {at for at, node in enumerate(view.nodes) if node.uuid in view.transforming} | {self.here}
+            able = {at for at, node in enumerate(view.nodes) if node.uuid in view.transforming} | {self.local}
             return [sorted(holders, key=lambda at: at not in able) for holders in found]
         return found
 
@@ -112,11 +112,11 @@ class ReplicaRouting:
         if self.view.is_moving(self._request.bucket) or all(len(holders) < 2 for holders in placed):
             return placed
         known = self._loads.of(node.peer_endpoint for node in nodes)
-        loads = {at: known[node.peer_endpoint] for at, node in enumerate(nodes)} | {self.here: Load()}
+        loads = {at: known[node.peer_endpoint] for at, node in enumerate(nodes)} | {self.local: Load()}
         for at in failing:
             loads[at] = replace(loads[at], suspected=True)
         names = self._request.name
-        chosen = choose(placed, loads, lambda row: object_hash(b"", names[positions[row]]), {self.here})
+        chosen = choose(placed, loads, lambda row: object_hash(b"", names[positions[row]]), {self.local})
         return [list(holders) for holders in chosen]
 
     def by_node(self, positions: Iterable[int]) -> dict[int, list[int]]:

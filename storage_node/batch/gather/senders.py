@@ -18,7 +18,7 @@ from storage_node.batch.resources import BatchResources, look_up
 from storage_node.limits.counters import clock_s
 from storage_node.limits.memory_budget import Credit, MemoryBudget
 
-_LET_GO_BYTES = 64 << 10
+_FRAME_BYTES = 64 << 10
 """Credit for one frame, which may be larger."""
 
 
@@ -26,11 +26,11 @@ class PartSender:
     """One node's part of the batch, or a repeated or hedged request for some of it."""
 
     __slots__ = (
+        "active_s",
         "busy_s",
         "credit_bytes",
         "endpoint",
         "grant",
-        "heard_s",
         "hedge",
         "hedges",
         "node",
@@ -52,26 +52,26 @@ class PartSender:
         """Whether the entries were first requested from another node, which is slow."""
         self.hedges = 0
         """How often its missing entries have been requested from others since it last sent anything."""
-        self.heard_s = clock_s()
+        self.active_s = clock_s()
         """When it last sent anything, or was first allowed to."""
         self.busy_s = 0.0
         """Total time that it was silent although it could have sent."""
         self.received = 0
         self.task: asyncio.Task[None] | None = None
 
-    def heard(self, frame: Frame, hedging: Hedging) -> None:
+    def note_frame(self, frame: Frame, hedging: Hedging) -> None:
         """Record a received frame and its waiting time."""
         now = clock_s()
         if self.endpoint:
-            hedging.parts.note(now - self.heard_s)
-        self.busy_s += now - self.heard_s
-        self.heard_s, self.hedges = now, 0
+            hedging.parts.note(now - self.active_s)
+        self.busy_s += now - self.active_s
+        self.active_s, self.hedges = now, 0
         self.received += len(frame.index)
 
     def count(self, loads: NodeLoads[str]) -> None:
         """Record the sender's load at its end. One that was hedged counts as at least as slow as its silence."""
         if self.endpoint:
-            in_vain_s = clock_s() - self.heard_s if self.hedges else 0.0
+            in_vain_s = clock_s() - self.active_s if self.hedges else 0.0
             answered = max(self.received, int(self.hedges > 0))
             loads.over(self.endpoint, len(self.positions), answered, self.busy_s + in_vain_s)
 
@@ -125,16 +125,16 @@ class SenderMemory:
                 if needed and self._budget.acquire_now(needed):
                     self._grant(sender, room, needed)
 
-    def let_go(self, sender: PartSender) -> None:
+    def grant_frame(self, sender: PartSender) -> None:
         """Grant a sender without credit enough for one frame, regardless of the budget."""
         if sender.credit_bytes <= 0:
-            self._budget.acquire_anyway(_LET_GO_BYTES)
-            self._grant(sender, _LET_GO_BYTES - sender.credit_bytes, _LET_GO_BYTES)
+            self._budget.acquire_anyway(_FRAME_BYTES)
+            self._grant(sender, _FRAME_BYTES - sender.credit_bytes, _FRAME_BYTES)
 
     def _grant(self, sender: PartSender, size_bytes: int, counted_bytes: int) -> None:
         self._held_bytes += counted_bytes
         if sender.credit_bytes <= 0:
-            sender.heard_s = clock_s()
+            sender.active_s = clock_s()
         sender.credit_bytes += size_bytes
         sender.grant(size_bytes)
 
@@ -147,9 +147,9 @@ async def own_frames(
     if part.transform:
         run = await resources.transformed(part)
         try:
-            while (made := await run.next()) is not None:
-                await credit.spend(len(made.payload))
-                yield made
+            while (frame := await run.next()) is not None:
+                await credit.spend(len(frame.payload))
+                yield frame
         finally:
             await run.close()
         return
