@@ -128,18 +128,18 @@ class _Method:
 def make_secret(path: Path, secret: str = "") -> None:
     """Create a file with a new secret, or with this one, that only its owner may read; unless there is one. Raises
     OSError."""
-    made = path.with_name(f"{path.name}.{os.getpid()}")
-    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "w") as file:
             file.write((secret or secrets.token_hex(32)) + "\n")
             file.flush()
             os.fsync(fd)
-        os.link(made, path)
+        os.link(temporary, path)
     except FileExistsError:
         pass
     finally:
-        made.unlink()
+        temporary.unlink()
 
 
 def read_secret(path: str | Path) -> str:
@@ -155,11 +155,11 @@ def read_secret(path: str | Path) -> str:
     return text
 
 
-def resolved(asked: str, answer: str) -> str:
+def resolved(endpoint: str, answer: str) -> str:
     """Return a node's endpoint for peers, from its answer at another endpoint; see GetMapResponse."""
     if not answer:
-        return asked
-    return asked.rpartition(":")[0] + answer if answer.startswith(":") else answer
+        return endpoint
+    return endpoint.rpartition(":")[0] + answer if answer.startswith(":") else answer
 
 
 log = logging.getLogger(__name__)
@@ -180,12 +180,12 @@ class Channels:
     """Channels to other nodes. `caller`: the identity with which they are called."""
 
     def __init__(
-        self, caller: Caller, heard_of_map: Callable[[str, int], None] = lambda endpoint, version: None
+        self, caller: Caller, note_map_version: Callable[[str, int], None] = lambda endpoint, version: None
     ) -> None:
-        """`heard_of_map`: called with the endpoint of a node that has refused this one as a stranger, and with its map
-        version."""
+        """`note_map_version`: called with the endpoint and the map version of a node that has refused this one as a
+        stranger."""
         self.caller = caller
-        self._heard_of_map = heard_of_map
+        self._note_map_version = note_map_version
         self._channels: dict[str, Any] = {}
         self._suspects: Suspects[str] = Suspects()
         self._unproved: dict[str, str | None] = {}
@@ -195,8 +195,8 @@ class Channels:
         """Return a channel, which connects on first use and stays open until `close`."""
         channel = self._channels.get(endpoint)
         if channel is None:
-            made = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
-            channel = self._channels[endpoint] = self.caller.through(made, endpoint)
+            connection = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+            channel = self._channels[endpoint] = self.caller.through(connection, endpoint)
         return channel
 
     def failed(self, endpoint: str, *, silent: bool = False) -> None:
@@ -213,7 +213,7 @@ class Channels:
             log.warning("%s does not answer this node: %s", endpoint, error.details())
         for key, value in error.trailing_metadata() or ():
             if key == MAP_VERSION_KEY and str(value).isdecimal():
-                self._heard_of_map(endpoint, int(value))
+                self._note_map_version(endpoint, int(value))
 
     @contextlib.contextmanager
     def reporting(self, endpoint: str) -> Iterator[None]:

@@ -73,9 +73,9 @@ class PeerClocks:
 
     def offsets_ms(self, members: Container[bytes]) -> dict[bytes, int]:
         """Return the offsets of these nodes, if they reported lately."""
-        now_s, here_ms = self._since_s(), self._wall_ms()
+        now_s, local_ms = self._since_s(), self._wall_ms()
         return {
-            uuid: reported_ms + round((now_s - at_s) * 1000) - here_ms
+            uuid: reported_ms + round((now_s - at_s) * 1000) - local_ms
             for uuid, (reported_ms, at_s) in list(self._reports.items())
             if uuid in members and now_s - at_s <= FORGOTTEN_S
         }
@@ -87,9 +87,9 @@ class PeerClocks:
 
     def describe(self, endpoint: str, offset_ms: int, most_ms: int) -> str:
         """Describe a clock that is too far ahead, and what to do about it."""
-        here_ms = self._wall_ms()
-        there = shown(here_ms + offset_ms)
-        return f"the clock of {endpoint} shows {there}, this node's {shown(here_ms)}; {advice(most_ms)}"
+        local_ms = self._wall_ms()
+        remote = shown(local_ms + offset_ms)
+        return f"the clock of {endpoint} shows {remote}, this node's {shown(local_ms)}; {advice(most_ms)}"
 
 
 T = TypeVar("T")

@@ -242,11 +242,11 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """
         if CALLER.get() is not Role.CLIENT:
             return True
-        told = _told(context.invocation_metadata())
-        if ROLE_KEY not in told:
+        meta = _texts(context.invocation_metadata())
+        if ROLE_KEY not in meta:
             return False
         try:
-            await self._require_proof(method, told, of_clients=True)
+            await self._require_proof(method, meta, of_clients=True)
         except _Refused as refused:
             await context.abort(refused.code, str(refused))
         except NodeUnavailable as error:
@@ -255,9 +255,9 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def _require(self, method: str, metadata: Any) -> None:
         """Check a caller. Raises _Refused, _Stranger, NodeUnavailable."""
-        told = _told(metadata)
-        await self._require_proof(method, told)
-        role = _ROLES.get(told.get(ROLE_KEY, ""))
+        meta = _texts(metadata)
+        await self._require_proof(method, meta)
+        role = _ROLES.get(meta.get(ROLE_KEY, ""))
         if role is None:
             raise _Refused(
                 grpc.StatusCode.UNAUTHENTICATED,
@@ -267,11 +267,11 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             raise _Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} is not for a caller of role {role.name}")
         CALLER.set(role)
         if role is Role.PEER:
-            await self._require_member(method, *_sender(told))
+            await self._require_member(method, *_sender(meta))
 
-    async def _require_proof(self, method: str, told: dict[str, str], *, of_clients: bool = False) -> None:
+    async def _require_proof(self, method: str, meta: dict[str, str], *, of_clients: bool = False) -> None:
         """Check the proof. `of_clients`: at the client listener. Raises _Refused, NodeUnavailable."""
-        proof = told.get(PROOF_KEY)
+        proof = meta.get(PROOF_KEY)
         if self._proofs is None:
             if proof is not None:
                 raise _Refused(
@@ -286,7 +286,7 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 "caller too",
             )
         claim = CallClaim(
-            method, told.get(ROLE_KEY, ""), told.get(channels.NODE_KEY, ""), told.get(channels.MAP_VERSION_KEY, "")
+            method, meta.get(ROLE_KEY, ""), meta.get(channels.NODE_KEY, ""), meta.get(channels.MAP_VERSION_KEY, "")
         )
         try:
             target = self._proofs.check(proof, claim)
@@ -370,15 +370,15 @@ class PeerCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         await self._channels.close()
 
 
-def _told(metadata: Any) -> dict[str, str]:
+def _texts(metadata: Any) -> dict[str, str]:
     return {key: value for key, value in metadata or () if isinstance(value, str)}
 
 
-def _sender(told: dict[str, str]) -> tuple[bytes, int]:
+def _sender(meta: dict[str, str]) -> tuple[bytes, int]:
     """Return the uuid and the map version of the sender. Raises _Refused."""
     try:
-        uuid = bytes.fromhex(told[channels.NODE_KEY])
-        version = int(told[channels.MAP_VERSION_KEY])
+        uuid = bytes.fromhex(meta[channels.NODE_KEY])
+        version = int(meta[channels.MAP_VERSION_KEY])
     except (KeyError, ValueError):
         uuid, version = b"", -1
     if len(uuid) != 16 or not 0 <= version <= _MAX_VERSION:

@@ -43,12 +43,12 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
         require_unreserved(request.object.metadata)
         composing = Composing(request, self._sources)
         writing = asyncio.ensure_future(self._write(composing))
-        told_bytes = 0
+        reported_bytes = 0
         try:
             while not (await asyncio.wait([writing], timeout=PROGRESS_S))[0]:
-                if composing.moved_bytes > told_bytes:  # without progress nothing is sent
-                    told_bytes = composing.moved_bytes
-                    yield pb.ComposeResponse(moved_bytes=told_bytes)
+                if composing.moved_bytes > reported_bytes:  # without progress nothing is sent
+                    reported_bytes = composing.moved_bytes
+                    yield pb.ComposeResponse(moved_bytes=reported_bytes)
             info = await writing
             yield pb.ComposeResponse(moved_bytes=composing.moved_bytes, info=info)
         finally:

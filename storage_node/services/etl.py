@@ -115,7 +115,7 @@ class EtlPeers:
     ) -> dict[bytes, T | None]:
         view = self._node.membership.view
         known = {} if view is None else {node.uuid: node.peer_endpoint for node in view.nodes}
-        asked = {node: known[node] for node in nodes if node in known}
+        endpoints = {node: known[node] for node in nodes if node in known}
 
         async def ask(endpoint: str) -> T | None:
             try:
@@ -126,7 +126,7 @@ class EtlPeers:
             self._channels.answered(endpoint)
             return answer
 
-        return dict(zip(asked, await asyncio.gather(*map(ask, asked.values())), strict=True))
+        return dict(zip(endpoints, await asyncio.gather(*map(ask, endpoints.values())), strict=True))
 
 
 class NodeJobRecords:
@@ -141,20 +141,20 @@ class NodeJobRecords:
         return self._of_map.view
 
     @property
-    def _here(self) -> JobRecords:
+    def _records(self) -> JobRecords:
         return self._of_store if self._of_map.view is None else self._of_map
 
     def jobs(self) -> Sequence[pb.TransformJob]:
-        return self._here.jobs()
+        return self._records.jobs()
 
     async def start(self, job: pb.TransformJob) -> None:
-        await self._here.start(job)
+        await self._records.start(job)
 
     async def end(self, job_uuid: bytes, state: pb.TransformJob.State, problem: str, counts: pb.JobCounts) -> None:
-        await self._here.end(job_uuid, state, problem, counts)
+        await self._records.end(job_uuid, state, problem, counts)
 
     async def delete(self, name: str) -> None:
-        await self._here.delete(name)
+        await self._records.delete(name)
 
 
 def jobs_of_node(

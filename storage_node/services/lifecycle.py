@@ -73,7 +73,7 @@ class Addresses(NamedTuple):
     endpoint: Callable[[], str]
     """host:port by which clients reach the node; empty where that is unknown."""
     peer_endpoint: Callable[[], str]
-    told_peer_endpoint: Callable[[], str]
+    reported_peer_endpoint: Callable[[], str]
     """The endpoint, or the port alone; see GetMapResponse."""
 
 
@@ -150,7 +150,7 @@ class NodeLifecycle:
             node, membership, writes, etl.transforms if transforms is None else transforms(node), etl
         )
         self.calls = TransformCalls(etl, membership.node_uuid, EtlPeers(node, writes.channels).states)
-        self.cluster = ClusterService(node, membership, acceptor_store, at.told_peer_endpoint, self.check.is_inside)
+        self.cluster = ClusterService(node, membership, acceptor_store, at.reported_peer_endpoint, self.check.is_inside)
         self._map_sync: Callable[[], MapSync] = lambda: MapSync(
             node.learn, membership, acceptor_store, at.endpoint(), at.peer_endpoint(), node.caller
         )
@@ -242,7 +242,7 @@ def _etl_of(node: Node, membership: Membership, environments: Environments | Non
 
 async def _reap(node: Node) -> None:
     """Remove the files of replaced objects after their grace period, even if no client writes any more."""
-    said: dict[Drive, str] = {}
+    logged: dict[Drive, str] = {}
     while True:
         await asyncio.sleep(_REAP_INTERVAL_S)
         for drive in node.store.drives:
@@ -250,9 +250,9 @@ async def _reap(node: Node) -> None:
                 try:
                     await node.read(drive.reap)
                 except LoaderError as error:
-                    if said.get(drive) != str(error):
+                    if logged.get(drive) != str(error):
                         log.warning("%s: replaced objects keep their space for now: %s", drive.root, error)
-                    said[drive] = str(error)
+                    logged[drive] = str(error)
 
 
 async def _follow(etl: LocalEtl) -> None:

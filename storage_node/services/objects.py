@@ -18,7 +18,7 @@ from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import require_unreserved
-from storage_node.cluster.map.buckets import ClusterBuckets, asked_for
+from storage_node.cluster.map.buckets import ClusterBuckets, requested_settings
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Listed
 from storage_node.context.node import Node
@@ -84,7 +84,7 @@ class BucketsService:
     async def SetBucket(self, request: pb.SetBucketRequest, context: Context) -> pb.Bucket:
         if (view := self._cluster.view) is not None:
             return await self._cluster.set(view, request)
-        changed = await self._node.read(self._store.set_bucket, request.name, *asked_for(request))
+        changed = await self._node.read(self._store.set_bucket, request.name, *requested_settings(request))
         return _bucket(request.name, changed)
 
     async def DeleteBucket(self, request: pb.DeleteBucketRequest, context: Context) -> pb.DeleteBucketResponse:
@@ -139,16 +139,16 @@ class ObjectsService:
                     and (replica_set := self._writes.replica_set(first.header.bucket)) is not None
                 ):
                     return await self._writes.put(replica_set, first.header, messages)
-                taken_together: tuple[pb.PutRequest, ...] = ()
+                with_first: tuple[pb.PutRequest, ...] = ()
                 if first.HasField("header") and take_from_socket is not None:
                     take_from_socket()
-                    taken_together = (first,)  # saves a switch to a thread, as costly as a small PUT
+                    with_first = (first,)  # saves a switch to a thread, as costly as a small PUT
                 elif (entry := await self._node.read(put.take, first)) is not None:
                     return info_of(put.header.bucket, put.header.name, entry)
                 async for request in messages:
-                    if (entry := await self._node.read(put.take, *taken_together, request)) is not None:
+                    if (entry := await self._node.read(put.take, *with_first, request)) is not None:
                         return info_of(put.header.bucket, put.header.name, entry)
-                    taken_together = ()
+                    with_first = ()
             raise errors.InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
         finally:
             if put.upload is not None and not put.upload.has_ended:
@@ -279,8 +279,8 @@ class ObjectsService:
         shown = await self._writes.not_deleted(request.bucket, page.objects)
         response = await self._node.read(answer, page, shown)
         response.oldest_map_version = oldest
-        if (let_go_s := self._store.replicas.let_go_s) is not None:
-            response.let_go_ms = int((time.monotonic() - let_go_s) * 1000)
+        if (last_removal_s := self._store.replicas.last_removal_s) is not None:
+            response.let_go_ms = int((time.monotonic() - last_removal_s) * 1000)
         response.map_version = self._node.map_version
         return response
 

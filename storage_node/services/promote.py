@@ -166,15 +166,15 @@ def _share(replica_set: ReplicaSet | None, request: wire.PromoteRequest) -> Call
         raise StaleMap(f"this node acts by version {have_version} of the map, not {request.map_version}; promote again")
     view, bucket = replica_set.view, replica_set.bucket.uuid
     taking = sorted(view.position[uuid] for uuid in request.participant if uuid in view.position)
-    here = replica_set.position
-    if here not in taking:
+    local = replica_set.position
+    if local not in taking:
         raise StaleMap("this node is none of those that take part; promote again")
 
     def mine(name: str) -> bool:
         hash_ = object_hash(bucket, name)
         owners = view.placement.owners_of_one(hash_, view.placement.hosts)
         # If several nodes of a host take part, the name's owner may be none of them.
-        return next((at for at in owners if at in taking), taking[hash_ % len(taking)]) == here
+        return next((at for at in owners if at in taking), taking[hash_ % len(taking)]) == local
 
     return mine
 

@@ -151,8 +151,8 @@ class SnapshotCopiesService(ais_snapshot_copies_pb2_grpc.SnapshotCopiesServicer)
                 await asyncio.shield(read(kept.abort))  # if it were cancelled before it runs, it would never run
 
     async def Making(self, request: copies_pb.MakingRequest, context: Context) -> copies_pb.MakingResponse:
-        asked = request.bucket_uuid, request.name, request.created_ns
-        return copies_pb.MakingResponse(making=asked in self._snapshots.making)
+        key = request.bucket_uuid, request.name, request.created_ns
+        return copies_pb.MakingResponse(making=key in self._snapshots.making)
 
 
 def _require_all_drives(store: Store) -> None:

@@ -53,15 +53,15 @@ def _all_stale(bucket: str) -> ReplicaStale:
     return ReplicaStale(f"bucket {bucket!r}: copies here may be old, and are being compared with others")
 
 
-def version_gone(label: str, asked: str, there: Version) -> ObjectNotFound:
+def version_gone(label: str, requested: str, current: Version) -> ObjectNotFound:
     """Return the error for a version that the store does not have. `label` stands for the object.
 
     It is ObjectReplaced if the store has a newer one. A store that has an older one may lack a write, and another
     holder may have it.
     """
-    message = f"{label}: version {asked} is gone, the store has {there}"
+    message = f"{label}: version {requested} is gone, the store has {current}"
     with contextlib.suppress(InvalidRequest):  # no store has issued such a version
-        if parse_version(asked) < there:
+        if parse_version(requested) < current:
             return ObjectReplaced(message)
     return ObjectNotFound(message)
 
@@ -110,7 +110,7 @@ class ReplicaState:
         self.stale = StaleReplicas()
         """Replicas that must not be read."""
         self._role: ClusterRole = _Alone()
-        self.let_go_s: float | None = None
+        self.last_removal_s: float | None = None
         """Time on the monotonic clock at which a replica was last removed here because other nodes have it."""
 
     def join(self, role: ClusterRole) -> None:
@@ -122,9 +122,9 @@ class ReplicaState:
         """See `ClusterRole.map_version`."""
         return self._role.map_version
 
-    def note_let_go(self) -> None:
+    def note_removal(self) -> None:
         """Note that a replica is being removed here because other nodes have it."""
-        self.let_go_s = time.monotonic()
+        self.last_removal_s = time.monotonic()
 
     def newest_entry(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
         """Return the newest entry of a name on any drive, including tombstones. Raises DriveFailed, StoreFormatError,
@@ -258,7 +258,7 @@ class ReplicaState:
         """The highest counter that was issued here, or heard of."""
         return self._clock.highest
 
-    def hear(self, counter: int) -> None:
+    def advance_past(self, counter: int) -> None:
         """Advance the version clock past a counter of another node: versions issued here from now on are above it.
 
         A counter further ahead than clocks may differ does not advance the clock. A version above an existing one with
@@ -266,7 +266,7 @@ class ReplicaState:
         """
         self._drives.require_writable()
         if self._clock.believes(counter):
-            self._clock.hear(counter)
+            self._clock.advance_past(counter)
 
     def require_believable(self, version: Version, wall_ms: int) -> None:
         """Raise ClockOffset for a new version from a clock that is further ahead than clocks may differ.
@@ -295,9 +295,9 @@ class ReplicaState:
         if not self._drives.live():
             raise DriveFailed("no drive of the store can be used")
         self._clock.catch_up()
-        self.hear(clock)
+        self.advance_past(clock)
         epoch = 1
         for version in seen:
-            self._clock.hear(version.counter)
+            self._clock.advance_past(version.counter)
             epoch = max(epoch, version.epoch)
         return Version(epoch, self._clock.take(), node)

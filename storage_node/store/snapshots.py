@@ -71,7 +71,7 @@ class CutCheck:
         finally:
             self.close()
         if highest > self._cut:
-            clock.hear(highest)
+            clock.advance_past(highest)
             raise StoreFormatError(
                 f"the snapshot would lack {name!r}, which had counter {highest} when the version clock was only at "
                 f"{self._cut}; it is not made. The clock is above that now: make it again"

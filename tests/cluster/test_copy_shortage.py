@@ -56,7 +56,7 @@ def test_only_an_owner_that_answers_and_lacks_the_object_is_replaced() -> None:
 
 
 def test_as_many_hosts_are_asked_as_copies_are_missing_and_the_next_ones_where_they_cannot() -> None:
-    stand_ins = StandIns({"a": 2, "b": 1}, {"a": [3, 0, 4, 5, 6], "b": [4, 5]}, here=0)
+    stand_ins = StandIns({"a": 2, "b": 1}, {"a": [3, 0, 4, 5, 6], "b": [4, 5]}, local=0)
     assert stand_ins.next_nodes() == {3: ["a"], 4: ["a", "b"]}
     stand_ins.have(["a", "b"])
     assert stand_ins.next_nodes() == {5: ["a"]}

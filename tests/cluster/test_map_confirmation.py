@@ -18,7 +18,7 @@ from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from storage_node.cluster.consensus import map_bounds
 from storage_node.cluster.consensus.acceptor import AcceptorState, MapRefused, accept, prepare
 from storage_node.cluster.consensus.change import change_map
-from storage_node.cluster.map.confirmation import digest, taken_away, witnessed
+from storage_node.cluster.map.confirmation import digest, removals, witnessed
 from storage_node.cluster.map.mutations import add_node, create_bucket, delete_bucket
 from storage_node.server import NodeServer
 from tests.peer_kit import operator_of, peer_of
@@ -169,7 +169,7 @@ def test_what_a_map_takes_away_is_told_by_its_ids() -> None:
         new = pb.ClusterMap()
         new.CopyFrom(known)
         change(new)
-        return taken_away(known, new)
+        return removals(known, new)
 
     assert after(lambda new: new.bucket.add(name="c", uuid=b"c" * 16)) == ""
     assert after(lambda new: new.bucket[0].snapshot.pop()) == ""

@@ -47,7 +47,7 @@ def plan(page: NamePage, here: int, nodes: int, answers: Mapping[int, Answer]) -
 def test_what_another_owner_lacks_or_has_older_is_pushed_to_it() -> None:
     work = plan(page(state(5), [0, 1, 2]), 0, NODES, {1: {"a": None}, 2: {"a": state(4)}})
     assert work.push == {1: ["a"], 2: ["a"]}
-    assert not work.is_clean and not work.drop and not work.older_here
+    assert not work.is_clean and not work.drop and not work.older_local
 
 
 def test_equal_copies_need_nothing() -> None:
@@ -57,7 +57,7 @@ def test_equal_copies_need_nothing() -> None:
 
 def test_an_owner_with_an_older_copy_learns_who_has_the_newest() -> None:
     work = plan(page(state(5), [0, 1, 2]), 0, NODES, {1: {"a": state(6)}, 2: {"a": state(7)}})
-    assert work.older_here == {"a": (2, state(7))}
+    assert work.older_local == {"a": (2, state(7))}
     assert not work.push and not work.is_clean
 
 
@@ -118,7 +118,7 @@ def test_an_old_version_is_not_pushed_where_another_owner_has_a_newer_one() -> N
     for owners in ([0, 1, 2], [1, 2]):
         work = plan(page(state(5), owners), 0, NODES, {1: {"a": None}, 2: {"a": state(6, dead=True)}})
         assert not work.push and not work.drop
-        assert bool(work.older_here) == (0 in owners)
+        assert bool(work.older_local) == (0 in owners)
 
 
 @pytest.mark.parametrize("third", [state(4), UNKNOWN, "silent"])

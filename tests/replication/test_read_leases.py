@@ -155,10 +155,10 @@ def test_a_node_that_no_majority_hears_is_not_read_from_and_needs_no_comparison_
     with with_old(tmp_path) as (cluster, _, name):
         cuts.cut(cluster, [1], [0, 2])
         eventually(lambda: said(cluster, 1, name) == DOUBT, TIMEOUT_S)
-        asked = cluster.nodes[1].repair._reconciler._asked
+        asked = cluster.nodes[1].repair._reconciler._requests
         cuts.mend()
         eventually(lambda: said(cluster, 1, name) == OLD, TIMEOUT_S)
-        assert cluster.nodes[1].repair._reconciler._asked == asked, "all that it missed would have been told by name"
+        assert cluster.nodes[1].repair._reconciler._requests == asked, "all that it missed would have been told by name"
 
 
 def test_a_write_that_no_majority_can_vouch_for_is_not_acknowledged(

@@ -58,7 +58,7 @@ class AcceptorStore:
             )
         self.state = acceptor.merged(states)
         """Replaced, never modified."""
-        self._heard = set(found)
+        self._read_from = set(found)
         self.may_vote = self._knows_all()
         if states:
             self._spread([root for root in self._roots if found.get(root) != self.state])
@@ -76,7 +76,7 @@ class AcceptorStore:
     def _knows_all(self) -> bool:
         """Return whether so many drives were read that the others form no majority. If none has a record, a missing
         drive may be the only one that did."""
-        known = len(self._heard.intersection(self._roots)) >= self._all - self._all // 2
+        known = len(self._read_from.intersection(self._roots)) >= self._all - self._all // 2
         return known and (self.state != AcceptorState() or len(self._roots) == self._all)
 
     def follow(self, roots: Sequence[Path | None], leaving: Collection[Path] = ()) -> None:
@@ -86,11 +86,11 @@ class AcceptorStore:
         """
         with self._lock:
             self._use(roots, leaving)
-            for root in set(self._roots) - self._heard:
+            for root in set(self._roots) - self._read_from:
                 with contextlib.suppress(StoreFormatError, OSError):
                     found = _read(root, self._store_uuid)
                     self.state = acceptor.merged([self.state, found]) if found is not None else self.state
-                    self._heard.add(root)
+                    self._read_from.add(root)
             self.may_vote = self.may_vote or self._knows_all()
             self._spread(self._roots)
 
@@ -109,7 +109,7 @@ class AcceptorStore:
                 raise failed
             result = change()
             self._use(after())
-            self._heard.update(self._roots)
+            self._read_from.update(self._roots)
             self._spread(self._roots)
             return result
 

@@ -82,8 +82,8 @@ def drive(steps: Steps, channels: NodeConnections) -> pb.ClusterMap:
             else:
                 step = steps.send(channels.ask(step))
     except StopIteration as done:
-        made: pb.ClusterMap = done.value
-        return made
+        new_map: pb.ClusterMap = done.value
+        return new_map
 
 
 class NodeConnections:
@@ -145,8 +145,8 @@ class AsyncChannels:
                 else:
                     step = steps.send(await self.ask(step))
         except StopIteration as done:
-            made: pb.ClusterMap = done.value
-            return made
+            new_map: pb.ClusterMap = done.value
+            return new_map
 
     async def ask(self, ask: Ask) -> Answers:
         """Send all requests at once and gather the answers, as `Channels.ask` does."""

@@ -71,7 +71,7 @@ class _Away:
     path: str = ""
     by_hand: bool = False
     disabled: bool = False
-    asked_at_s: float = float("-inf")
+    checked_at_s: float = float("-inf")
     kept_because: str = ""
 
 
@@ -103,7 +103,7 @@ class DriveManager:
         self._windows: dict[str, tuple[Drive, ErrorWindow]] = {}
         self._away: dict[str, _Away] = {}
         self._rooms: dict[str, RoomWatch] = {}
-        self._looks: dict[str, asyncio.Future[bool]] = {}
+        self._presence_checks: dict[str, asyncio.Future[bool]] = {}
         """Pending or last check of each drive's folder: whether it still exists."""
         self._problems: dict[Path, str] = {}
         """Reasons why drives that have returned cannot be used."""
@@ -125,7 +125,7 @@ class DriveManager:
         """Stop. A step of moving, or a change, that is in progress is finished."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._changes, *self._looks.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._changes, *self._presence_checks.values(), return_exceptions=True)
         await self._channels.close()
 
     # -- changes; all raise LoaderError, including InvalidRequest
@@ -320,14 +320,14 @@ class DriveManager:
             if uuid not in self._windows or self._windows[uuid][0] is not drive:
                 window = ErrorWindow(self._config.store.drive_errors, self._config.store.drive_error_window_s)
                 self._windows[uuid] = drive, window
-        for gone in self._looks.keys() - self._windows.keys():
-            del self._looks[gone]
+        for gone in self._presence_checks.keys() - self._windows.keys():
+            del self._presence_checks[gone]
         for gone in ({*self._windows, *self._away}) - set(drives):
             self._windows.pop(gone, None)
             self._away.pop(gone, None)
 
     async def _watch(self) -> None:
-        said: dict[str, str] = {}
+        logged: dict[str, str] = {}
         while True:
             self._look()
             now = time.monotonic()
@@ -348,9 +348,9 @@ class DriveManager:
                         await self._in_turn(self._disable(uuid, reason, by_hand=False, gone=gone))
                         self.counts.disabled += 1
                     except LoaderError as error:
-                        if said.get(uuid) != str(error):
+                        if logged.get(uuid) != str(error):
                             log.error("drive %s is failing, but is not disabled: %s", drive.root, error)
-                        said[uuid] = str(error)
+                        logged[uuid] = str(error)
                 elif await self._is_stuck(uuid, drive):
                     await self._in_turn(self._open_again(uuid))
             for uuid, away in list(self._away.items()):
@@ -405,19 +405,19 @@ class DriveManager:
 
     def _is_gone(self, uuid: str, drive: Drive) -> bool:
         """Return the result of the previous check, and start another one: a hanging disk delays nothing else."""
-        look = self._looks.get(uuid)
-        if look is not None and not look.done():
+        check = self._presence_checks.get(uuid)
+        if check is not None and not check.done():
             return False
-        self._looks[uuid] = asyncio.ensure_future(self._node.read(drive.is_there))
-        if look is None or look.cancelled():
+        self._presence_checks[uuid] = asyncio.ensure_future(self._node.read(drive.is_there))
+        if check is None or check.cancelled():
             return False
-        return look.exception() is None and not look.result() and self._windows[uuid][0] is drive
+        return check.exception() is None and not check.result() and self._windows[uuid][0] is drive
 
     async def _perhaps_give_up(self, uuid: str, away: _Away) -> None:
         now, grace_s = time.monotonic(), self._config.store.drive_grace_s
-        if not grace_s or away.by_hand or now < away.since_s + grace_s or now < away.asked_at_s + KEPT_INTERVAL_S:
+        if not grace_s or away.by_hand or now < away.since_s + grace_s or now < away.checked_at_s + KEPT_INTERVAL_S:
             return
-        away.asked_at_s = now
+        away.checked_at_s = now
         before = away.kept_because
         try:
             away.kept_because = await self._why_kept()
@@ -448,7 +448,7 @@ class DriveManager:
 
     async def _move(self) -> None:
         """Move objects to the drives that they belong to, step by step."""
-        failures, said = 0, ""
+        failures, logged = 0, ""
         step_bytes = max(1, min(MOVE_BYTES, int(MOVE_S * self._config.store.drive_move_bytes_per_s)))
         while True:
             if not self._store.pool.moving:
@@ -464,19 +464,19 @@ class DriveManager:
                 if self._store.record.current.drives != record.drives:
                     await self._in_turn(self._follow())
                     log.warning("a retired drive is empty and no longer belongs to this node")
-                if moved.problem and moved.problem != said:
+                if moved.problem and moved.problem != logged:
                     log.warning("some objects cannot be moved between drives for now: %s", moved.problem)
-                said = moved.problem or ""
+                logged = moved.problem or ""
                 # A step that found everything in its place is progress, too.
                 waits = bool(moved.problem) or not self._store.drive_set.all_live()
                 stuck = self._store.pool.moving and not moved.objects and waits
             except LoaderError as error:
-                if str(error) != said:
+                if str(error) != logged:
                     log.warning("objects cannot be moved between drives for now: %s", error)
-                said, stuck = str(error), True
+                logged, stuck = str(error), True
             except Exception as error:  # any error: objects must not stay in the wrong place
                 log.exception("moving objects between drives")
-                said, stuck = str(error), True
+                logged, stuck = str(error), True
             else:
                 await self._throttle.spend(moved.bytes)
             failures = failures + 1 if stuck else 0

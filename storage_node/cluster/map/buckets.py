@@ -81,7 +81,7 @@ class ClusterBuckets:
         meant = view.buckets.get(name) or _find(await self._change(view, mutations.unchanged), name)
         if meant is None:
             raise _not_to_change(name, view)
-        change = mutations.set_bucket(name, *asked_for(request))
+        change = mutations.set_bucket(name, *requested_settings(request))
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
             found = _find(map_, name)
@@ -217,7 +217,7 @@ def described(bucket: cluster_pb.MapBucket) -> pb.Bucket:
     )
 
 
-def asked_for(request: pb.SetBucketRequest) -> tuple[int | None, int | None, bool | None]:
+def requested_settings(request: pb.SetBucketRequest) -> tuple[int | None, int | None, bool | None]:
     """Return copies, min_copies and reframe; None for values that stay."""
     return (
         request.copies if request.HasField("copies") else None,

@@ -50,7 +50,7 @@ def witnessed(state: AcceptorState, version: int, of: bytes) -> bool:
     return any(map_ is not None and map_.version == version and digest(map_) == of for map_ in known)
 
 
-def taken_away(known: pb.ClusterMap, new: pb.ClusterMap) -> str:
+def removals(known: pb.ClusterMap, new: pb.ClusterMap) -> str:
     """Describe what a later map lacks, for people; empty if nothing."""
     buckets = {bucket.uuid: bucket for bucket in new.bucket}
     nodes = {node.uuid for node in new.node}
@@ -89,7 +89,7 @@ class MapConfirmation:
             return
         if map_.version <= view.version or map_.cluster_uuid != view.map.cluster_uuid:
             return  # the map will not be used
-        lost = taken_away(view.map, map_)
+        lost = removals(view.map, map_)
         if map_.version > view.version + VERSIONS_AHEAD:
             lost = lost or f"versions {view.version} to {map_.version:,}"
         if lost and not await self._is_confirmed(view, map_):
@@ -104,13 +104,13 @@ class MapConfirmation:
         found = int(
             len(others) < len(view.nodes) and witnessed(self._acceptor_store.state, map_.version, request.digest)
         )
-        asked = {asyncio.ensure_future(self._ask(node.peer_endpoint, request)) for node in others}
+        pending = {asyncio.ensure_future(self._ask(node.peer_endpoint, request)) for node in others}
         try:
-            while asked and 2 * found <= len(view.nodes):
-                done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            while pending and 2 * found <= len(view.nodes):
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 found += sum(one.result() for one in done)
         finally:
-            for one in asked:
+            for one in pending:
                 one.cancel()
         return 2 * found > len(view.nodes)
 

@@ -67,7 +67,7 @@ def add_node(node: pb.MapNode) -> Edit:
         map_ = _require(map_)
         known = _find(map_, copy.uuid)
         if copy.uuid in map_.removed:
-            raise ValueError(taken_out(copy.uuid))
+            raise ValueError(removed_message(copy.uuid))
         at = copy.endpoint, copy.peer_endpoint
         if known is not None and known.state != pb.MapNode.LEAVING and (known.endpoint, known.peer_endpoint) == at:
             return map_
@@ -148,7 +148,7 @@ def take_out(map_: pb.ClusterMap, node: pb.MapNode) -> None:
     map_.node.remove(node)
 
 
-def taken_out(node_uuid: bytes) -> str:
+def removed_message(node_uuid: bytes) -> str:
     """Explain, for people, why a removed node cannot join."""
     return (
         f"node {node_uuid.hex()} was taken out of this cluster: what was deleted since would come back with it. "

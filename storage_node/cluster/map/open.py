@@ -42,12 +42,12 @@ def sync_buckets(store: Store, view: ClusterView, before: ClusterView | None) ->
     had is left alone, since it may have been created before the node joined. If it contains objects and has the name of
     one of the map's buckets, the map is refused with BucketNotEmpty. Raises LoaderError.
     """
-    here = store.buckets()
+    stored = store.buckets()
     known = set(before.buckets) if before is not None else set()
-    for name in (known - set(view.buckets)) & set(here):
+    for name in (known - set(view.buckets)) & set(stored):
         store.delete_bucket(name, force=True, of_cluster=True)
     for name, bucket in view.buckets.items():
-        if name in here and here[name].uuid_bytes != bucket.uuid:
+        if name in stored and stored[name].uuid_bytes != bucket.uuid:
             # The bucket was deleted and created again while this node was down; or it is empty, left by a map that was
             # never used.
             store.delete_bucket(name, force=name in known, of_cluster=True)

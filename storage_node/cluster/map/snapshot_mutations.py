@@ -34,16 +34,16 @@ def begin_snapshot(bucket_uuid: bytes, snapshot: pb.MapSnapshot, base_version: i
     return edit
 
 
-def finish_snapshot(bucket_uuid: bytes, made: pb.MapSnapshot, nodes: frozenset[bytes]) -> Edit:
+def finish_snapshot(bucket_uuid: bytes, finished: pb.MapSnapshot, nodes: frozenset[bytes]) -> Edit:
     """Complete a snapshot. `nodes` are the uuids of the nodes that have it; the map must not have gained others."""
 
     def edit(map_: pb.ClusterMap | None) -> pb.ClusterMap:
         map_, bucket = _bucket(map_, bucket_uuid)
         for one in bucket.snapshot:
-            if (one.name, one.cut, one.created_ns) == (made.name, made.cut, made.created_ns):
+            if (one.name, one.cut, one.created_ns) == (finished.name, finished.cut, finished.created_ns):
                 if one.maker and (frozenset(node.uuid for node in map_.node) != nodes or _is_changing(map_)):
                     raise TooFewCopies("nodes came or went while the snapshot was made; try again")
-                one.CopyFrom(made)
+                one.CopyFrom(finished)
                 return map_
         raise TooFewCopies("making the snapshot took so long that another node took it for abandoned; try again")
 

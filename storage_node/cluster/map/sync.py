@@ -56,20 +56,20 @@ class MapSync:
         self._peer_endpoint = peer_endpoint
         self._caller = caller
         self._undecided: pb.ClusterMap | None = None
-        self._said = ""
+        self._logged = ""
         self._moved = self._has_moved()
         """Decided by the map it had at its start; a map that it learns later already shows where it is."""
 
     async def run(self) -> None:
         """Run until cancelled."""
-        asked = 0
+        attempts = 0
         in_vain = 0
         async with AsyncChannels(self._caller) as channels:
             while True:
                 peers = self._peers()
                 random.shuffle(peers)
-                answered = await self._ask(channels, peers[: PEERS_ASKED if asked else None])
-                asked += 1
+                answered = await self._ask(channels, peers[: PEERS_ASKED if attempts else None])
+                attempts += 1
                 if self._moved:
                     self._moved = not await self._publish()
                 await self._finish()
@@ -98,7 +98,7 @@ class MapSync:
                 await self._learn(map_)
                 break
             except (LoaderError, ValueError) as error:  # one node's bad map must not hide those of others
-                self._say(f"a newer map of the cluster cannot be used: {error}")
+                self._log(f"a newer map of the cluster cannot be used: {error}")
         return bool(found)
 
     def _concerns(self, map_: pb.ClusterMap) -> bool:
@@ -113,8 +113,8 @@ class MapSync:
         if view is None or position is None or not self._endpoint or not self._peer_endpoint:
             return False
         member = view.nodes[position]
-        said = member.endpoint, member.peer_endpoint, set(member.feature)
-        return said != (self._endpoint, self._peer_endpoint, set(FEATURES))
+        published = member.endpoint, member.peer_endpoint, set(member.feature)
+        return published != (self._endpoint, self._peer_endpoint, set(FEATURES))
 
     async def _publish(self) -> bool:
         """Record this node's address in the map; return whether the map has it."""
@@ -128,7 +128,7 @@ class MapSync:
                 caller=self._caller,
             )
         except (ChangeFailed, ValueError) as error:
-            self._say(f"the cluster's map cannot be told that this node is at {self._endpoint}: {error}")
+            self._log(f"the cluster's map cannot be told that this node is at {self._endpoint}: {error}")
             return False
         return True
 
@@ -142,13 +142,13 @@ class MapSync:
             endpoints = [self._peer_endpoint, *self._peers()]
             await change_map_async(endpoints, _unchanged, timeout_s=CHANGE_TIMEOUT_S, caller=self._caller)
         except (ChangeFailed, ValueError) as error:
-            self._say(f"a change of the cluster's map that was begun is not decided: {error}")
+            self._log(f"a change of the cluster's map that was begun is not decided: {error}")
 
-    def _say(self, problem: str) -> None:
+    def _log(self, problem: str) -> None:
         """Log a problem, but not twice in a row."""
-        if problem != self._said:
+        if problem != self._logged:
             log.warning("%s", problem)
-        self._said = problem
+        self._logged = problem
 
 
 def _unchanged(map_: pb.ClusterMap | None) -> pb.ClusterMap:

@@ -78,15 +78,15 @@ class CopyShortage:
                 await self._mend(view, bucket, part)
 
     async def _mend(self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> None:
-        here = view.position[self._membership.node_uuid]
+        local = view.position[self._membership.node_uuid]
         held = await self._held(bucket.name, names)
         page, answers = await self._compare(view, bucket, held)
         mine = dict(zip(page.names, page.states, strict=True))
         owners = dict(zip(page.names, page.owners, strict=True))
         lacking: dict[int, list[str]] = {}
-        for name in shortages(page, here, answers):
+        for name in shortages(page, local, answers):
             for node in owners[name]:
-                if node != here and node in answers and not has(answers[node].get(name), mine[name]):
+                if node != local and node in answers and not has(answers[node].get(name), mine[name]):
                     lacking.setdefault(node, []).append(name)
         await self._send(view, bucket, lacking, mine)
         await self.look_after(view, bucket, names, urgent=True)
@@ -100,10 +100,10 @@ class CopyShortage:
         Args:
             urgent: replace silent owners too.
         """
-        here = view.position[self._membership.node_uuid]
+        local = view.position[self._membership.node_uuid]
         page, answers = await self._compare(view, bucket, await self._held(bucket.name, names))
-        short = shortages(page, here, answers)
-        replaced = set(short) if urgent else may_be_replaced(page, here, answers, short)
+        short = shortages(page, local, answers)
+        replaced = set(short) if urgent else may_be_replaced(page, local, answers, short)
         left = await self._stand_in(view, bucket, page, {name: short[name] for name in short if name in replaced})
         self.short.mended(bucket.uuid, set(names) - left)
         self.short.note(bucket.uuid, left)
@@ -121,17 +121,17 @@ class CopyShortage:
         ranked = view.placement.owners(object_hashes(bucket.uuid, list(missing)), view.placement.hosts).tolist()
         rankings = {name: ranking[len(owners[name]) :] for name, ranking in zip(missing, ranked, strict=True)}
         stand_ins = StandIns(missing, rankings, view.position[self._membership.node_uuid])
-        while asked := stand_ins.next_nodes():
-            said, _ = await self._peers.newest(view, bucket, asked)
+        while requests := stand_ins.next_nodes():
+            reported, _ = await self._peers.newest(view, bucket, requests)
             lacking = {
                 node: names
-                for node in said
-                if (names := [name for name in asked[node] if not has(said[node].get(name), mine[name])])
+                for node in reported
+                if (names := [name for name in requests[node] if not has(reported[node].get(name), mine[name])])
             }
             await self._send(view, bucket, lacking, mine)
             again = (await self._peers.newest(view, bucket, lacking))[0] if lacking else {}
-            for node, names in asked.items():
-                known = {**said.get(node, {}), **again.get(node, {})}
+            for node, names in requests.items():
+                known = {**reported.get(node, {}), **again.get(node, {})}
                 stand_ins.have(name for name in names if has(known.get(name), mine[name]))
         return set(stand_ins.missing)
 

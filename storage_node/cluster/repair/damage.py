@@ -43,7 +43,7 @@ class DamageRepair:
         self._membership = membership
         self._peers = peers
         self._found = asyncio.Event()
-        self._said: dict[tuple[bytes, str], Version] = {}
+        self._logged: dict[tuple[bytes, str], Version] = {}
         """Damaged versions that were logged already. It may take a long time until an intact replica is found."""
         self._throttle = Throttle(node.config.store.scrub_bytes_per_s)
         self.scrubs: dict[Drive, DriveScrub] = {}
@@ -69,7 +69,7 @@ class DamageRepair:
                     await self._found.wait()
             self._found.clear()
             before = self._damaged.mended
-            self._said = {key: said for key, said in self._said.items() if self._damaged.version_of(*key) == said}
+            self._logged = {key: old for key, old in self._logged.items() if self._damaged.version_of(*key) == old}
             for bucket_uuid, names in self._damaged.by_bucket().items():
                 for part in chunks(list(names), _AT_ONCE):
                     try:
@@ -86,9 +86,9 @@ class DamageRepair:
         if not left or view is None or bucket is None:
             return
         for name in left:
-            if self._said.get((bucket_uuid, name)) == names[name]:
+            if self._logged.get((bucket_uuid, name)) == names[name]:
                 continue
-            self._said[bucket_uuid, name] = names[name]
+            self._logged[bucket_uuid, name] = names[name]
             log.error("the copy of %s/%s here is damaged, version %s", bucket.name, name, names[name])
         others = [at for at, node in enumerate(view.nodes) if node.uuid != self._membership.node_uuid]
         answers, _ = await self._peers.newest(view, bucket, dict.fromkeys(others, left))

@@ -27,18 +27,18 @@ T = TypeVar("T")
 
 class RepairPeers:
     def __init__(
-        self, channels: Channels, hear: Callable[[Iterable[Version]], Awaitable[None]], clocks: PeerClocks
+        self, channels: Channels, advance_clock: Callable[[Iterable[Version]], Awaitable[None]], clocks: PeerClocks
     ) -> None:
-        """`hear` advances the version clock beyond the versions that nodes report."""
+        """`advance_clock` advances the version clock beyond the versions that nodes report."""
         self.channels = channels
         self._clocks = clocks
-        self._hear = hear
+        self._advance_clock = advance_clock
 
     async def newest(
         self,
         view: ClusterView,
         bucket: pb.MapBucket,
-        asked: Mapping[int, Sequence[str]],
+        requests: Mapping[int, Sequence[str]],
         *,
         make_lasting: bool = False,
     ) -> tuple[dict[int, Answer], set[int]]:
@@ -65,10 +65,10 @@ class RepairPeers:
                 by_this_map.add(node)
             self._clocks.note(view.nodes[node].uuid, found.wall_ms)
             answer = {state.name: state_of(state) for state in found.object}
-            await self._hear(_versions(answer.values()))
+            await self._advance_clock(_versions(answer.values()))
             return node, answer
 
-        answers = await asyncio.gather(*(ask(node, names) for node, names in asked.items()))
+        answers = await asyncio.gather(*(ask(node, names) for node, names in requests.items()))
         return dict(answer for answer in answers if answer is not None), by_this_map
 
     async def versions(
@@ -80,12 +80,12 @@ class RepairPeers:
         with self.channels.reporting(endpoint):
             page: wire.VersionsResponse = await stub.Versions(request, timeout=STEP_TIMEOUT_S)
         found = [(state.name, state_of(state)) for state in page.object]
-        await self._hear(_versions(state for _, state in found))
+        await self._advance_clock(_versions(state for _, state in found))
         return [(name, state) for name, state in found if state is not None], page.more
 
-    async def push(self, endpoint: str, bucket: pb.MapBucket, names: Sequence[str], here: bytes) -> None:
+    async def push(self, endpoint: str, bucket: pb.MapBucket, names: Sequence[str], node_uuid: bytes) -> None:
         """Make the node send these names to this one. Raises ReplicaLost."""
-        request = wire.PushRequest(bucket=bucket_ref(bucket), name=names, node_uuid=here)
+        request = wire.PushRequest(bucket=bucket_ref(bucket), name=names, node_uuid=node_uuid)
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
         with self.channels.reporting(endpoint):
             await stub.Push(request, timeout=PUSH_TIMEOUT_S)
@@ -97,9 +97,9 @@ class RepairPeers:
         with self.channels.reporting(endpoint):
             await stub.TooFew(request, timeout=REACH_TIMEOUT_S)
 
-    async def returned(self, endpoint: str, here: bytes, own_endpoint: str) -> int:
+    async def returned(self, endpoint: str, node_uuid: bytes, own_endpoint: str) -> int:
         """Tell the node that this one is back; return the version of its map. Raises ReplicaLost."""
-        request = wire.ReturnedRequest(node_uuid=here, endpoint=own_endpoint)
+        request = wire.ReturnedRequest(node_uuid=node_uuid, endpoint=own_endpoint)
         stub = ais_replica_pb2_grpc.RepairStub(self.channels.to(endpoint))
         with self.channels.reporting(endpoint):
             answer: wire.ReturnedResponse = await stub.Returned(request, timeout=2 * REACH_TIMEOUT_S + STEP_TIMEOUT_S)

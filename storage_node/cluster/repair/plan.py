@@ -56,14 +56,14 @@ class RepairWork:
     """Entries that this node does not own and all owners have."""
     forget: list[tuple[str, State]] = field(default_factory=list)
     """Tombstones that nothing older remains for."""
-    older_here: dict[str, tuple[int, State]] = field(default_factory=dict)
+    older_local: dict[str, tuple[int, State]] = field(default_factory=dict)
     """Names of which this node, an owner, has an older version than another owner."""
     unknown: int = 0
     """Number of names for which a relevant node gave no answer."""
 
     @property
     def is_clean(self) -> bool:
-        return self.nothing_moves and not self.older_here
+        return self.nothing_moves and not self.older_local
 
     @property
     def nothing_moves(self) -> bool:
@@ -82,18 +82,18 @@ def page_of(
     return NamePage(names, states, owners, ripe)
 
 
-def questions(page: NamePage, here: int, nodes: int) -> dict[int, list[str]]:
+def questions(page: NamePage, local: int, nodes: int) -> dict[int, list[str]]:
     """Return the names that each other node has to be asked for."""
-    asked: dict[int, list[str]] = {}
+    by_node: dict[int, list[str]] = {}
     for name, owners, ripe in zip(page.names, page.owners, page.ripe, strict=True):
         for node in range(nodes) if ripe else owners:
-            if node != here:
-                asked.setdefault(node, []).append(name)
-    return asked
+            if node != local:
+                by_node.setdefault(node, []).append(name)
+    return by_node
 
 
 def plan(
-    page: NamePage, here: int, nodes: int, answers: Mapping[int, Answer], by_this_map: Collection[int]
+    page: NamePage, local: int, nodes: int, answers: Mapping[int, Answer], by_this_map: Collection[int]
 ) -> RepairWork:
     """Decide the steps for a page from the answers of the other nodes.
 
@@ -105,7 +105,7 @@ def plan(
         complete, known, newest = True, True, True
         behind: list[int] = []
         for node in owners:
-            if node == here:
+            if node == local:
                 continue
             theirs = answers.get(node, {}).get(name, UNKNOWN)
             if theirs is UNKNOWN or node not in by_this_map:
@@ -118,23 +118,23 @@ def plan(
                     behind.append(node)
             elif theirs.version > mine.version:
                 newest = False
-                if here in owners and theirs.version > _version(work.older_here.get(name)):
-                    work.older_here[name] = node, theirs
+                if local in owners and theirs.version > _version(work.older_local.get(name)):
+                    work.older_local[name] = node, theirs
         if not known:
             work.unknown += 1
         for node in behind if newest else ():  # otherwise the node with the newer version pushes that
             work.push.setdefault(node, []).append(name)
-        if here not in owners and complete and owners:
+        if local not in owners and complete and owners:
             work.drop.append((name, mine))
         elif (
             ripe
-            and name not in work.older_here
+            and name not in work.older_local
             and _nothing_older(
                 mine,
                 (
                     answers.get(node, {}).get(name, UNKNOWN) if node in by_this_map else UNKNOWN
                     for node in range(nodes)
-                    if node != here
+                    if node != local
                 ),
             )
         ):
@@ -171,10 +171,10 @@ def compare(
     """
     found = Comparison()
     for name, state in theirs:
-        here = mine[name]
-        if here is UNKNOWN or (here is None and name not in owned):
+        local = mine[name]
+        if local is UNKNOWN or (local is None and name not in owned):
             continue
-        if here is None or here.version < state.version:
+        if local is None or local.version < state.version:
             (found.tombstones if state.is_tombstone else found.fetch)[name] = state
     return found
 
@@ -185,9 +185,9 @@ def owners_of(view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> 
     return found
 
 
-def owned_by(view: ClusterView, bucket: pb.MapBucket, names: Sequence[str], here: int) -> set[str]:
+def owned_by(view: ClusterView, bucket: pb.MapBucket, names: Sequence[str], local: int) -> set[str]:
     owners = view.placement.owners(object_hashes(bucket.uuid, names), bucket.copies)
-    return {name for name, mine in zip(names, (owners == here).any(axis=1).tolist(), strict=True) if mine}
+    return {name for name, mine in zip(names, (owners == local).any(axis=1).tolist(), strict=True) if mine}
 
 
 def finish_changes(version: int) -> Edit:

@@ -58,14 +58,14 @@ class Reconciler:
         self._counts = counts
         self._endpoint = endpoint
         self._missing = 0
-        self._asked = 0
+        self._requests = 0
         self._filled: set[bytes] = set()
         """Nodes compared since a drive was given up."""
         self._retry_s, self._failures = 0.0, 0
 
     def mark_everything(self) -> None:
         """Mark all replicated buckets as stale. A comparison in progress has to start over."""
-        self._asked += 1
+        self._requests += 1
         view = self._membership.view
         if view is not None and len(view.nodes) > 1:
             self._store.replicas.stale.mark_buckets(bucket.uuid for bucket in copied_buckets(view))
@@ -73,7 +73,7 @@ class Reconciler:
     def mark_gaps(self) -> None:
         """Mark everything that this node lacks as stale, since it may have been on a lost drive. Call it before the
         drive is given up and again afterwards."""
-        self._asked += 1
+        self._requests += 1
         self._filled.clear()
         view = self._membership.view
         if view is not None and len(view.nodes) > 1:
@@ -97,7 +97,7 @@ class Reconciler:
 
     async def _return(self) -> None:
         """Compare this node with all others. Afterwards, no bucket counts as stale as a whole."""
-        began_s, asked = time.monotonic(), self._asked
+        began_s, requests = time.monotonic(), self._requests
         deadline_s = began_s + self._node.config.cluster.reconcile_patience_s
         view, silent = await self._announce(deadline_s)
         if view is None:
@@ -119,7 +119,7 @@ class Reconciler:
             if left:
                 await asyncio.sleep(BACKOFF.pause_s(failures))
                 failures += 1
-        if self._asked != asked:
+        if self._requests != requests:
             return
         self._counts.silent = tuple(silent)
         if silent:
@@ -134,22 +134,22 @@ class Reconciler:
     async def _announce(self, deadline_s: float) -> tuple[ClusterView | None, list[str]]:
         """Tell the other nodes; return the map to compare by, and the nodes that stayed silent until the deadline."""
         failures = 0
-        told: dict[bytes, int] = {}
+        versions: dict[bytes, int] = {}
         while True:
             view = self._membership.view
             if view is None or self._membership.position is None:
                 return None, []  # removed from the map: there is nothing to compare
             silent: list[str] = []
             for node in self._others(view):
-                if node.uuid not in told:
+                if node.uuid not in versions:
                     try:
-                        told[node.uuid] = await self._peers.returned(
+                        versions[node.uuid] = await self._peers.returned(
                             node.peer_endpoint, self._membership.node_uuid, self._endpoint()
                         )
                     except ReplicaLost:
                         silent.append(node.peer_endpoint)
             late = time.monotonic() > deadline_s
-            behind = view.version < max(told.values(), default=0)
+            behind = view.version < max(versions.values(), default=0)
             if (not silent and not behind and self._membership.view is view) or late:
                 return view, silent
             await asyncio.sleep(BACKOFF.pause_s(failures))
@@ -160,13 +160,13 @@ class Reconciler:
 
         After the last node, only the names found to be missing count as stale.
         """
-        view, asked = self._membership.view, self._asked
-        here = self._membership.position
-        if view is None or here is None or self._missing >= MAX_MISSING or time.monotonic() < self._retry_s:
+        view, requests = self._membership.view, self._requests
+        local = self._membership.position
+        if view is None or local is None or self._missing >= MAX_MISSING or time.monotonic() < self._retry_s:
             return
         stale, gaps = self._store.replicas.stale, self._store.replicas.stale.buckets_with_gaps()
         # While this node joins, readers ask the former owners as well.
-        joining = view.nodes[here].state == pb.MapNode.JOINING
+        joining = view.nodes[local].state == pb.MapNode.JOINING
         left = [node for node in self._others(view) if node.uuid not in self._filled and not joining]
         for node in left:
             try:
@@ -176,14 +176,14 @@ class Reconciler:
             except (ReplicaLost, LoaderError) as error:
                 log.info("looking for what was lost with a drive at %s: %s", node.peer_endpoint, error)
                 continue
-            if self._missing < MAX_MISSING and self._asked == asked:
+            if self._missing < MAX_MISSING and self._requests == requests:
                 self._filled.add(node.uuid)
                 self._failures = 0
             return
         if left:
             self._retry_s = time.monotonic() + RETRY.pause_s(self._failures)
             self._failures += 1
-        elif self._membership.view is view and self._asked == asked:
+        elif self._membership.view is view and self._requests == requests:
             for bucket_uuid in gaps:
                 stale.trust_gaps(bucket_uuid)
 
@@ -201,8 +201,8 @@ class Reconciler:
 
     async def _compare(self, view: ClusterView, bucket: pb.MapBucket, endpoint: str) -> None:
         """Find the names that the node has in newer versions. Raises ReplicaLost, LoaderError."""
-        here = view.position[self._membership.node_uuid]
-        joining = view.nodes[here].state == pb.MapNode.JOINING
+        local = view.position[self._membership.node_uuid]
+        joining = view.nodes[local].state == pb.MapNode.JOINING
         after, more = "", True
         while more:
             theirs, more = await self._peers.versions(endpoint, bucket, after)
@@ -210,7 +210,7 @@ class Reconciler:
                 return
             after = theirs[-1][0]
             names = [name for name, _ in theirs]
-            owned = await self._node.read(owned_by, view, bucket, names, here)
+            owned = await self._node.read(owned_by, view, bucket, names, local)
             mine = await self._node.read(self._states, bucket.name, names)
             found = compare(theirs, mine, owned)
             for name, state in found.tombstones.items():
@@ -264,8 +264,8 @@ class Reconciler:
     async def _resolve(self, view: ClusterView, bucket: pb.MapBucket, names: Sequence[str]) -> None:
         found = await self._node.read(self._still_older, bucket, names)
         left = {name: mine for name, mine in found.items() if mine is not UNKNOWN}  # its drive accepts no writes
-        here = self._membership.position
-        owned = await self._node.read(owned_by, view, bucket, names, here) if here is not None else set()
+        local = self._membership.position
+        owned = await self._node.read(owned_by, view, bucket, names, local) if local is not None else set()
         for name in [name for name, mine in left.items() if name not in owned]:
             # The name belongs to other nodes by now; a repair pass drops this replica once they have the new one.
             if left[name] is None:

@@ -8,7 +8,7 @@ simply starts a new one.
 Three rules make removal safe. Every page is re-checked before anything is removed: owners sync the object first (a
 power failure might undo their commit), and all nodes are asked again about tombstones (a replica in transit may escape
 a single look). The map must still be the one by which the removal was decided (`map.lease`). And an object that is
-being sent elsewhere is not removed here meanwhile (`Transfers.let_go`).
+being sent elsewhere is not removed here meanwhile (`Transfers.reserve_removal`).
 
 When the map is changing and all nodes have found nothing to do under it, whoever notices finishes the change.
 
@@ -88,7 +88,7 @@ class Repair:
         self._endpoint = endpoint
         self.metrics = RepairMetrics()
         channels = Channels(node.caller)  # separate from those of writes, which must not wait behind transfers
-        self._peers = RepairPeers(channels, self._hear, node.peer_clocks)
+        self._peers = RepairPeers(channels, self._advance_clock, node.peer_clocks)
         self.transfers = Transfers(node, channels, self.metrics)
         self.unsure = UnsureCopies(
             node.store, membership, self._peers, self._versions_of, lambda: self.metrics.clean_version
@@ -100,7 +100,7 @@ class Repair:
         self.damage = DamageRepair(node, membership, self._peers)
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
-        self._asked = False
+        self._woken = False
         """Whether to run a pass regardless of the map."""
         self._of_pass: ClusterView | None = None
         """The map of the last pass."""
@@ -137,7 +137,7 @@ class Repair:
 
     def wake(self) -> None:
         """Start the next pass now."""
-        self._asked = True
+        self._woken = True
         self._wake.set()
 
     def compare_again(self) -> None:
@@ -189,9 +189,9 @@ class Repair:
         in_vain, due_s = 0, time.monotonic()
         while True:
             self._of_pass = view = self._membership.view
-            asked, self._asked = self._asked, False
+            woken, self._woken = self._woken, False
             self._wake.clear()
-            if view is not None and not asked and time.monotonic() < due_s and self._is_in_place_by(view):
+            if view is not None and not woken and time.monotonic() < due_s and self._is_in_place_by(view):
                 self._in_place, self.metrics.clean_version = view, view.version
             else:
                 wait_s = self._node.config.cluster.repair_interval_s
@@ -280,21 +280,21 @@ class Repair:
         """Carry out the steps for one page, and return them."""
         page, answers, work = await self._plan(view, bucket, held)
         sizes = {name: state.size_bytes for name, state in zip(page.names, page.states, strict=True)}
-        differing = {*itertools.chain.from_iterable(work.push.values()), *work.older_here}
+        differing = {*itertools.chain.from_iterable(work.push.values()), *work.older_local}
         if differing and len(differing) <= _FEW:
             await asyncio.sleep(SETTLE_S)
             names = [name for name in page.names if name in differing]
             again = await self._node.read(self._records, bucket.name, names)
             if again:
                 *_, still = await self._plan(view, bucket, again)
-                work.push, work.older_here, work.unknown = still.push, still.older_here, work.unknown + still.unknown
+                work.push, work.older_local, work.unknown = still.push, still.older_local, work.unknown + still.unknown
                 work.drop += still.drop
                 work.forget += still.forget
             else:
-                work.push, work.older_here = {}, {}
-        if work.older_here:
+                work.push, work.older_local = {}, {}
+        if work.older_local:
             await self._node.read(
-                self._mark_older, bucket, {name: state for name, (_, state) in work.older_here.items()}
+                self._mark_older, bucket, {name: state for name, (_, state) in work.older_local.items()}
             )
         await asyncio.gather(*(self._push(view, node, bucket, names, sizes) for node, names in work.push.items()))
         short = shortages(page, view.position[self._membership.node_uuid], answers)
@@ -339,9 +339,9 @@ class Repair:
         *,
         make_lasting: bool = False,
     ) -> tuple[NamePage, Mapping[int, Answer], RepairWork]:
-        here, nodes = view.position[self._membership.node_uuid], len(view.nodes)
+        local, nodes = view.position[self._membership.node_uuid], len(view.nodes)
         page, (answers, by_this_map) = await self._ask(view, bucket, held, make_lasting=make_lasting)
-        return page, answers, plan(page, here, nodes, answers, by_this_map)
+        return page, answers, plan(page, local, nodes, answers, by_this_map)
 
     async def _compared(
         self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[tuple[str, CatalogEntry]]
@@ -357,15 +357,15 @@ class Repair:
         *,
         make_lasting: bool = False,
     ) -> tuple[NamePage, tuple[Mapping[int, Answer], set[int]]]:
-        here, nodes = view.position[self._membership.node_uuid], len(view.nodes)
+        local, nodes = view.position[self._membership.node_uuid], len(view.nodes)
 
         def place() -> NamePage:
             grace_s = self._node.config.cluster.tombstone_grace_s
             return page_of(view, bucket, held, now_ns=time.time_ns(), grace_s=grace_s)
 
         page = await self._node.read(place)
-        asked = questions(page, here, nodes)
-        return page, await self._peers.newest(view, bucket, asked, make_lasting=make_lasting)
+        requests = questions(page, local, nodes)
+        return page, await self._peers.newest(view, bucket, requests, make_lasting=make_lasting)
 
     async def _held_of(self, bucket: str, names: Sequence[str]) -> list[tuple[str, CatalogEntry]]:
         return await self._node.read(self._records, bucket, names)
@@ -415,11 +415,11 @@ class Repair:
         for part in chunks(steps, _TAKEN_AT_ONCE):
             if not lease.begin(view):
                 return
-            free = self.transfers.let_go(bucket, [name for _, name, _ in part])
+            free = self.transfers.reserve_removal(bucket, [name for _, name, _ in part])
             try:
                 await self._node.read(self._do, bucket, [one for one in part if one[1] in free])
             finally:  # the step has ended, even if this task was cancelled
-                self.transfers.gone(bucket, free)
+                self.transfers.end_removal(bucket, free)
                 lease.end(view.version)
 
     def _do(self, bucket: pb.MapBucket, steps: Sequence[tuple[Callable[[str, str, State], None], str, State]]) -> None:
@@ -431,9 +431,9 @@ class Repair:
         if state.is_tombstone:
             self._store.replicas.forget_tombstone(bucket, name, state.version)
         else:
-            self._store.replicas.note_let_go()  # also before, for concurrent readers
+            self._store.replicas.note_removal()  # also before, for concurrent readers
             self._store.delete(bucket, name, state.version)
-            self._store.replicas.note_let_go()
+            self._store.replicas.note_removal()
         self.metrics.copies_dropped += 1
 
     def _forget(self, bucket: str, name: str, state: State) -> None:
@@ -449,7 +449,7 @@ class Repair:
             raise InvalidRequest(f"{len(request.version)} versions of {len(request.name)} names")
         versions = [from_wire(version) for version in request.version]
         self._store.replicas.stale.mark_names(request.bucket.uuid, dict(zip(request.name, versions, strict=True)))
-        await self._hear(versions)
+        await self._advance_clock(versions)
         return wire.MissedResponse(map_version=self._membership.view.version if self._membership.view else 0)
 
     async def relay(self, request: wire.RelayRequest) -> wire.RelayResponse:
@@ -467,9 +467,9 @@ class Repair:
         left_s = await self._writes.invalidations.relay(
             view.nodes[at].peer_endpoint, request.node_uuid, (bucket.name, bucket.uuid), versions
         )
-        heard = left_s < 0
+        notified = left_s < 0
         return wire.RelayResponse(
-            told=heard, withheld=not heard, lease_left_s=max(0.0, left_s), map_version=view.version
+            told=notified, withheld=not notified, lease_left_s=max(0.0, left_s), map_version=view.version
         )
 
     async def returned(self, request: wire.ReturnedRequest) -> wire.ReturnedResponse:
@@ -524,12 +524,12 @@ class Repair:
         view, counts = self._membership.view, self.shortage.short.counts()
         return {} if view is None else {name: counts.get(bucket.uuid, 0) for name, bucket in view.buckets.items()}
 
-    async def _hear(self, versions: Iterable[Version]) -> None:
+    async def _advance_clock(self, versions: Iterable[Version]) -> None:
         """Advance the version clock beyond these versions."""
         highest = max((version.counter for version in versions), default=0)
         if highest > self._store.replicas.clock:
             with contextlib.suppress(LoaderError):  # kept in memory while the node runs
-                await self._node.read(self._store.replicas.hear, highest)
+                await self._node.read(self._store.replicas.advance_past, highest)
 
     def progress(self) -> wire.ProgressResponse:
         view, counts, stale = self._membership.view, self.metrics, self._store.replicas.stale

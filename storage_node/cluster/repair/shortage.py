@@ -19,30 +19,30 @@ MAX_NAMES = 100_000
 """Most names kept over all buckets. The next pass finds the rest again."""
 
 
-def shortages(page: NamePage, here: int, answers: Mapping[int, Answer]) -> dict[str, int]:
+def shortages(page: NamePage, local: int, answers: Mapping[int, Answer]) -> dict[str, int]:
     """Return how many owners are not known to have each object, for the objects that this node is responsible for."""
     found: dict[str, int] = {}
     for name, mine, owners in zip(page.names, page.states, page.owners, strict=True):
-        known = {node: answers.get(node, {}).get(name, UNKNOWN) for node in owners if node != here}
+        known = {node: answers.get(node, {}).get(name, UNKNOWN) for node in owners if node != local}
         if mine.is_tombstone or any(state is not None and state.version > mine.version for state in known.values()):
             continue  # the node with the newer version is responsible
-        having = [node for node in owners if node == here or has(known[node], mine)]
-        if here not in owners:
-            having.append(here)
-        if having[0] == here and (missing := len(owners) - len(having)) > 0:
+        having = [node for node in owners if node == local or has(known[node], mine)]
+        if local not in owners:
+            having.append(local)
+        if having[0] == local and (missing := len(owners) - len(having)) > 0:
             found[name] = missing
     return found
 
 
-def may_be_replaced(page: NamePage, here: int, answers: Mapping[int, Answer], short: Iterable[str]) -> set[str]:
+def may_be_replaced(page: NamePage, local: int, answers: Mapping[int, Answer], short: Iterable[str]) -> set[str]:
     """Return those of these names that an answering owner lacks, because it is full or its drive fails. A silent owner
     may be back in a moment, with its replica."""
     rows = {name: at for at, name in enumerate(page.names)}
     found: set[str] = set()
     for name in short:
         for node in page.owners[rows[name]]:
-            said = answers.get(node, {})
-            if node != here and name in said and not has(said[name], page.states[rows[name]]):
+            answer = answers.get(node, {})
+            if node != local and name in answer and not has(answer[name], page.states[rows[name]]):
                 found.add(name)
     return found
 
@@ -60,18 +60,18 @@ class StandIns:
         rankings: for each name, one node per host beyond its owners, best first.
     """
 
-    def __init__(self, missing: Mapping[str, int], rankings: Mapping[str, Sequence[int]], here: int) -> None:
+    def __init__(self, missing: Mapping[str, int], rankings: Mapping[str, Sequence[int]], local: int) -> None:
         self.missing = dict(missing)
-        self._left = {name: [node for node in ranking if node != here] for name, ranking in rankings.items()}
+        self._left = {name: [node for node in ranking if node != local] for name, ranking in rankings.items()}
 
     def next_nodes(self) -> dict[int, list[str]]:
         """Return the names to request next, by node; empty at the end."""
-        asked: dict[int, list[str]] = {}
+        requests: dict[int, list[str]] = {}
         for name, missing in self.missing.items():
             for node in self._left[name][:missing]:
-                asked.setdefault(node, []).append(name)
+                requests.setdefault(node, []).append(name)
             del self._left[name][:missing]
-        return asked
+        return requests
 
     def have(self, names: Iterable[str]) -> None:
         """Record that a requested node has these names."""

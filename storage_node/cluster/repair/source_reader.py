@@ -232,12 +232,12 @@ class SourceReader:
         """Return whether a second query may find what no holder had: the object may have moved between holders during
         the first, or under a map that this node did not know yet."""
         view, channels = replica_set.view, self._writes.channels
-        asked = (
+        queries = (
             newer_map(channels.to(node.peer_endpoint), view.version, self._node.config.cluster.reach_timeout_s)
             for at, node in enumerate(view.nodes)
             if at != replica_set.position
         )
-        for map_ in await asyncio.gather(*asked):
+        for map_ in await asyncio.gather(*queries):
             if map_ is not None:
                 with contextlib.suppress(LoaderError, ValueError):
                     await self._node.learn(map_)

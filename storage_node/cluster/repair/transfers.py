@@ -87,22 +87,22 @@ class Transfers:
         self._throttle = Throttle(node.config.cluster.repair_bytes_per_s)
         self._slots = asyncio.Semaphore(node.config.cluster.repair_transfers)
         self._sending: Counter[tuple[bytes, str]] = Counter()
-        self._going: set[tuple[bytes, str]] = set()
+        self._removing: set[tuple[bytes, str]] = set()
 
-    def let_go(self, bucket: cluster_pb.MapBucket, names: Collection[str]) -> set[str]:
+    def reserve_removal(self, bucket: cluster_pb.MapBucket, names: Collection[str]) -> set[str]:
         """Return the names that are not being sent to another node. They may be removed here, and are not sent until
-        `gone`.
+        `end_removal`.
 
         An old replica that arrives after its source has removed it could outlast the tombstone above it: a query of all
         nodes would not see it.
         """
         free = {name for name in names if (bucket.uuid, name) not in self._sending}
-        self._going.update((bucket.uuid, name) for name in free)
+        self._removing.update((bucket.uuid, name) for name in free)
         return free
 
-    def gone(self, bucket: cluster_pb.MapBucket, names: Collection[str]) -> None:
-        """Allow names returned by `let_go` to be sent again."""
-        self._going.difference_update((bucket.uuid, name) for name in names)
+    def end_removal(self, bucket: cluster_pb.MapBucket, names: Collection[str]) -> None:
+        """Allow names returned by `reserve_removal` to be sent again."""
+        self._removing.difference_update((bucket.uuid, name) for name in names)
 
     async def push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
         """Send these names to a node; return how many it has now.
@@ -112,7 +112,7 @@ class Transfers:
         Raises if the node or this node's bucket is gone. A single name that fails is counted and left for later.
         """
         async with self._slots:
-            names = [name for name in names if (bucket.uuid, name) not in self._going]
+            names = [name for name in names if (bucket.uuid, name) not in self._removing]
             self._sending.update((bucket.uuid, name) for name in names)
             try:
                 return await self._push(endpoint, bucket, names)
@@ -227,9 +227,9 @@ class Transfers:
                 size_bytes=record.size_bytes,
                 checksum=record.checksum,
             )
-            begun = await copy.begin(wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=bucket.uuid)))
-            if begun.HasField("staged"):
-                raise refused(endpoint, begun.staged.object[0].error)
+            reply = await copy.begin(wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=bucket.uuid)))
+            if reply.HasField("staged"):
+                raise refused(endpoint, reply.staged.object[0].error)
             while chunk := await read(next, reader, b""):
                 await self._throttle.spend(len(chunk))
                 await copy.send(wire.WriteRequest(data=chunk), STEP_TIMEOUT_S)

@@ -44,7 +44,7 @@ class _Since(NamedTuple):
     generations: dict[str, int]
     """The next file generation of each drive, by its uuid; files from it on are newer."""
 
-    def told(self, bucket_uuid: bytes, names: Sequence[str]) -> list[set[bytes]] | None:
+    def notified(self, bucket_uuid: bytes, names: Sequence[str]) -> list[set[bytes]] | None:
         """Return, for each name, the nodes that were told of all its writes; if there are none, those that were told of
         some. None for a bucket created since then."""
         found: list[list[set[bytes]]] = [[] for _ in names]
@@ -77,14 +77,14 @@ class UnsureCopies:
         self._clean_version = clean_version
         self._lock = threading.Lock()
         self._since: _Since | None = None
-        self._asked: dict[bytes, dict[str, Version]] = {}
+        self._pending: dict[bytes, dict[str, Version]] = {}
         self._sure: dict[tuple[bytes, str], Version] = {}
         membership.on_change(self.follow)
 
     def follow(self, view: ClusterView) -> None:
         """Note this node's files before a new map is used."""
-        before, here = self._membership.view, self._membership.node_uuid
-        if before is None or here not in before.position or _owning(before) == _owning(view):
+        before, local = self._membership.view, self._membership.node_uuid
+        if before is None or local not in before.position or _owning(before) == _owning(view):
             return
         with self._lock:
             drives = [drive for drive in self._store.drives if drive is not None]
@@ -93,15 +93,15 @@ class UnsureCopies:
             # Of many the first and the last ones say the most.
             views = (*views[:1], *views[max(1, len(views) - MAX_VIEWS + 2) :], before)
             self._since = _Since(views, view.version, generations)
-            self._asked, self._sure = {}, {}
+            self._pending, self._sure = {}, {}
         if _owning(before) - _owning(view):  # joining nodes make nobody else an owner
             self._store.replicas.stale.mark_unsure(self.is_unsure)
 
     def is_unsure(self, bucket_uuid: bytes, name: str, found: CatalogEntry) -> bool:
         """Return whether this replica must not be read; it is then queued for a query."""
         since = self._since
-        told = since.told(bucket_uuid, [name]) if since is not None and not found.is_tombstone else None
-        if since is None or told is None or self._membership.node_uuid in told[0]:
+        notified = since.notified(bucket_uuid, [name]) if since is not None and not found.is_tombstone else None
+        if since is None or notified is None or self._membership.node_uuid in notified[0]:
             return False
         drive = self._store.drive_set.at(self._store.drive_set.placement.owner(bucket_uuid, name))
         if found.generation >= since.generations.get(drive.identity.drive_uuid, MAX_GENERATION):
@@ -109,8 +109,8 @@ class UnsureCopies:
         with self._lock:
             if self._sure.get((bucket_uuid, name)) == found.version:
                 return False
-            names = self._asked.setdefault(bucket_uuid, {})
-            if sum(map(len, self._asked.values())) < MAX_NAMES:
+            names = self._pending.setdefault(bucket_uuid, {})
+            if sum(map(len, self._pending.values())) < MAX_NAMES:
                 names[name] = found.version
         return True
 
@@ -131,8 +131,8 @@ class UnsureCopies:
                     self._store.replicas.stale.mark_unsure(None)
             return
         with self._lock:
-            asked, self._asked = self._asked, {}
-        for bucket_uuid, names in asked.items():
+            pending, self._pending = self._pending, {}
+        for bucket_uuid, names in pending.items():
             if (bucket := view.bucket_with_uuid(bucket_uuid)) is not None:
                 for part in chunks(list(names), PAGE_NAMES):
                     await self._resolve(view, since, bucket, {name: names[name] for name in part})
@@ -142,11 +142,11 @@ class UnsureCopies:
     ) -> Sequence[str]:
         """Return those of these names whose replicas may be sent to a node of the map."""
         since = self._since
-        told = since.told(bucket.uuid, names) if since is not None else None
-        if since is None or told is None:
+        notified = since.notified(bucket.uuid, names) if since is not None else None
+        if since is None or notified is None:
             return names
         ends = {self._membership.node_uuid, view.nodes[to].uuid}
-        unsure = [name for name, nodes in zip(names, told, strict=True) if ends.isdisjoint(nodes)]
+        unsure = [name for name, nodes in zip(names, notified, strict=True) if ends.isdisjoint(nodes)]
         if not unsure:
             return names
         found = await self._records(bucket.name, unsure)
@@ -161,16 +161,16 @@ class UnsureCopies:
         """Return the names that are sure: no node of the map that was told of their writes has a newer version, and all
         such nodes have answered."""
         rows = list(names)
-        told = since.told(bucket.uuid, rows) or [set() for _ in rows]
-        there: list[Sequence[int]] = [[view.position[one] for one in nodes if one in view.position] for nodes in told]
-        asked: dict[int, list[str]] = {}
-        for name, positions in zip(rows, there, strict=True):
+        uuids = since.notified(bucket.uuid, rows) or [set() for _ in rows]
+        owners: list[Sequence[int]] = [[view.position[one] for one in nodes if one in view.position] for nodes in uuids]
+        requests: dict[int, list[str]] = {}
+        for name, positions in zip(rows, owners, strict=True):
             for node in positions:
-                asked.setdefault(node, []).append(name)
-        answers, _ = await self._peers.newest(view, bucket, asked)
+                requests.setdefault(node, []).append(name)
+        answers, _ = await self._peers.newest(view, bucket, requests)
         newer: dict[str, Version] = {}
         sure: set[str] = set()
-        for name, positions in zip(rows, there, strict=True):
+        for name, positions in zip(rows, owners, strict=True):
             states = [answers.get(node, {}).get(name, UNKNOWN) for node in positions]
             highest = max((one.version for one in states if one is not None), default=names[name])
             if highest > names[name]:

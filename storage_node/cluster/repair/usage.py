@@ -108,7 +108,7 @@ class UsageScan:
     def _begin(self, replica_set: ReplicaSet) -> None:
         self._replica_set = replica_set
         self._feeds = [_NodeNames(node) for node in range(len(replica_set.view.nodes))]
-        self._told = 0
+        self._reported_version = 0
         """The newest map that any of the nodes knew."""
         for feed in self._feeds:
             feed.next = self._after
@@ -144,8 +144,8 @@ class UsageScan:
             if newest.view.version != known:
                 self._begin(newest)
                 return True
-            if self._told <= known or clock_s() > give_up_at:
-                self._behind |= self._told > known
+            if self._reported_version <= known or clock_s() > give_up_at:
+                self._behind |= self._reported_version > known
                 return False
             await asyncio.sleep(_LEARNING_S)
 
@@ -185,7 +185,7 @@ class UsageScan:
         if isinstance(page, ReplicaLost) and page.refusal is None and not again:
             page = await outcome(self._ask(feed, request, again=True))
         if not isinstance(page, ReplicaLost):
-            self._told = max(self._told, page.map_version)
+            self._reported_version = max(self._reported_version, page.map_version)
             return page
         feed.next = None
         # A node that does not know a bucket yet has nothing of it; of a snapshot it may have objects.

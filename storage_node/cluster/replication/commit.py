@@ -240,11 +240,11 @@ class CommitProtocol:
                 await resolve(self._replicas, [write for write in _open(writes) if write.is_repeat])
                 await decide(self._replicas, [write for write in _open(writes) if write.is_conditional])
                 await self._look([write for write in _open(writes) if write.is_deletion])
-                going = _open(writes)
-                async with self.barrier.passing(write.replica_set.bucket.uuid for write in going):
-                    await self._ask_former(going)
-                    await self._end_absent(going)
-                    await self._commit(_open(going), staged)
+                unsettled = _open(writes)
+                async with self.barrier.passing(write.replica_set.bucket.uuid for write in unsettled):
+                    await self._ask_former(unsettled)
+                    await self._end_absent(unsettled)
+                    await self._commit(_open(unsettled), staged)
             return [write.settled or write.unfinished(0) for write in writes]
         finally:
             lease.end(version)
@@ -266,12 +266,12 @@ class CommitProtocol:
 
     async def _ask_former(self, writes: Sequence[PendingWrite]) -> None:
         """Ask former owners for their versions. While objects move, they may have newer ones than the owners."""
-        asked: dict[tuple[int, int], list[PendingWrite]] = {}
+        former: dict[tuple[int, int], list[PendingWrite]] = {}
         for write in writes:
             for node in write.replica_set.former(write.name):
                 if node not in write.taking and node not in write.found:
-                    asked.setdefault((id(write.replica_set), node), []).append(write)
-        await asyncio.gather(*(self._ask(node, mine, taking=False) for (_, node), mine in asked.items()))
+                    former.setdefault((id(write.replica_set), node), []).append(write)
+        await asyncio.gather(*(self._ask(node, mine, taking=False) for (_, node), mine in former.items()))
 
     async def _ask(self, node: int, writes: Sequence[PendingWrite], *, taking: bool) -> None:
         replica_set = writes[0].replica_set
@@ -317,10 +317,10 @@ class CommitProtocol:
         for write in writes:
             replica_set, uuid = write.replica_set, write.replica_set.bucket.uuid
             write.seen += store.announced(uuid, write.name)
-            if newest is not replica_set.view and (here := store.newest_entry(uuid, write.name)) is not None:
+            if newest is not replica_set.view and (local := store.newest_entry(uuid, write.name)) is not None:
                 # The write began under an older map. If the newer map has committed this name earlier, that version
                 # must not outrank this write.
-                write.seen.append(here.version)
+                write.seen.append(local.version)
             planned = plan_write(write, clock, modified_ns, partial(store.next_version, replica_set.number))
             if isinstance(planned, LoaderError):
                 write.fail(planned)
@@ -337,7 +337,7 @@ class CommitProtocol:
         plans = {write: write.plan for write in _open(writes) if write.plan is not None}
         if not plans:
             return
-        told_by, told_s = self._map_version, clock_s()
+        map_version, notified_s = self._map_version, clock_s()
         if not await self._invalidate({write: plan.commits for write, plan in plans.items()}):
             for write in plans:
                 write.fail(write.untold())
@@ -350,9 +350,9 @@ class CommitProtocol:
         await asyncio.gather(*(self._commit_on(part, looked_s) for part in parts if part not in first and part.planned))
         for short in short_writes(plans):
             self._track(asyncio.ensure_future(self._on_short(*short)))
-        told = await self._invalidate_lost([write for write in plans if write.committed], told_by, told_s)
+        notified = await self._invalidate_lost([write for write in plans if write.committed], map_version, notified_s)
         for write in plans:
-            write.conclude(told)
+            write.conclude(notified)
 
     def _tombstones(self, writes: Iterable[PendingWrite]) -> Iterable[Tombstones]:
         parts: dict[tuple[int, int], Tombstones] = {}
@@ -389,11 +389,11 @@ class CommitProtocol:
                 steps.append(self._replicas.invalidations.invalidate(endpoint, bucket, versions))
         return all(await asyncio.gather(*steps))
 
-    async def _invalidate_lost(self, writes: Sequence[PendingWrite], told_by: int, told_s: float) -> bool:
-        """After the commits, tell participants that were lost, and nodes that a newer map than `told_by` adds.
+    async def _invalidate_lost(self, writes: Sequence[PendingWrite], map_version: int, notified_s: float) -> bool:
+        """After the commits, tell participants that were lost, and nodes that a newer map than `map_version` adds.
 
         A write without any known commit is not acknowledged, so nobody needs to be told. If the commits took long, all
-        nodes are told once more; `told_s` is when they were told before.
+        nodes are told once more; `notified_s` is when they were told before.
 
         Returns whether all have been told. Returns False if the map keeps changing, or if this node is no longer in the
         cluster.
@@ -401,11 +401,11 @@ class CommitProtocol:
         if not writes:
             return True
         lost = any(set(write.plan.commits) - set(write.committed) for write in writes if write.plan is not None)
-        lost |= clock_s() - told_s > invalidation.GIVEN_UP_S / 2  # they may assume by now that the write did not happen
+        lost |= clock_s() - notified_s > invalidation.GIVEN_UP_S / 2  # they may assume by now the write did not happen
         for _ in range(_MOST_MAPS):
             if not await self._replicas.keep_up() or self._replicas.membership.position is None:
                 return False
-            if told_by == (told_by := self._map_version) and not lost:
+            if map_version == (map_version := self._map_version) and not lost:
                 return True
             lost = False
             if not await self._invalidate({write: write.committed for write in writes}):

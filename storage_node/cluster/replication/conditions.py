@@ -113,31 +113,31 @@ async def _decide(replicas: Replicas, replica_set: ReplicaSet, writes: Sequence[
     store, view = replicas.node.store, replica_set.view
     uuid = replica_set.bucket.uuid
 
-    def look() -> list[tuple[CatalogEntry | None, bool] | LoaderError]:
+    def read_entries() -> list[tuple[CatalogEntry | None, bool] | LoaderError]:
         found: list[tuple[CatalogEntry | None, bool] | LoaderError] = []
         for write in writes:
             try:
-                here = store.replicas.newest_entry(uuid, write.name)
-                there = here if here is not None and not here.is_tombstone else None
-                found.append((here, store.replicas.stale.any and store.replicas.is_stale(uuid, write.name, there)))
+                local = store.replicas.newest_entry(uuid, write.name)
+                existing = local if local is not None and not local.is_tombstone else None
+                found.append((local, store.replicas.stale.any and store.replicas.is_stale(uuid, write.name, existing)))
             except LoaderError as error:
                 found.append(error)
         return found
 
     own: dict[PendingWrite, CatalogEntry | None] = {}
-    asked: dict[int, list[PendingWrite]] = {}
+    groups: dict[int, list[PendingWrite]] = {}
     strict: set[PendingWrite] = set()
-    for write, looked in zip(writes, await replicas.node.read(look), strict=True):
-        if isinstance(looked, LoaderError):
-            write.fail(looked)
+    for write, result in zip(writes, await replicas.node.read(read_entries), strict=True):
+        if isinstance(result, LoaderError):
+            write.fail(result)
             continue
-        own[write], is_stale = looked
+        own[write], is_stale = result
         if is_stale or view.former is not None:
             strict.add(write)
         others = range(len(view.nodes)) if write in strict else view.concerned(replica_set.bucket, [write.name])[0]
         for node in others:
             if node != replica_set.position and (write in strict or not replicas.avoids(replica_set, node)):
-                asked.setdefault(node, []).append(write)
+                groups.setdefault(node, []).append(write)
 
     async def ask(node: int, mine: list[PendingWrite]) -> wire.NewestResponse | ReplicaLost:
         names = [write.name for write in mine]
@@ -147,7 +147,7 @@ async def _decide(replicas: Replicas, replica_set: ReplicaSet, writes: Sequence[
             answer = await outcome(replicas.newest(replica_set, node, names, allow_unknown=True))
         return answer
 
-    answers = dict(zip(asked, await asyncio.gather(*(ask(node, mine) for node, mine in asked.items())), strict=True))
+    answers = dict(zip(groups, await asyncio.gather(*(ask(node, mine) for node, mine in groups.items())), strict=True))
     for answer in answers.values():
         if isinstance(answer, ReplicaLost):
             is_old = isinstance(answer.refusal, StaleMap)
@@ -164,19 +164,19 @@ async def _decide(replicas: Replicas, replica_set: ReplicaSet, writes: Sequence[
     for node, answer in answers.items():
         endpoint = replica_set.endpoint(node)
         if isinstance(answer, ReplicaLost):
-            for write in asked[node]:
+            for write in groups[node]:
                 silent[write].append(str(answer))
             continue
         clock = max(clock, answer.clock)
-        for write, state in zip(asked[node], answer.object, strict=True):
+        for write, state in zip(groups[node], answer.object, strict=True):
             if answer.map_version < view.version:
                 silent[write].append(f"{endpoint}: acts by an older map")
             if state.unknown:
                 silent[write].append(f"{endpoint}: its drive fails")
-            there, entry = newest[write], from_state(state)
-            if entry is not None and (there is None or there.version < entry.version):
+            existing, entry = newest[write], from_state(state)
+            if entry is not None and (existing is None or existing.version < entry.version):
                 newest[write] = entry
-    for write, here in own.items():
+    for write, local in own.items():
         if write in strict and silent[write]:
             write.fail(
                 TooFewCopies(
@@ -186,7 +186,7 @@ async def _decide(replicas: Replicas, replica_set: ReplicaSet, writes: Sequence[
                 )
             )
         else:
-            write.decide(here, newest[write], clock)
+            write.decide(local, newest[write], clock)
 
 
 async def _teach(replicas: Replicas, replica_set: ReplicaSet, node: int) -> None:

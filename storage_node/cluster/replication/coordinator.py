@@ -142,20 +142,20 @@ class WriteCoordinator:
     async def done_earlier(self, replica_set: ReplicaSet, header: pb.PutHeader) -> pb.ObjectInfo | None:
         """Return the object that an earlier attempt of this write stored; None if the write has to run. Raises
         LoaderError, OutcomeUnknown."""
-        asked = _write_of(replica_set, header)
-        if asked.condition is not None:
-            await resolve(self._replicas, [asked])
-        return _raised(asked.settled) if asked.settled is not None else None
+        write = _write_of(replica_set, header)
+        if write.condition is not None:
+            await resolve(self._replicas, [write])
+        return _raised(write.settled) if write.settled is not None else None
 
     async def _decided(self, replica_set: ReplicaSet, header: pb.PutHeader) -> pb.ObjectInfo | None:
         """Evaluate the condition before a large object is received; return what an earlier attempt stored. Raises
         LoaderError."""
-        asked = _write_of(replica_set, header)
+        write = _write_of(replica_set, header)
         if header.HasField("size_bytes") and header.size_bytes < _LOOK_BEFORE_BYTES:
-            asked.fail(misplaced(self._replicas, replica_set, header.name))
+            write.fail(misplaced(self._replicas, replica_set, header.name))
         else:
-            await decide(self._replicas, [asked])
-        return _raised(asked.settled) if asked.settled is not None else None
+            await decide(self._replicas, [write])
+        return _raised(write.settled) if write.settled is not None else None
 
     async def _open(
         self, write: PendingWrite, header: pb.PutHeader, parts: list[StagedReplicas], held: HeldWrite | None
@@ -183,43 +183,43 @@ class WriteCoordinator:
     async def _forward(self, write: PendingWrite, parts: Sequence[StagedReplicas], request: wire.WriteRequest) -> None:
         """Forward bytes to all replicas. A node lost here is not replaced, since the earlier bytes are gone; repair
         creates its replica."""
-        going = [part for part in parts if part.node in write.taking]
-        sent = await asyncio.gather(*(outcome(part.stream.send(request, STEP_TIMEOUT_S)) for part in going))
-        for part, result in zip(going, sent, strict=True):
+        participants = [part for part in parts if part.node in write.taking]
+        sent = await asyncio.gather(*(outcome(part.stream.send(request, STEP_TIMEOUT_S)) for part in participants))
+        for part, result in zip(participants, sent, strict=True):
             if isinstance(result, ReplicaLost):
                 write.taking.remove(part.node)
                 write.lose(result)
         write.require()
 
     async def _end(self, write: PendingWrite, parts: Sequence[StagedReplicas], end: pb.PutEnd) -> None:
-        going, write.taking = [part for part in parts if part.node in write.taking], []
+        participants, write.taking = [part for part in parts if part.node in write.taking], []
         request = wire.WriteRequest(end=end)
         write.looked_s = clock_s()
-        answers = await asyncio.gather(*(outcome(part.stream.ask(request, STEP_TIMEOUT_S)) for part in going))
-        for part, answer in zip(going, answers, strict=True):
+        answers = await asyncio.gather(*(outcome(part.stream.ask(request, STEP_TIMEOUT_S)) for part in participants))
+        for part, answer in zip(participants, answers, strict=True):
             part.staged(answer)
         write.require()
 
     # -- many small objects
 
     async def put_many(
-        self, request: pb.PutManyRequest, put_here: Callable[[pb.PutManyRequest], Awaitable[pb.PutManyResponse]]
+        self, request: pb.PutManyRequest, put_local: Callable[[pb.PutManyRequest], Awaitable[pb.PutManyResponse]]
     ) -> pb.PutManyResponse:
-        """Store a group of small objects. `put_here` stores those whose bucket does not belong to the cluster."""
+        """Store a group of small objects. `put_local` stores those whose bucket does not belong to the cluster."""
         found: dict[str, ReplicaSet | None] = {}
         try:
             for name in {small.bucket for small in request.object}:
                 found[name] = self.replica_set(name)
         except TooFewCopies as error:
             return pb.PutManyResponse(result=[_result(error) for _ in request.object])
-        there = [(small, replica_set) for small in request.object if (replica_set := found[small.bucket]) is not None]
-        if not there:
-            return await put_here(request)
-        stored = iter(await self._put_group(there))
-        here = [small for small in request.object if found[small.bucket] is None]
-        kept = iter((await put_here(pb.PutManyRequest(object=here))).result if here else [])
+        placed = [(small, replica_set) for small in request.object if (replica_set := found[small.bucket]) is not None]
+        if not placed:
+            return await put_local(request)
+        stored = iter(await self._put_group(placed))
+        local = [small for small in request.object if found[small.bucket] is None]
+        results = iter((await put_local(pb.PutManyRequest(object=local))).result if local else [])
         return pb.PutManyResponse(
-            result=[next(kept) if found[small.bucket] is None else _result(next(stored)) for small in request.object]
+            result=[next(results) if found[small.bucket] is None else _result(next(stored)) for small in request.object]
         )
 
     async def _put_group(self, objects: Sequence[tuple[pb.SmallObject, ReplicaSet]]) -> list[Result]:

@@ -81,7 +81,7 @@ class _Line:
             else:
                 self.is_incomplete = True
 
-    def heard(self, bucket: Bucket, versions: Mapping[str, Version]) -> None:
+    def acknowledge(self, bucket: Bucket, versions: Mapping[str, Version]) -> None:
         known = self.kept.get(bucket, {})
         for name, version in versions.items():
             if name in known and known[name] <= version:
@@ -110,19 +110,19 @@ class InvalidationOutbox:
         self,
         channels: Channels,
         is_member: Callable[[str], bool],
-        heard_of_map: Callable[[str, int], None],
+        note_map_version: Callable[[str, int], None],
         teach: Callable[[str, Bucket], Awaitable[bool]],
         leases: Callable[[Callable[[str], bool]], ReadLeases],
     ) -> None:
         """
         Args:
             is_member: whether the map has a node at an endpoint.
-            heard_of_map: called with the endpoint and map version of each node that answers.
+            note_map_version: called with the endpoint and map version of each node that answers.
             teach: sends a node the map; returns False if that is useless, because the map lacks the bucket too.
             leases: creates the leases of this node, given a test for undelivered invalidations.
         """
         self._channels = channels
-        self._heard_of_map = heard_of_map
+        self._note_map_version = note_map_version
         self._is_member = is_member
         self._teach = teach
         self._lines: dict[str, _Line] = {}
@@ -148,7 +148,7 @@ class InvalidationOutbox:
                     break
                 await line.wait(left_s)
             return True
-        return await self._said(line, bucket, versions) or await self._without(endpoint, line, bucket, versions)
+        return await self._is_delivered(line, bucket, versions) or await self._without(endpoint, line, bucket, versions)
 
     async def relay(self, endpoint: str, node_uuid: bytes, bucket: Bucket, versions: Mapping[str, Version]) -> float:
         """Tell a node on behalf of another one that cannot reach it, or stop renewing its lease.
@@ -157,7 +157,7 @@ class InvalidationOutbox:
         told.
         """
         line = self._keep(endpoint, bucket, versions)
-        if await self._said(line, bucket, versions):
+        if await self._is_delivered(line, bucket, versions):
             return -1.0
         return await self.leases.withhold(node_uuid)
 
@@ -177,7 +177,7 @@ class InvalidationOutbox:
         return line
 
     @staticmethod
-    async def _said(line: _Line, bucket: Bucket, versions: Mapping[str, Version]) -> bool:
+    async def _is_delivered(line: _Line, bucket: Bucket, versions: Mapping[str, Version]) -> bool:
         """Wait a moment for the delivery, unless the last one failed; return whether the node was told."""
         until_s = time.monotonic() + CONNECT_S
         while not line.knows(bucket, versions) and not line.is_failing and (left_s := until_s - time.monotonic()) > 0:
@@ -192,7 +192,7 @@ class InvalidationOutbox:
             return True  # removed from the map in the meantime
         mine_s = clock_s() + await leases.withhold(node.uuid)
         over_s: dict[bytes, float] = {}
-        asked: dict[asyncio.Task[wire.RelayResponse | None], bytes] = {}
+        relays: dict[asyncio.Task[wire.RelayResponse | None], bytes] = {}
         give_up_s = clock_s() + STEP_TIMEOUT_S
         try:
             while not line.knows(bucket, versions):
@@ -202,24 +202,24 @@ class InvalidationOutbox:
                 if end_s is None and clock_s() > give_up_s:
                     return False
                 for other in leases.others(node.uuid):
-                    if other.uuid not in over_s and other.uuid not in asked.values():
+                    if other.uuid not in over_s and other.uuid not in relays.values():
                         step = leases.relay(self._channels, other.peer_endpoint, node.uuid, bucket, versions)
-                        asked[asyncio.ensure_future(step)] = other.uuid
+                        relays[asyncio.ensure_future(step)] = other.uuid
                 changed = asyncio.ensure_future(line.changed.wait())
                 left_s = min(give_up_s if end_s is None else end_s, clock_s() + RELAY_AGAIN_S) - clock_s()
-                await asyncio.wait({changed, *asked}, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({changed, *relays}, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
-                for done in [task for task in asked if task.done()]:
-                    by, answer = asked.pop(done), done.result()
+                for done in [task for task in relays if task.done()]:
+                    by, answer = relays.pop(done), done.result()
                     if answer is None or not (answer.told or answer.withheld):
                         await asyncio.sleep(_PAUSE_S)
                     elif answer.told:
-                        line.heard(bucket, versions)
+                        line.acknowledge(bucket, versions)
                     else:
                         over_s[by] = clock_s() + answer.lease_left_s
             return True
         finally:
-            for task in asked:
+            for task in relays:
                 task.cancel()
 
     async def _deliver(self, endpoint: str, line: _Line) -> None:
@@ -252,7 +252,7 @@ class InvalidationOutbox:
                         if bucket not in taught and await self._teach(endpoint, bucket):
                             taught.add(bucket)  # it did not know the bucket yet
                             continue
-                        line.heard(bucket, part)  # it answers and needs nothing: the bucket was deleted
+                        line.acknowledge(bucket, part)  # it answers and needs nothing: the bucket was deleted
                     elif not failed:
                         line.refused = code == grpc.StatusCode.UNAVAILABLE
                         self._channels.failed(endpoint, silent=not line.refused)
@@ -267,8 +267,8 @@ class InvalidationOutbox:
                     failed = line.refused = True
                     await asyncio.sleep(_PAUSE_S)
                 else:
-                    self._heard_of_map(endpoint, answer.map_version)
-                    line.heard(bucket, part)
+                    self._note_map_version(endpoint, answer.map_version)
+                    line.acknowledge(bucket, part)
                     line.since_s, line.refused = time.monotonic(), False
                     if failed:
                         failed = False
@@ -278,7 +278,7 @@ class InvalidationOutbox:
                 line.changed = asyncio.Event()
             node = self.leases.member(endpoint)
             if node is not None and not line.kept:
-                await self.leases.heard_all(node.uuid)
+                await self.leases.note_caught_up(node.uuid)
         finally:
             line.kept.clear()
             line.changed.set()

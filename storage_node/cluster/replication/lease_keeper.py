@@ -53,19 +53,19 @@ class ReadLeases:
         self,
         node: Node,
         undelivered: Callable[[str], bool],
-        heard_of_map: Callable[[str, int], None],
+        note_map_version: Callable[[str, int], None],
         keep_up: Callable[[], Awaitable[bool]],
         compare: Callable[[], None],
     ) -> None:
         """Args:
         undelivered: whether the node at an endpoint has still to hear of a write.
-        heard_of_map: called with the endpoint and the version of the map of each node that says one.
+        note_map_version: called with the endpoint and the version of the map of each node that says one.
         keep_up: fetches a map that a peer has mentioned.
         compare: makes this node compare its replicas with those of all others before it serves them.
         """
         self._node = node
         self._undelivered = undelivered
-        self._heard_of_map = heard_of_map
+        self._note_map_version = note_map_version
         self._keep_up = keep_up
         self._compare = compare
         self._base_s = node.config.cluster.read_lease_s
@@ -122,7 +122,7 @@ class ReadLeases:
             await self._keep()
         return self._granted.left_s(node_uuid, clock_s())
 
-    async def heard_all(self, node_uuid: bytes) -> None:
+    async def note_caught_up(self, node_uuid: bytes) -> None:
         """Note that a node was told of everything kept for it since this node started."""
         if node_uuid in self._kept and node_uuid not in self._must_compare:
             self._kept.discard(node_uuid)
@@ -132,7 +132,7 @@ class ReadLeases:
         """Note that a node has restarted: it serves nothing before it has compared its replicas with all others."""
         if node_uuid in self._must_compare:
             self._must_compare.discard(node_uuid)
-            await self.heard_all(node_uuid)
+            await self.note_caught_up(node_uuid)
 
     async def _keep(self) -> None:
         async with self._keeping:
@@ -147,17 +147,17 @@ class ReadLeases:
 
     def others(self, than: bytes) -> list[pb.MapNode]:
         """Return the nodes that can relay messages to the node `than`."""
-        view, here = self._view, self._here
-        return [] if view is None else [node for node in view.nodes if node.uuid not in (than, here)]
+        view, local = self._view, self._node_uuid
+        return [] if view is None else [node for node in view.nodes if node.uuid not in (than, local)]
 
     @property
-    def _here(self) -> bytes:
+    def _node_uuid(self) -> bytes:
         return self._node.membership.node_uuid if self._node.membership is not None else b""
 
     def over_s(self, mine_s: float, theirs_s: Mapping[bytes, float]) -> float | None:
         """Return the time at which a node surely holds no lease, given which nodes withhold it; None if too few do."""
         view = self._view
-        return None if view is None else over_s(len(view.nodes), {self._here: mine_s, **theirs_s})
+        return None if view is None else over_s(len(view.nodes), {self._node_uuid: mine_s, **theirs_s})
 
     async def relay(
         self, channels: Channels, through: str, to: bytes, bucket: tuple[str, bytes], versions: Mapping[str, Version]
@@ -176,7 +176,7 @@ class ReadLeases:
             )
         except grpc.aio.AioRpcError:
             return None
-        self._heard_of_map(through, answer.map_version)
+        self._note_map_version(through, answer.map_version)
         return answer
 
     def left_s(self, endpoint: str) -> float:
@@ -204,7 +204,7 @@ class ReadLeases:
             if not for_s:
                 self._node.store.replicas.stale.guard(_copied(view))
         self._note()
-        if before is None or not before_s or self._here not in before.position:
+        if before is None or not before_s or self._node_uuid not in before.position:
             self._renewal.wake()
 
     def stay_awake(self, for_s: float) -> bool:
@@ -227,9 +227,9 @@ class ReadLeases:
 
     def _wanted(self) -> WantedLease | None:
         view = self._by
-        if view is None or self._here not in view.position or not (for_s := self._lease_s(view)):
+        if view is None or self._node_uuid not in view.position or not (for_s := self._lease_s(view)):
             return None
-        return WantedLease(view, self._here, for_s)
+        return WantedLease(view, self._node_uuid, for_s)
 
     def _note(self) -> float:
         """Report to the store until when this node holds its lease, and return that time. Thread-safe."""
@@ -237,14 +237,14 @@ class ReadLeases:
             view = self._by
             if view is None or not self._lease_s(view):
                 return float("-inf")
-            until_s = self._held.until_s([node.uuid for node in view.nodes if node.uuid != self._here])
+            until_s = self._held.until_s([node.uuid for node in view.nodes if node.uuid != self._node_uuid])
             self._node.store.replicas.stale.hold_until(until_s, _copied(view))
             return until_s
 
-    def _renewed(self, node: pb.MapNode, asked_s: float, version: int, answer: wire.RenewLeaseResponse) -> None:
+    def _renewed(self, node: pb.MapNode, requested_s: float, version: int, answer: wire.RenewLeaseResponse) -> None:
         """Process a renewal. Called on a gRPC thread."""
         if answer.granted_s:
-            self._held.granted(node.uuid, asked_s, answer.granted_s)
+            self._held.granted(node.uuid, requested_s, answer.granted_s)
             self._note()
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the node's event loop has ended
@@ -254,7 +254,7 @@ class ReadLeases:
                     self._loop.call_soon_threadsafe(self._compare)
 
     def _learn(self, endpoint: str, version: int) -> None:
-        self._heard_of_map(endpoint, version)
+        self._note_map_version(endpoint, version)
         task = asyncio.ensure_future(self._keep_up())
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 

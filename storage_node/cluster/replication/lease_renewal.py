@@ -62,7 +62,7 @@ class LeaseRenewal:
         self._wanted = wanted
         self._until_s = until_s
         self._answered = answered
-        self._asked: dict[bytes, grpc.Future] = {}
+        self._calls: dict[bytes, grpc.Future] = {}
         """Outstanding requests by node. An answer removes its own, on another thread."""
         self._channels: dict[str, Any] = {}
         self._stopping = False
@@ -99,24 +99,24 @@ class LeaseRenewal:
             pause_s = _NO_LEASES_S
             if (wanted := self._wanted()) is not None:
                 for node in wanted.view.nodes:
-                    if node.uuid != wanted.node_uuid and node.uuid not in self._asked:
+                    if node.uuid != wanted.node_uuid and node.uuid not in self._calls:
                         self._ask(node, wanted)
                 now, until_s = clock_s(), self._until_s()
                 # Renew well before the lease ends, and soon after it has ended.
                 pause_s = max(_IMPATIENT_S, min(wanted.for_s, until_s - now) / _RENEWALS)
                 lapsed_s = _report(lapsed_s, now, until_s)
             self._woken.wait(pause_s)
-        for call in list(self._asked.values()):
+        for call in list(self._calls.values()):
             call.cancel()
 
     def _ask(self, node: pb.MapNode, wanted: WantedLease) -> None:
         request = wire.RenewLeaseRequest(
             node_uuid=wanted.node_uuid, map_version=wanted.view.version, lease_s=wanted.for_s
         )
-        asked_s = clock_s()
+        requested_s = clock_s()
         stub = ais_replica_pb2_grpc.RepairStub(self._channel(node.peer_endpoint))
-        call = self._asked[node.uuid] = stub.RenewLease.future(request, timeout=wanted.for_s / 2)
-        call.add_done_callback(partial(self._take, node, asked_s, wanted.view.version))
+        call = self._calls[node.uuid] = stub.RenewLease.future(request, timeout=wanted.for_s / 2)
+        call.add_done_callback(partial(self._take, node, requested_s, wanted.view.version))
 
     def _channel(self, endpoint: str) -> Any:
         if endpoint not in self._channels:
@@ -124,10 +124,10 @@ class LeaseRenewal:
             self._channels[endpoint] = self._caller.through(channel, endpoint)
         return self._channels[endpoint]
 
-    def _take(self, node: pb.MapNode, asked_s: float, version: int, call: Any) -> None:
-        self._asked.pop(node.uuid, None)
+    def _take(self, node: pb.MapNode, requested_s: float, version: int, call: Any) -> None:
+        self._calls.pop(node.uuid, None)
         if not call.cancelled() and call.exception() is None and not self._stopping:
-            self._answered(node, asked_s, version, call.result())
+            self._answered(node, requested_s, version, call.result())
 
 
 def _report(lapsed_s: float | None, now: float, until_s: float) -> float | None:

@@ -27,15 +27,15 @@ async def not_deleted(replicas: Replicas, replica_set: ReplicaSet, found: Listed
     """
     if not found:
         return found
-    asked = await replicas.node.read(_of_others, replica_set, [name for name, _ in found])
-    if not asked:
+    requests = await replicas.node.read(_of_others, replica_set, [name for name, _ in found])
+    if not requests:
         return found
     answers = await asyncio.gather(
-        *(outcome(replicas.newest(replica_set, node, names, allow_unknown=True)) for node, names in asked.items())
+        *(outcome(replicas.newest(replica_set, node, names, allow_unknown=True)) for node, names in requests.items())
     )
     tombstones: dict[str, Version] = {}
-    unsaid = {name for names in asked.values() for name in names}
-    for answer, names in zip(answers, asked.values(), strict=True):
+    unsaid = {name for names in requests.values() for name in names}
+    for answer, names in zip(answers, requests.values(), strict=True):
         if isinstance(answer, ReplicaLost):
             continue  # another owner may answer
         for name, state in zip(names, answer.object, strict=True):
@@ -50,9 +50,9 @@ async def not_deleted(replicas: Replicas, replica_set: ReplicaSet, found: Listed
 
 def _of_others(replica_set: ReplicaSet, names: Sequence[str]) -> dict[int, list[str]]:
     """Group the names that this node does not own by the nodes that own them."""
-    asked: dict[int, list[str]] = {}
+    requests: dict[int, list[str]] = {}
     for name, having in zip(names, replica_set.view.holders(replica_set.bucket, names), strict=True):
         if replica_set.position not in having:
             for node in having:
-                asked.setdefault(node, []).append(name)
-    return asked
+                requests.setdefault(node, []).append(name)
+    return requests

@@ -59,9 +59,9 @@ class LeaseHeld:
     def __init__(self) -> None:
         self._ends_s: dict[bytes, float] = {}
 
-    def granted(self, by: bytes, asked_s: float, for_s: float) -> None:
-        """Record a grant. `asked_s` is when the granting node was asked."""
-        self._ends_s[by] = max(asked_s + for_s * (1 - DRIFT), self._ends_s.get(by, float("-inf")))
+    def granted(self, by: bytes, requested_s: float, for_s: float) -> None:
+        """Record a grant. `requested_s` is when the granting node was asked."""
+        self._ends_s[by] = max(requested_s + for_s * (1 - DRIFT), self._ends_s.get(by, float("-inf")))
 
     def until_s(self, others: Collection[bytes]) -> float:
         """Return when the lease ends in a map with these other nodes."""

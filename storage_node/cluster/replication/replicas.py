@@ -76,9 +76,9 @@ class ReplicaStream(ABC):
 class LocalReplicaStream(ReplicaStream):
     """The replica on this node. A drive has no deadline: it answers or fails."""
 
-    def __init__(self, here: Node, held: HeldWrite | None = None) -> None:
-        self._here = here
-        self._held = held or HeldWrite(here.store)
+    def __init__(self, node: Node, held: HeldWrite | None = None) -> None:
+        self._node = node
+        self._held = held or HeldWrite(node.store)
         self._answers: deque[wire.WriteResponse] = deque()
 
     async def begin(self, request: wire.WriteRequest) -> wire.WriteResponse:
@@ -86,7 +86,7 @@ class LocalReplicaStream(ReplicaStream):
 
     async def send(self, request: wire.WriteRequest, timeout_s: float) -> None:
         try:
-            answer = await self._here.read(self._held.take, request)
+            answer = await self._node.read(self._held.take, request)
         except LoaderError as error:
             raise ReplicaLost(f"this node: {error}", error) from error
         if answer is not None:
@@ -98,7 +98,7 @@ class LocalReplicaStream(ReplicaStream):
     async def close(self) -> None:
         if not self._held.has_ended:
             # Shielded: a cancelled read that has not started would never run.
-            await asyncio.shield(self._here.read(self._held.abort))
+            await asyncio.shield(self._node.read(self._held.abort))
 
 
 class RemoteReplicaStream(ReplicaStream):
@@ -198,11 +198,11 @@ class StagedReplicas(Participant):
         held: HeldWrite | None = None,
     ) -> None:
         super().__init__(replicas, replica_set, node, writes)
-        here = replicas.node
+        local_node = replicas.node
         self.stream: ReplicaStream = (
-            LocalReplicaStream(here, held)
+            LocalReplicaStream(local_node, held)
             if node == replica_set.position
-            else RemoteReplicaStream(self.endpoint, replicas.channels, here.config.cluster.reach_timeout_s)
+            else RemoteReplicaStream(self.endpoint, replicas.channels, local_node.config.cluster.reach_timeout_s)
         )
 
     def staged(self, answer: wire.WriteResponse | ReplicaLost) -> None:
@@ -238,7 +238,7 @@ class StagedReplicas(Participant):
             if plan.first == self.node:
                 one.not_above.CopyFrom(to_wire(plan.not_above))
         answer = (await self.stream.ask(wire.WriteRequest(commit=commit), STEP_TIMEOUT_S)).committed
-        self._replicas.heard_of_map(self.endpoint, answer.map_version)
+        self._replicas.note_map_version(self.endpoint, answer.map_version)
         return [self._answer(one) for write, one in zip(self.writes, answer.object, strict=True) if write in planned]
 
     def _answer(self, one: wire.CommittedObject) -> Answer:
@@ -297,13 +297,13 @@ class Replicas:
         """`compare`: see `ReadLeases`."""
         self.node = node
         self.membership = membership
-        self.channels = Channels(node.caller, self.heard_of_map)
+        self.channels = Channels(node.caller, self.note_map_version)
         self.invalidations = InvalidationOutbox(
             self.channels,
             self._is_member,
-            self.heard_of_map,
+            self.note_map_version,
             self.teach,
-            lambda undelivered: ReadLeases(node, undelivered, self.heard_of_map, self.keep_up, compare),
+            lambda undelivered: ReadLeases(node, undelivered, self.note_map_version, self.keep_up, compare),
         )
         self.leases = self.invalidations.leases
         self._newest_map = "", 0
@@ -312,7 +312,7 @@ class Replicas:
         view = self.membership.view
         return view is not None and any(node.peer_endpoint == endpoint for node in view.nodes)
 
-    def heard_of_map(self, endpoint: str, version: int) -> None:
+    def note_map_version(self, endpoint: str, version: int) -> None:
         """Note that the node at this endpoint knows a map of this version."""
         if version > self._newest_map[1]:
             self._newest_map = endpoint, version
@@ -374,8 +374,8 @@ class Replicas:
                 offsets = clocks.offsets_ms({node.uuid for at, node in enumerate(view.nodes) if at != position})
                 judged = view, offsets, judge(offsets, most_ms)
             _, offsets, verdict = judged
-            asked = range(len(view.nodes)) if verdict.here else () if verdict.is_sure else write.taking
-            odd = [at for at in asked if abs(offsets.get(view.nodes[at].uuid, 0)) > most_ms]
+            checked = range(len(view.nodes)) if verdict.here else () if verdict.is_sure else write.taking
+            odd = [at for at in checked if abs(offsets.get(view.nodes[at].uuid, 0)) > most_ms]
             if not odd:
                 faults.append(None)
                 continue
@@ -417,7 +417,7 @@ class Replicas:
         self,
         replica_set: ReplicaSet,
         node: int,
-        here: Callable[[Store, Q], R],
+        read_local: Callable[[Store, Q], R],
         request: Q,
         timeout_s: float = STEP_TIMEOUT_S,
     ) -> R:
@@ -428,13 +428,13 @@ class Replicas:
         """
         if node == replica_set.position:
             try:
-                return await self.node.read(here, self.node.store, request)
+                return await self.node.read(read_local, self.node.store, request)
             except LoaderError as error:
                 raise ReplicaLost(f"this node: {error}", error) from error
         endpoint = replica_set.endpoint(node)
         with self.channels.reporting(endpoint):
             answer: Any = await _CALLS[type(request)](self.channels.to(endpoint))(request, timeout=timeout_s)
-        self.heard_of_map(endpoint, answer.map_version)
+        self.note_map_version(endpoint, answer.map_version)
         return cast(R, answer)
 
 

@@ -77,15 +77,15 @@ class ReplicaSet:
         owners = set(self.view.owners(self.bucket, name))
         return [node for node in self.view.concerned(self.bucket, [name])[0] if node not in owners]
 
-    def nobody_has(self, name: str, asked: Container[int]) -> bool:
-        """Return whether the object surely does not exist, given that no node in `asked` has it.
+    def nobody_has(self, name: str, queried: Container[int]) -> bool:
+        """Return whether the object surely does not exist, given that no node in `queried` has it.
 
         One owner is enough, since owners are told of all writes. While nodes join or leave, new owners may lack what
         the former ones have. Stand-ins are not told of writes, so they do not count.
         """
         if self.view.former is not None:
-            return all(node in asked for node in self.view.concerned(self.bucket, [name])[0])
-        return any(node in asked for node in self.view.sure_owners(self.bucket, name))
+            return all(node in queried for node in self.view.concerned(self.bucket, [name])[0])
+        return any(node in queried for node in self.view.sure_owners(self.bucket, name))
 
     def by(self, newest: ClusterView | None) -> tuple[ClusterView, cluster_pb.MapBucket]:
         """Return the newest map and its bucket, if this bucket is still in it; else this map and this bucket."""
@@ -139,9 +139,9 @@ class ReplicaSelection:
         short = self.replica_set.min_copies - len(self.taking) - len(likely)
         unlikely = [node for node in left if avoided(node)][: max(0, short)]
         missing = max(0, self.replica_set.bucket.copies - len(self.taking))
-        asked = (likely + unlikely)[:missing]
-        self.tried.update(asked)
-        return asked
+        chosen = (likely + unlikely)[:missing]
+        self.tried.update(chosen)
+        return chosen
 
     @property
     def label(self) -> str:
@@ -326,9 +326,9 @@ class PendingWrite(ReplicaSelection):
         self.fail(fault or self.shortage() or self._outdated(newest))
         if self.settled is not None or self.is_repeat:
             return
-        done = [made for before in self.before if (made := done_before(self.condition, before)) is not None]
+        done = [earlier for before in self.before if (earlier := done_before(self.condition, before)) is not None]
         if len(done) >= self.replica_set.min_copies:
-            self.settle(max(done, key=lambda made: made.version))
+            self.settle(max(done, key=lambda earlier: earlier.version))
         elif done:
             self.fail(self.unfinished(0))
 
@@ -353,11 +353,11 @@ class PendingWrite(ReplicaSelection):
         else:
             self.settle(outcome)
 
-    def decide(self, here: CatalogEntry | None, newest: CatalogEntry | None, clock: int) -> None:
+    def decide(self, local: CatalogEntry | None, newest: CatalogEntry | None, clock: int) -> None:
         """Evaluate the condition on the current object: the entry of this node, and the newest one of any node."""
         assert self.condition is not None
         current = newest.version if newest is not None else NOTHING
-        done = done_before(self.condition, here) or done_before(self.condition, newest)
+        done = done_before(self.condition, local) or done_before(self.condition, newest)
         if done is not None and done.version != current:
             self.settle(done)
         elif done is None and (fault := self.condition.fault(self.label, newest)) is not None:
@@ -405,8 +405,8 @@ class PendingWrite(ReplicaSelection):
         else:
             self.overtaken_by.append(answer)
 
-    def conclude(self, told: bool) -> None:
-        """Set the result. `told`: whether every invalidation was delivered."""
+    def conclude(self, notified: bool) -> None:
+        """Set the result. `notified`: whether every invalidation was delivered."""
         assert self.plan is not None
         count = sum(node in self.taking for node in self.committed)
         if self.overtaken_by:
@@ -418,7 +418,7 @@ class PendingWrite(ReplicaSelection):
                 self.fail(self.unfinished(count))
         elif 0 < self.too_late == len(self.plan.commits):
             self.fail(WriteTooLate(f"{'; '.join(dict.fromkeys(self.problems))}; nothing was changed"))
-        elif count < self.replica_set.min_copies or not told:
+        elif count < self.replica_set.min_copies or not notified:
             self.fail(self.unfinished(count))
         else:
             self._succeed(self.plan.version, self.plan.modified_ns)
@@ -439,8 +439,8 @@ def plan_write(
     """
     if (shortage := write.shortage()) is not None:
         return shortage
-    here = write.replica_set.position
-    if write.not_above is not None and here not in write.taking:
+    local = write.replica_set.position
+    if write.not_above is not None and local not in write.taking:
         return write.without_its_first_owner()
     # Former owners keep replicas until these have been moved. A deletion covers them as well.
     former = [node for node, entry in write.found.items() if entry is not None and node not in write.taking]
@@ -449,7 +449,7 @@ def plan_write(
         modified_ns=modified_ns,
         memory=after(write.before, memory_of(write.write_id, write.missing), modified_ns),
         commits=tuple(sorted([*write.taking, *(former if write.is_deletion else [])])),
-        first=here if write.not_above is not None else None,
+        first=local if write.not_above is not None else None,
         not_above=write.not_above or NOTHING,
         known=write.known,
     )

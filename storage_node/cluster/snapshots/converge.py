@@ -47,9 +47,9 @@ class Convergence:
 
     async def page(self, bucket_uuid: bytes, cut: int, start_after: str) -> pb.SettleResponse:
         """Settle the names after this one. Raises BucketNotFound, LoaderError."""
-        view, here = self._membership.view, self._membership.position
+        view, local = self._membership.view, self._membership.position
         bucket = view.bucket_with_uuid(bucket_uuid) if view is not None else None
-        if view is None or here is None or bucket is None:
+        if view is None or local is None or bucket is None:
             raise BucketNotFound("the map has no such bucket")
         read = self._node.read
         if not start_after:
@@ -60,8 +60,8 @@ class Convergence:
         states = [_state(record) for _, record in rows]
         owners = (await read(owners_of, view, bucket, names)) if names else []
         answers, _ = await self.ask_owners(view, bucket, cut, names, owners)
-        unsettled = await self.compare(names, states, owners, here, answers)
-        counted = count_first(states, owners, here)
+        unsettled = await self.compare(names, states, owners, local, answers)
+        counted = count_first(states, owners, local)
         problem = await self.mend(view, bucket, cut, unsettled)
         return pb.SettleResponse(
             last=names[-1] if names else "",
@@ -87,28 +87,28 @@ class Convergence:
     ) -> tuple[dict[int, Answer], set[int]]:
         """Return what the cut sees on the other owners of these names, as far as they answer, and which of them
         answered under this map."""
-        here = view.position[self._membership.node_uuid]
-        asked: dict[int, list[str]] = {}
+        local = view.position[self._membership.node_uuid]
+        requests: dict[int, list[str]] = {}
         for name, positions in zip(names, owners, strict=True):
             for node in positions:
-                if node != here:
-                    asked.setdefault(node, []).append(name)
+                if node != local:
+                    requests.setdefault(node, []).append(name)
         found = await asyncio.gather(
-            *(self._ask(view.nodes[node].peer_endpoint, bucket, cut, wanted) for node, wanted in asked.items())
+            *(self._ask(view.nodes[node].peer_endpoint, bucket, cut, wanted) for node, wanted in requests.items())
         )
-        answers = {node: answer for node, (answer, _) in zip(asked, found, strict=True)}
-        return answers, {node for node, (_, version) in zip(asked, found, strict=True) if version == view.version}
+        answers = {node: answer for node, (answer, _) in zip(requests, found, strict=True)}
+        return answers, {node for node, (_, version) in zip(requests, found, strict=True) if version == view.version}
 
     async def compare(
         self,
         names: Sequence[str],
         states: Sequence[State],
         owners: Sequence[Sequence[int]],
-        here: int,
+        local: int,
         answers: Mapping[int, Answer],
     ) -> Unsettled:
         """Compare what owners see with `compare_seen`, on a reader thread."""
-        return await self._node.read(compare_seen, names, states, owners, here, answers)
+        return await self._node.read(compare_seen, names, states, owners, local, answers)
 
     async def _ask(
         self, endpoint: str, bucket: cluster_pb.MapBucket, cut: int, names: Sequence[str]

@@ -95,17 +95,17 @@ class SnapshotCoordinator:
             failpoint("snapshot.cut_by_all")
             counted = await self._settle(view, bucket, making)
             failpoint("snapshot.settled")
-            made = cluster_pb.MapSnapshot(
+            snapshot = cluster_pb.MapSnapshot(
                 name=name, cut=making.cut, created_ns=making.created_ns, objects=counted[0], size_bytes=counted[1]
             )
             nodes = frozenset(node.uuid for node in view.nodes)
-            await self._change(snapshot_mutations.finish_snapshot(bucket.uuid, made, nodes))
+            await self._change(snapshot_mutations.finish_snapshot(bucket.uuid, snapshot, nodes))
         except BaseException:
             await self._abandon(bucket.uuid, making)
             raise
         finally:
             self.making.discard((bucket.uuid, name, making.created_ns))
-        return made
+        return snapshot
 
     async def _begin(
         self, bucket_name: str, name: str
@@ -180,7 +180,7 @@ class SnapshotCoordinator:
                 raise _Overtaken("a node did not hold its writes for so long as making the snapshot took; try again")
             return making
         except BaseException:
-            await asyncio.shield(self._let_go(endpoints, ref, attempt))
+            await asyncio.shield(self._release(endpoints, ref, attempt))
             if making is not None:
                 self.making.discard((bucket.uuid, name, making.created_ns))
                 await self._abandon(bucket.uuid, making)
@@ -210,7 +210,7 @@ class SnapshotCoordinator:
                     raise
             await asyncio.sleep(_BACKOFF.pause_s())
 
-    async def _let_go(self, endpoints: Sequence[str], ref: Any, attempt: bytes) -> None:
+    async def _release(self, endpoints: Sequence[str], ref: Any, attempt: bytes) -> None:
         """Release all nodes; those that cannot be reached release by themselves."""
         request = pb.ReleaseRequest(bucket=ref, attempt=attempt)
         calls = (self._ask(endpoint, "Release", request, REACH_TIMEOUT_S) for endpoint in endpoints)

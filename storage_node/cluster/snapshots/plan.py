@@ -39,7 +39,7 @@ def compare_seen(
     names: Sequence[str],
     states: Sequence[State],
     owners: Sequence[Sequence[int]],
-    here: int,
+    local: int,
     answers: Mapping[int, Answer],
 ) -> Unsettled:
     """Decide what owners lack.
@@ -53,7 +53,7 @@ def compare_seen(
     for name, mine, positions in zip(names, states, owners, strict=True):
         behind = unknown = False
         for node in positions:
-            if node == here:
+            if node == local:
                 continue
             theirs = answers.get(node, {}).get(name, UNKNOWN)
             if theirs is UNKNOWN:
@@ -64,7 +64,7 @@ def compare_seen(
                     found.push.setdefault(node, []).append(name)
             elif theirs.version < mine.version:
                 found.push.setdefault(node, []).append(name)
-            elif here in positions:  # leftovers on other nodes do no harm
+            elif local in positions:  # leftovers on other nodes do no harm
                 behind = behind or theirs.version > mine.version
         found.behind += behind
         found.unknown += unknown
@@ -79,10 +79,10 @@ def sees_as_much(answer: Answer, name: str, mine: State) -> bool:
     return theirs is not UNKNOWN and theirs.version >= mine.version
 
 
-def count_first(states: Sequence[State], owners: Sequence[Sequence[int]], here: int) -> Counted:
+def count_first(states: Sequence[State], owners: Sequence[Sequence[int]], local: int) -> Counted:
     counted = Counted()
     for state, positions in zip(states, owners, strict=True):
-        if positions and positions[0] == here and not state.is_tombstone:
+        if positions and positions[0] == local and not state.is_tombstone:
             counted.objects += 1
             counted.size_bytes += state.size_bytes
     return counted

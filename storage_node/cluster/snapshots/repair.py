@@ -51,19 +51,19 @@ class RetainedRepair:
         return in_place and self._membership.view is view
 
     async def _mend(self, view: ClusterView, bucket: pb.MapBucket, held: Sequence[RetainedHere]) -> bool:
-        here = view.position[self._membership.node_uuid]
+        local = view.position[self._membership.node_uuid]
         names = [one.name for one in held]
         owners = await self._node.read(owners_of, view, bucket, names)
         cuts = [[one.cut for one in bucket.snapshot if one.cut in version.seen_by] for version in held]
         # For each version, whether all owners by this map have reported that they see as much, for all cuts.
-        settled = [bool(seen_by) and here not in nodes for seen_by, nodes in zip(cuts, owners, strict=True)]
+        settled = [bool(seen_by) and local not in nodes for seen_by, nodes in zip(cuts, owners, strict=True)]
         in_place = True
         for cut in sorted({cut for of_version in cuts for cut in of_version}):
             rows = [row for row, of_version in enumerate(cuts) if cut in of_version]
             states = [State(held[row].record.version, held[row].record.is_tombstone) for row in rows]
-            asked, positions = [names[row] for row in rows], [owners[row] for row in rows]
-            answers, by_this_map = await self._convergence.ask_owners(view, bucket, cut, asked, positions)
-            unsettled = await self._convergence.compare(asked, states, positions, here, answers)
+            compared, positions = [names[row] for row in rows], [owners[row] for row in rows]
+            answers, by_this_map = await self._convergence.ask_owners(view, bucket, cut, compared, positions)
+            unsettled = await self._convergence.compare(compared, states, positions, local, answers)
             problem = await self._convergence.mend(view, bucket, cut, unsettled)
             if problem:
                 log.info("what snapshots see of bucket %r is not copied for now: %s", bucket.name, problem)

@@ -159,27 +159,27 @@ class CommitFiles:
         generation = self._generations.take(len(objects))
         unnumbered = sum(pending.version is None for pending in objects)
         counter = self._clock.take(unnumbered) if unnumbered else 0
-        records: list[CatalogEntry] = []
+        entries: list[CatalogEntry] = []
         for pending in objects:
             version = pending.version
             if version is None:
                 version = Version(self._epoch, counter)
                 counter += 1
             else:
-                self._clock.hear(version.counter)
-            records.append(self._identify(pending, version, generation))
+                self._clock.advance_past(version.counter)
+            entries.append(self._identify(pending, version, generation))
             generation += 1
         if draft is not None:
             draft.write()
             for at, pending in enumerate(objects):
                 if (offset := draft.offset(pending.file)) is not None:
-                    entry = records[at]
+                    entry = entries[at]
                     # Like `_replace`, which would take as long as all other work for one object.
-                    records[at] = _made(CatalogEntry, (*entry[:6], offset, *entry[7:]))
+                    entries[at] = _new_tuple(CatalogEntry, (*entry[:6], offset, *entry[7:]))
         if self._sync:
             alone = [pending.file for pending in objects if not self._in_segment(pending)]
             self._files.sync_staged(alone if draft is None else [*alone, draft.file])
-        return records
+        return entries
 
     def _identify(self, pending: PendingObject, version: Version, generation: int) -> CatalogEntry:
         """Write the identity of an object to its file. Raises OSError."""
@@ -195,11 +195,11 @@ class CommitFiles:
             self._files.set_identity(pending.file.fd, identity)
             described = fmt.file_path(pending.bucket_uuid, pending.name, generation), 0
         path, offset = described
-        return _made(CatalogEntry, (*version, size_bytes, checksum, modified_ns, offset, path, raw_metadata, b""))
+        return _new_tuple(CatalogEntry, (*version, size_bytes, checksum, modified_ns, offset, path, raw_metadata, b""))
 
     def identify_anew(self, pending: PendingObject, version: Version) -> CatalogEntry:
         """Give an object another version after `prepare`: another write overtook it. Raises as `prepare` does."""
-        self._clock.hear(version.counter)
+        self._clock.advance_past(version.counter)
         entry = self._identify(pending, version, self._generations.take())
         if self._sync and not self._in_segment(pending):  # `publish` syncs the segment
             pending.file.sync()
@@ -241,7 +241,7 @@ class CommitFiles:
             self._draft.file.discard()
 
 
-_made = tuple.__new__
+_new_tuple = tuple.__new__
 """Creates a named tuple from all its fields, in half the time: commits may contain hundreds of objects."""
 
 

@@ -250,7 +250,7 @@ class Transactions:
     ) -> list[CatalogEntry | LoaderError]:
         # Before the stripes are held, because syncing is slow. An object that is overtaken meanwhile gets another
         # counter below.
-        records = files.prepare()
+        entries = files.prepare()
         keys = [fmt.object_key(pending.bucket_uuid, pending.name) for pending in objects]
         with self.stripes.of(keys):
             self._require_writable()
@@ -261,38 +261,38 @@ class Transactions:
                 if key not in newest or newest[key].version < other.version:
                     newest[key] = other
             chosen: list[_Chosen] = []
-            results: list[CatalogEntry | LoaderError] = list(records)
+            results: list[CatalogEntry | LoaderError] = list(entries)
             # A new name has no write memory, unless something was deleted.
             nothing_deleted = not self.deletions and not self.deletions.forgotten_ns
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
                 before = newest.get(key)
                 floor = self.retention.floor(pending.bucket_uuid)
                 if pending.condition is not None:
-                    if before is not None and pending.is_mended(before, records[at]):
-                        newest[key] = records[at] = results[at] = records[at]._replace(writes=before.writes)
-                        chosen.append(_Chosen(key, pending, records[at]))
+                    if before is not None and pending.is_mended(before, entries[at]):
+                        newest[key] = entries[at] = results[at] = entries[at]._replace(writes=before.writes)
+                        chosen.append(_Chosen(key, pending, entries[at]))
                         continue
-                    late = too_late(pending.condition, pending.name, records[at].version, floor)
+                    late = too_late(pending.condition, pending.name, entries[at].version, floor)
                     if (result := self.settled(pending, before) or late) is not None:
                         results[at] = result
                         continue
-                newer = before.version if before is not None and before[:3] >= records[at][:3] else None
+                newer = before.version if before is not None and before[:3] >= entries[at][:3] else None
                 if before is not None and newer is not None and pending.version is not None:
                     results[at] = before
                     continue
-                if pending.version is None and records[at].counter <= floor:
+                if pending.version is None and entries[at].counter <= floor:
                     # A snapshot was made after the number was issued, and must not see this object.
-                    self._clock.hear(floor)
+                    self._clock.advance_past(floor)
                     newer = newer or Version(self._epoch, floor)
                 if newer is not None:
-                    records[at] = files.identify_anew(pending, self._above(newer, pending.name))
-                entry = records[at]
+                    entries[at] = files.identify_anew(pending, self._above(newer, pending.name))
+                entry = entries[at]
                 writes = pending.writes
                 if before is not None or not nothing_deleted:
                     writes = self._memory(key, before, writes, entry.modified_ns)
                 if writes:
                     entry = CatalogEntry._make((*entry[:-1], writes))
-                newest[key] = results[at] = records[at] = entry
+                newest[key] = results[at] = entries[at] = entry
                 chosen.append(_Chosen(key, pending, entry))
             ended = self._publish(chosen, files, current) if chosen else Ended([], [])
         self.defer_unlink(ended)
@@ -336,7 +336,7 @@ class Transactions:
 
     def _above(self, before: Version, name: str) -> Version:
         """Issue a version above one that the drive has."""
-        self._clock.hear(before.counter)
+        self._clock.advance_past(before.counter)
         # The epochs in versions with a node number are those of a cluster, not of this store: they are kept.
         version = Version(max(self._epoch, before.epoch if before.node else 0), self._clock.take())
         if version <= before:
@@ -455,7 +455,7 @@ class Transactions:
         with self.stripes.of([key]):
             self._require_writable()
             self._require_buckets([(bucket_uuid, name)])
-            here = before = self._entries([key]).get(key)
+            stored = before = self._entries([key]).get(key)
             if elsewhere is not None and (before is None or before.version < elsewhere.version):
                 before = elsewhere
             if (done := done_before(condition, before)) is not None and done is not before:
@@ -469,10 +469,10 @@ class Transactions:
                 raise late
             elif before is not None and before.version >= version:
                 return before, before
-            self._clock.hear(version.counter)
+            self._clock.advance_past(version.counter)
             modified_ns = modified_ns or time.time_ns()
             tombstone = fmt.tombstone(version, modified_ns, self._memory(key, before, writes, modified_ns))
-            ended = self._replace({key: tombstone}, {key: here} if here is not None else {})
+            ended = self._replace({key: tombstone}, {key: stored} if stored is not None else {})
         self.defer_unlink(ended)
         return before, tombstone
 
@@ -502,8 +502,8 @@ class Transactions:
         with self.stripes.of(keys):
             self._require_writable()
             self._require_buckets((bucket_uuid, name) for name, _, _ in tombstones)
-            here = self._entries(keys)
-            newest, placed = dict(here), dict[bytes, CatalogEntry | None]()
+            stored = self._entries(keys)
+            newest, placed = dict(stored), dict[bytes, CatalogEntry | None]()
             floor = self.retention.floor(bucket_uuid)
             for key, (name, version, writes) in zip(keys, tombstones, strict=True):
                 if (late := too_late(Condition(after_cuts=True), name, version, floor)) is not None:
@@ -512,11 +512,11 @@ class Transactions:
                 if before is not None and (before.version >= version or find(before.writes, writes[1:17]) is not None):
                     results.append((before, before))  # it is newer, or has replaced the result of an earlier try
                     continue
-                self._clock.hear(version.counter)
+                self._clock.advance_past(version.counter)
                 writes = self._memory(key, before, writes, now_ns)
                 tombstone = newest[key] = placed[key] = fmt.tombstone(version, now_ns, writes)
                 results.append((before, tombstone))
-            ended = self._replace(placed, {key: here[key] for key in placed if key in here})
+            ended = self._replace(placed, {key: stored[key] for key in placed if key in stored})
         self.defer_unlink(ended)
         return results
 
@@ -579,7 +579,7 @@ class Transactions:
     def set_cuts(self, cuts: Mapping[bytes, Iterable[int]]) -> None:
         """Set the cuts of all snapshots. Numbers issued from now on are above all of them. The caller holds all
         stripes."""
-        self._clock.hear(max((cut for of_bucket in cuts.values() for cut in of_bucket), default=0))
+        self._clock.advance_past(max((cut for of_bucket in cuts.values() for cut in of_bucket), default=0))
         self.retention.set_cuts(cuts)
 
     def retain(self, batch: WriteBatch, key: bytes, ended: int, pending: PendingObject) -> CatalogEntry:

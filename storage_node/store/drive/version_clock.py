@@ -114,7 +114,7 @@ class VersionClock:
             self._next = number + count
             return number
 
-    def hear(self, number: int) -> None:
+    def advance_past(self, number: int) -> None:
         """Issue only numbers above `number` from now on, also after a crash.
 
         Raises DriveFailed, DriveFull: it holds until a crash nevertheless. InvalidRequest: it does not hold.

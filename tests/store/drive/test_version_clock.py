@@ -72,7 +72,7 @@ def test_numbers_only_rise_whatever_the_wall_clock_does_and_others_say(steps: Se
         if what == "wall":
             wall.now_ms = max(0, wall.now_ms + number)
         elif what == "hear":
-            clock.hear(number)
+            clock.advance_past(number)
             last = max(last, number)
         else:
             taken = clock.take()
@@ -105,7 +105,7 @@ def test_of_clocks_that_cannot_hear_each_other_the_later_number_is_the_higher(
     for at, what, other in steps:
         wall.now_ms += 1
         if what == "hear":
-            clocks[at].hear(clocks[other].highest)
+            clocks[at].advance_past(clocks[other].highest)
         else:
             number = clocks[at].take()
             assert number > last
@@ -119,9 +119,9 @@ def test_a_number_that_no_clock_gives_is_refused_and_changes_nothing(number: int
     before = clock.take()
     if number > 0:
         with pytest.raises(InvalidRequest, match="no version clock gives"):
-            clock.hear(number)
+            clock.advance_past(number)
     else:
-        clock.hear(number)
+        clock.advance_past(number)
     assert clock.highest == before
     assert clock.take() == before + 1
 
@@ -152,9 +152,9 @@ def test_what_was_heard_of_outlives_the_process(tmp_path: Path, how: str, ending
         elif how == "tombstones":
             store.write_tombstones(BUCKET, [("a", far, b"")])
         elif how == "heard":
-            store.replicas.hear(far.counter)
+            store.replicas.advance_past(far.counter)
         else:
-            store.clock.hear(far.counter)
+            store.clock.advance_past(far.counter)
             store.snapshots.create(BUCKET, "s")
         assert store.replicas.clock >= far.counter
         left = as_after_a_crash(store, tmp_path / "killed")
@@ -332,7 +332,7 @@ def test_holders_that_fail_in_turn_keep_the_later_of_two_writes(tmp_path: Path, 
     wall.now_ms += 5
     with opened(a, wall) as store:
         if hears:
-            store.replicas.hear(heard)
+            store.replicas.advance_past(heard)
         second = store.replicas.next_version(1, [store.head(BUCKET, "x").version])
         put_copy(store, "x", b"W2", second)
     assert second > first
