@@ -146,7 +146,7 @@ class EmbeddedEtl:
     def frames(self, request: batch_pb.BatchRequest) -> Iterator[Frame]:
         """Yield the frames of a batch that requests transforms. A switch to the event loop and back costs more than a
         small frame."""
-        run, frame = self._wait_for(self._begun(request))
+        run, frame = self._wait_for(self._start(request))
         try:
             while frame is not None:
                 yield frame
@@ -158,7 +158,7 @@ class EmbeddedEtl:
                 with contextlib.suppress(Closed):
                     self._wait_for(run.close())
 
-    async def _begun(self, request: batch_pb.BatchRequest) -> tuple[TransformedRun, Frame | None]:
+    async def _start(self, request: batch_pb.BatchRequest) -> tuple[TransformedRun, Frame | None]:
         run = await self._etl.run(request)
         try:
             return run, await _next_of(run)

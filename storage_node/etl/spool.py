@@ -55,9 +55,9 @@ class Spool:
             _clear(Path(tempfile.gettempdir()).glob(f"{_OUTSIDE}*-*"))
             self._outside = Path(tempfile.mkdtemp(prefix=f"{_OUTSIDE}{os.getpid()}-"))
             self._outside.chmod(0o711)
-        made = Path(tempfile.mkdtemp(prefix="worker-", dir=self._outside))
-        os.chown(made, *owner)
-        return made
+        folder = Path(tempfile.mkdtemp(prefix="worker-", dir=self._outside))
+        os.chown(folder, *owner)
+        return folder
 
     def close(self) -> None:
         """Remove the folders outside the drive."""
@@ -82,7 +82,7 @@ def _clear(folders: Iterable[Path]) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def taken(fd: int, size_bytes: int) -> tuple[Content, bool]:
+def take_content(fd: int, size_bytes: int) -> tuple[Content, bool]:
     """Return the contents of a file with a checksum, and whether the result owns the file. A small file is copied to
     memory, and can be used again. Waits for the drive. Raises OSError."""
     if size_bytes <= MAX_IN_MEMORY_BYTES:

@@ -107,7 +107,7 @@ class TransformHttp:
                     from aiohttp import web
                 app = web.Application(client_max_size=1)
                 app.router.add_get(_INPUTS + "{name:.*}", self._lent)
-                app.router.add_put(_RESULTS + "{name:.*}", self._taken)
+                app.router.add_put(_RESULTS + "{name:.*}", self._receive)
                 runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
                 await runner.setup()
                 try:
@@ -203,13 +203,13 @@ class TransformHttp:
     def stored(self, target: PutTarget, receipt: str) -> PutResult:
         """Return the contents of the owner's receipt. Raises TokenRefused if it belongs to another put or has no valid
         signature."""
-        asked = verified(self._put_key, target.token, _PUT)
-        said = verified(self._put_key, receipt, _STORED)
-        if said["nonce"] != asked["nonce"]:
+        put_claims = verified(self._put_key, target.token, _PUT)
+        stored_claims = verified(self._put_key, receipt, _STORED)
+        if stored_claims["nonce"] != put_claims["nonce"]:
             raise TokenRefused("the receipt is of another result")
-        return PutResult(said["version"], said["size"], said["checksum"])
+        return PutResult(stored_claims["version"], stored_claims["size"], stored_claims["checksum"])
 
-    async def _taken(self, request: web.Request) -> web.StreamResponse:
+    async def _receive(self, request: web.Request) -> web.StreamResponse:
         from aiohttp import web
 
         claims = self._claims(request, self._put_key, _PUT)
@@ -233,10 +233,10 @@ class TransformHttp:
             if isinstance(error, NodeUnavailable | OSError):
                 raise web.HTTPServiceUnavailable(text=text) from error
             raise web.HTTPInternalServerError(text=text) from error
-        said = {
+        result = {
             "nonce": claims["nonce"], "version": version, "size": counted.size_bytes, "checksum": counted.checksum,
         }  # fmt: skip
-        receipt = signed(self._put_key, _STORED, said, max(claims["expires"] - time.time(), SILENCE_S))
+        receipt = signed(self._put_key, _STORED, result, max(claims["expires"] - time.time(), SILENCE_S))
         return web.Response(status=204, headers={RECEIPT: receipt})
 
     def _use_once(self, claims: Mapping[str, Any]) -> None:

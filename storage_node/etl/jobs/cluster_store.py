@@ -72,8 +72,8 @@ class NodeStore:
         replica_set = self._to_read(bucket)
         if replica_set is None:
             return self._own.mine(bucket, names, division)
-        here = replica_set.position
-        return [taker == here for taker in takers(replica_set.view, replica_set.bucket, names, division)]
+        local = replica_set.position
+        return [taker == local for taker in takers(replica_set.view, replica_set.bucket, names, division)]
 
     async def page(self, bucket: str, prefix: str, start_after: str) -> Page:
         if self._to_read(bucket) is None:
@@ -95,14 +95,14 @@ class NodeStore:
             return await self._own.heads(bucket, names)
         holders = replica_set.view.holders(replica_set.bucket, names) if names else []
         avoided = self._writes.channels.avoided
-        asked = [
+        holders = [
             sorted(having, key=lambda at: at != replica_set.position and avoided(replica_set.endpoint(at)))
             for having in holders
         ]
         found: dict[int, Stored | LoaderError] = {}
-        for turn in range(max(map(len, asked), default=0)):
+        for turn in range(max(map(len, holders), default=0)):
             by_node: dict[int, list[int]] = {}
-            for at, having in enumerate(asked):
+            for at, having in enumerate(holders):
                 # Names without an answer, or not found so far, may still be on another node.
                 if turn < len(having) and not isinstance(found.get(at), Stored):
                     by_node.setdefault(having[turn], []).append(at)
@@ -116,8 +116,8 @@ class NodeStore:
                         found[at] = one
             if turn == 0 and not replica_set.view.is_changing:
                 # The first owner receives all writes, so its "not found" is final.
-                asked = [
-                    having[:1] if isinstance(found.get(at), NotFound) else having for at, having in enumerate(asked)
+                holders = [
+                    having[:1] if isinstance(found.get(at), NotFound) else having for at, having in enumerate(holders)
                 ]
         return [found[at] for at in range(len(names))]
 

@@ -137,7 +137,7 @@ class _Running:
     def __init__(self, run: JobRun, task: asyncio.Task[None], part: NodeShare) -> None:
         self.run, self.task, self.part = run, task, part
         self.others: dict[bytes, pb.NodeJob] = {}
-        self.asked_s = -ASK_S
+        self.polled_s = -ASK_S
         self.complete_since_s: float | None = None
         self.began_s = time.monotonic()
         self.fatal: LoaderError | None = None
@@ -286,8 +286,8 @@ class JobManager:
             await self._end(running, pb.TransformJob.FAILED, str(running.fatal))
             return
         now_s = time.monotonic()
-        if running.part.finished or now_s - running.asked_s >= ASK_S:
-            running.asked_s = now_s
+        if running.part.finished or now_s - running.polled_s >= ASK_S:
+            running.polled_s = now_s
             await self._ask(running)
         division = self._division(job)
         if unable := self._unable(division.without):
@@ -403,8 +403,8 @@ class JobManager:
         others = self._others()
         request = pb.JobPartRequest(job_uuid=job.uuid)
         answers = await self._peers.parts(others, request)
-        here = self.part(request).part
-        for part in (here, *(answer.part for answer in answers.values() if answer is not None)):
+        local = self.part(request).part
+        for part in (local, *(answer.part for answer in answers.values() if answer is not None)):
             info.node.append(part)
             add(info.counts, part.counts)
         info.node.extend(pb.NodeJob(node_uuid=node) for node in others if answers.get(node) is None)
@@ -414,15 +414,15 @@ class JobManager:
 
     async def watch(self, request: pb.WatchJobRequest) -> AsyncIterator[pb.JobInfo]:
         """Yield the state of a job whenever it changes. Raises JobNotFound, also if it is deleted meanwhile."""
-        last, said_s, began_s = b"", 0.0, time.monotonic()
+        last, sent_s, began_s = b"", 0.0, time.monotonic()
         while True:
             seen = self._changed_jobs.changes
             info = await self._info(self._job(request.name))
             done = info.job.state != pb.TransformJob.RUNNING
             text = info.SerializeToString(deterministic=True)
-            if done or not request.wait or text != last or time.monotonic() - said_s >= BEAT_S:
+            if done or not request.wait or text != last or time.monotonic() - sent_s >= BEAT_S:
                 yield info
-                last, said_s = text, time.monotonic()
+                last, sent_s = text, time.monotonic()
             if done or not request.wait:
                 return
             await self._changed_jobs.pause(seen, time.monotonic() - began_s)
@@ -472,28 +472,28 @@ class JobManager:
             raise found
         origin = Origin(request.bucket, request.name, found.version)
         versions = tuple(stage.uuid for stage in stages)
-        made = None
+        output = None
         try:
-            made = await self._transforms.run(call, origin, found.content, versions)
+            output = await self._transforms.run(call, origin, found.content, versions)
             metadata = stamp(f"{request.bucket}/{request.name}", found.version, stages_text(stages))
             stored: Stored | LoaderError
-            if made.data is not None and made.size_bytes <= SMALL_BYTES:
+            if output.data is not None and output.size_bytes <= SMALL_BYTES:
                 small = objects_pb.SmallObject(
                     bucket=request.to_bucket,
                     name=request.to_name,
-                    data=bytes(made.data),
-                    checksum=made.checksum,
+                    data=bytes(output.data),
+                    checksum=output.checksum,
                     metadata=metadata,
                 )
                 stored = (await self._store.put_small([small]))[0]
                 if isinstance(stored, LoaderError):
                     raise stored
             else:
-                stored = await self._store.put_large(request.to_bucket, request.to_name, metadata, made)
+                stored = await self._store.put_large(request.to_bucket, request.to_name, metadata, output)
         finally:
             found.content.close()
-            if made is not None:
-                made.close()
+            if output is not None:
+                output.close()
         return pb.CopyObjectResponse(info=info_of(request.to_bucket, request.to_name, stored))
 
 

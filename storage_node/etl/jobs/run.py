@@ -243,8 +243,8 @@ class JobRun:
         start_after: str | None = ""
         while start_after is not None:
             page = await self._store.page(job.bucket, job.prefix, start_after)
-            taken = [one for one in page.objects if self._names.takes(one.name)]
-            async for group in _in_groups(await self._mine(taken, division)):
+            matching = [one for one in page.objects if self._names.takes(one.name)]
+            async for group in _in_groups(await self._mine(matching, division)):
                 yield group
             start_after = page.next
 
@@ -261,13 +261,13 @@ class JobRun:
         self.part.counts.seen += len(group)
         wanted = await self._unrivalled(group)
         results = {one.name: self._names.result_of(one.name) for one in wanted}
-        there: dict[str, Stored] = {}
+        existing: dict[str, Stored] = {}
         if not self.job.inspect:
-            there = await self._there(self.job.to_bucket, list(results.values()))
+            existing = await self._existing(self.job.to_bucket, list(results.values()))
         left = [one.name for one in wanted]
-        if there:
-            now = await self._heads_of_sources([name for name in left if results[name] in there])
-            left = [name for name in left if not self._is_done(name, now.get(name), there.get(results[name]))]
+        if existing:
+            now = await self._heads_of_sources([name for name in left if results[name] in existing])
+            left = [name for name in left if not self._is_done(name, now.get(name), existing.get(results[name]))]
         if not left:
             return
         try:
@@ -299,11 +299,11 @@ class JobRun:
         rivals = {one.name: found for one in group if (found := self._names.rivals(one.name))}
         if not rivals:
             return list(group)
-        asked = sorted({name for found in rivals.values() for name in found})
-        there = await self._there(self.job.bucket, asked)
+        results = sorted({name for found in rivals.values() for name in found})
+        existing = await self._existing(self.job.bucket, results)
         left = []
         for one in group:
-            rival = next((name for name in rivals.get(one.name, ()) if name in there), None)
+            rival = next((name for name in rivals.get(one.name, ()) if name in existing), None)
             if rival is None:
                 left.append(one)
                 continue
@@ -317,13 +317,13 @@ class JobRun:
             )
         return left
 
-    async def _there(self, bucket: str, names: Sequence[str]) -> dict[str, Stored]:
+    async def _existing(self, bucket: str, names: Sequence[str]) -> dict[str, Stored]:
         """Return the existing objects. Names without an answer count as missing."""
         found = await self._store.heads(bucket, names)
         return {name: one for name, one in zip(names, found, strict=True) if isinstance(one, Stored)}
 
     async def _heads_of_sources(self, names: Sequence[str]) -> dict[str, Stored]:
-        return await self._there(self.job.bucket, names) if names else {}
+        return await self._existing(self.job.bucket, names) if names else {}
 
     def _is_done(self, name: str, source: Stored | None, result: Stored | None) -> bool:
         """Return whether the result exists, and count it."""
@@ -353,11 +353,11 @@ class JobRun:
                 async with self._turns:
                     if self._stopping or (self._is_direct(one.input) and await self._put_directly(one)):
                         return
-                    made = await self._transform(one)
+                    output = await self._transform(one)
                 try:
-                    await self._keep(one, made)
+                    await self._keep(one, output)
                 finally:
-                    made.close()
+                    output.close()
             finally:
                 self._held.release(expected)
         except LoaderError as error:
@@ -414,25 +414,25 @@ class JobRun:
     def _origin(self, one: _Read) -> Origin:
         return Origin(self.job.bucket, one.name, one.input.version)
 
-    async def _keep(self, one: _Read, made: Content) -> None:
+    async def _keep(self, one: _Read, output: Content) -> None:
         """Store a result. Raises LoaderError."""
         if not self.job.inspect:
-            if made.data is not None and made.size_bytes <= SMALL_BYTES:
-                await self._putter.put(self._small(one, made))
+            if output.data is not None and output.size_bytes <= SMALL_BYTES:
+                await self._putter.put(self._small(one, output))
             else:
-                await self._store.put_large(self.job.to_bucket, one.result, self._stamp(one), made)
-        self._count(one, made.size_bytes)
+                await self._store.put_large(self.job.to_bucket, one.result, self._stamp(one), output)
+        self._count(one, output.size_bytes)
 
     def _stamp(self, one: _Read) -> dict[str, str]:
         return stamp(self._label(one.name), one.input.version, self._stages, self.job.uuid)
 
-    def _small(self, one: _Read, made: Content) -> objects_pb.SmallObject:
-        assert made.data is not None
+    def _small(self, one: _Read, output: Content) -> objects_pb.SmallObject:
+        assert output.data is not None
         return objects_pb.SmallObject(
             bucket=self.job.to_bucket,
             name=one.result,
-            data=bytes(made.data),
-            checksum=made.checksum,
+            data=bytes(output.data),
+            checksum=output.checksum,
             metadata=self._stamp(one),
         )
 
@@ -452,13 +452,13 @@ class JobRun:
             try:
                 if self._stopping:
                     return
-                made = await self._transform_many(some)
+                outputs = await self._transform_many(some)
             finally:
                 self._turns.release()
             try:
-                await self._keep_many(some, made)
+                await self._keep_many(some, outputs)
             finally:
-                for content in made:
+                for content in outputs:
                     if isinstance(content, Content):
                         content.close()
         finally:
@@ -474,9 +474,9 @@ class JobRun:
         finally:
             self.part.counts.busy_s += asyncio.get_running_loop().time() - began_s
 
-    async def _keep_many(self, some: Sequence[_Read], made: Sequence[Content | LoaderError]) -> None:
+    async def _keep_many(self, some: Sequence[_Read], outputs: Sequence[Content | LoaderError]) -> None:
         together: list[tuple[_Read, Content]] = []
-        for one, content in zip(some, made, strict=True):
+        for one, content in zip(some, outputs, strict=True):
             if isinstance(content, LoaderError):
                 self._went_wrong(one, content)
             elif self.job.inspect:

@@ -32,8 +32,8 @@ def _short(args: str) -> str:
 
 def stamp(source: str, version: str, stages: str, job_uuid: bytes = b"") -> dict[str, str]:
     """Return the metadata of a result. `source`: BUCKET/NAME; `stages`: see `stages_text`."""
-    made = {SOURCE_KEY: source, VERSION_KEY: version, STAGES_KEY: stages}
-    return made | {JOB_KEY: job_uuid.hex()} if job_uuid else made
+    metadata = {SOURCE_KEY: source, VERSION_KEY: version, STAGES_KEY: stages}
+    return metadata | {JOB_KEY: job_uuid.hex()} if job_uuid else metadata
 
 
 def is_result(metadata: Mapping[str, str], source: str, version: str, stages: str) -> bool:

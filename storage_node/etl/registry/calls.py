@@ -30,9 +30,9 @@ class TransformCalls:
     async def init(self, request: pb.InitTransformRequest) -> pb.TransformInfo:
         """Create or replace a transform. Raises InvalidRequest, TransformRefused, TransformFailed, TransformExists."""
         check_transform(request.transform)
-        made = in_new_version(request.transform)
-        async with self._etl.transforms.tried(made):
-            await self._etl.registry.change(initialized(made, replace=request.replace))
+        transform = in_new_version(request.transform)
+        async with self._etl.transforms.tried(transform):
+            await self._etl.registry.change(initialized(transform, replace=request.replace))
             self._etl.transforms.follow()
         return await self._info(request.transform.name)
 
@@ -66,8 +66,8 @@ class TransformCalls:
     async def _info(self, name: str, *, with_log: bool = False, with_code: bool = False) -> pb.TransformInfo:
         found = self._etl.registry.find(name)
         if found is None:
-            there = ", ".join(sorted(one.name for one in self._etl.registry.all())) or "none"
-            raise TransformNotFound(f"there is no transform {name!r}; there are: {there}")
+            names = ", ".join(sorted(one.name for one in self._etl.registry.all())) or "none"
+            raise TransformNotFound(f"there is no transform {name!r}; there are: {names}")
         return (await self._infos([found], with_log=with_log, with_code=with_code))[0]
 
     async def _infos(

@@ -43,12 +43,12 @@ async def change_cluster_map(node: Node, view: ClusterView, edit: MapEdit) -> No
     """
     endpoints = [other.peer_endpoint for other in view.nodes]
     try:
-        made = await change_map_async(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S, caller=node.caller)
+        new_map = await change_map_async(endpoints, edit, timeout_s=CHANGE_TIMEOUT_S, caller=node.caller)
     except LoaderError:
         raise  # many of them are ValueErrors as well
     except ValueError as error:
         raise InvalidRequest(str(error)) from error
-    await node.learn(made)
+    await node.learn(new_map)
 
 
 MAX_TRANSFORMS = 256
@@ -101,28 +101,28 @@ def _check_requirement(name: str, text: str) -> None:
 
 def in_new_version(transform: pb.Transform) -> pb.Transform:
     """Return a copy with a new unique version."""
-    made = pb.Transform()
-    made.CopyFrom(transform)
-    made.uuid, made.stopped, made.created_ns = uuid.uuid4().bytes, False, time.time_ns()
-    return made
+    new = pb.Transform()
+    new.CopyFrom(transform)
+    new.uuid, new.stopped, new.created_ns = uuid.uuid4().bytes, False, time.time_ns()
+    return new
 
 
-def initialized(made: pb.Transform, *, replace: bool) -> Edit:
+def initialized(new: pb.Transform, *, replace: bool) -> Edit:
     """Return an edit that adds this version of a transform. The edit raises TransformExists, InvalidRequest."""
 
     def edit(transforms: Sequence[pb.Transform]) -> list[pb.Transform]:
-        if any(one.uuid == made.uuid for one in transforms):
+        if any(one.uuid == new.uuid for one in transforms):
             return list(transforms)
-        if not replace and any(one.name == made.name for one in transforms):
-            raise TransformExists(f"there is a transform {made.name!r}; pass replace=True to put this in its place")
-        left = [one for one in transforms if one.name != made.name]
+        if not replace and any(one.name == new.name for one in transforms):
+            raise TransformExists(f"there is a transform {new.name!r}; pass replace=True to put this in its place")
+        left = [one for one in transforms if one.name != new.name]
         if len(left) >= MAX_TRANSFORMS:
             raise InvalidRequest(f"there are {len(left)} transforms, as many as may be: delete one")
-        if sum(one.ByteSize() for one in left) + made.ByteSize() > MAX_ALL_BYTES:
+        if sum(one.ByteSize() for one in left) + new.ByteSize() > MAX_ALL_BYTES:
             raise InvalidRequest(
                 f"transforms of more than {MAX_ALL_BYTES:,} bytes in all: delete one, or make it smaller"
             )
-        return [*left, made]
+        return [*left, new]
 
     return edit
 
@@ -156,8 +156,8 @@ def deleted(name: str) -> Edit:
 
 def _require(transforms: Sequence[pb.Transform], name: str) -> None:
     if all(one.name != name for one in transforms):
-        there = ", ".join(sorted(one.name for one in transforms)) or "none"
-        raise TransformNotFound(f"there is no transform {name!r}; there are: {there}")
+        names = ", ".join(sorted(one.name for one in transforms)) or "none"
+        raise TransformNotFound(f"there is no transform {name!r}; there are: {names}")
 
 
 # -- storage
@@ -265,9 +265,9 @@ class NodeRegistry:
         def of_map(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
             if map_ is None:
                 raise NodeUnavailable("there is no cluster any more")
-            made = [pb.Transform.FromString(one.SerializeToString()) for one in edit(map_.transform)]
+            new = [pb.Transform.FromString(one.SerializeToString()) for one in edit(map_.transform)]
             del map_.transform[:]
-            map_.transform.extend(made)
+            map_.transform.extend(new)
             return map_
 
         await change_cluster_map(self._node, view, of_map)

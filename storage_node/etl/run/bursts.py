@@ -25,20 +25,20 @@ class _BurstItem:
         self.input = Content(content.size_bytes, content.checksum, content.data)
         """A reference of its own to the bytes: they stay until the burst is over, even if the caller closes its
         content."""
-        self.made: asyncio.Future[Content] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[Content] = asyncio.get_running_loop().create_future()
         self.burst: _Burst | None = None
 
     def end(self, outcome: Content | BaseException) -> None:
         self.input.close()
-        if self.made.done():  # cancelled by the caller
+        if self.result.done():  # cancelled by the caller
             if isinstance(outcome, Content):
                 outcome.close()
         elif isinstance(outcome, Content):
-            self.made.set_result(outcome)
+            self.result.set_result(outcome)
         elif isinstance(outcome, asyncio.CancelledError):
-            self.made.cancel()
+            self.result.cancel()
         else:
-            self.made.set_exception(outcome)
+            self.result.set_exception(outcome)
 
 
 class _Burst:
@@ -72,7 +72,7 @@ class Bursts:
         self._waiting: deque[_BurstItem] = deque()
         self._next: _Burst | None = None
         """The burst that takes queued runs when its turn comes."""
-        self._under_way: set[_Burst] = set()
+        self._running: set[_Burst] = set()
 
     async def run(self, origin: Origin, content: Content) -> Content:
         """Pass one input, which is in memory, through. The input remains the caller's; the result becomes the caller's.
@@ -85,7 +85,7 @@ class Bursts:
         self._waiting.append(mine)
         self._ask()
         try:
-            return await mine.made
+            return await mine.result
         except asyncio.CancelledError:
             self._give_up(mine)
             raise
@@ -94,13 +94,13 @@ class Bursts:
         """Request the next turn if any run waits for one."""
         if self._waiting and self._next is None:
             self._next = burst = _Burst()
-            self._under_way.add(burst)
+            self._running.add(burst)
             burst.task = asyncio.create_task(self._go(burst))
             burst.task.add_done_callback(lambda _: self._over(burst))
 
     def _over(self, burst: _Burst) -> None:
-        self._under_way.remove(burst)
-        if not self._under_way:
+        self._running.remove(burst)
+        if not self._running:
             self._on_idle()
 
     def _give_up(self, run: _BurstItem) -> None:
@@ -108,9 +108,9 @@ class Bursts:
             if run in self._waiting:
                 self._waiting.remove(run)
             run.input.close()
-        elif run.made.done() and not run.made.cancelled() and run.made.exception() is None:
-            run.made.result().close()  # finished at the same moment
-        elif all(one.made.done() for one in run.burst.runs):
+        elif run.result.done() and not run.result.cancelled() and run.result.exception() is None:
+            run.result.result().close()  # finished at the same moment
+        elif all(one.result.done() for one in run.burst.runs):
             run.burst.task.cancel()
 
     async def _go(self, burst: _Burst) -> None:

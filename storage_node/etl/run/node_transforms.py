@@ -19,7 +19,7 @@ from storage_node.etl.run.bursts import Bursts
 from storage_node.etl.values import Content, Destination, Origin, PutResult, TransformStage
 from storage_node.etl.worker.program import INLINE_BYTES
 from storage_node.etl.worker.stage import CommandStage, PythonStage, WorkerStage, workers_of
-from storage_node.etl.worker.stage_context import StageContext, StageCounts, StageLog, told
+from storage_node.etl.worker.stage_context import StageContext, StageCounts, StageLog, error_text
 from storage_node.limits.call_slots import current_tenant
 from storage_node.limits.fair_scheduler import JobTurns
 from storage_node.limits.tasks import retrieve
@@ -109,17 +109,17 @@ class NodeTransforms:
 
     def admit(self, call: batch_pb.TransformCall, versions: Sequence[bytes] = ()) -> Admitted:
         """Admit a call, to be run by the current versions. The caller releases it. Raises as `run`."""
-        taken: list[_Opened] = []
+        admitted: list[_Opened] = []
         try:
             for at, stage in enumerate(call.stage):
                 opened = self._open(stage.name, versions[at] if versions else b"")
                 opened.users += 1
-                taken.append(opened)
+                admitted.append(opened)
         except BaseException:
-            for one in taken:
-                self._let_go(one)
+            for one in admitted:
+                self._release(one)
             raise
-        return Admitted(taken, self._let_go)
+        return Admitted(admitted, self._release)
 
     async def run_admitted(
         self, admitted: Admitted, call: batch_pb.TransformCall, origin: Origin, content: Content
@@ -127,11 +127,11 @@ class NodeTransforms:
         """Like `run`, for an admitted call, which the caller releases."""
         try:
             for opened, stage in zip(admitted.stages, call.stage, strict=True):
-                made = await self._counted(opened, stage, origin, content)
+                output = await self._counted(opened, stage, origin, content)
                 content.close()
-                content = made
-            made, content = content, Content(0, 0)
-            return made
+                content = output
+            output, content = content, Content(0, 0)
+            return output
         finally:
             content.close()
 
@@ -163,9 +163,9 @@ class NodeTransforms:
             raise
         try:
             for opened, stage in zip(before, call.stage, strict=False):
-                made = await self._counted(opened, stage, origin, content)
+                output = await self._counted(opened, stage, origin, content)
                 content.close()
-                content = made
+                content = output
             stage = call.stage[-1]
             # Without a turn: no worker of this node is busy. The number of connections is the limit.
             async with self._counting(stage, origin, contextlib.nullcontext()) as counts:
@@ -193,23 +193,23 @@ class NodeTransforms:
         versions: Sequence[bytes] = (),
     ) -> list[Content | LoaderError]:
         origins = [origin for origin, _ in inputs]
-        made: list[Content | LoaderError] = [content for _, content in inputs]
-        admitted = Admitted((), self._let_go)
+        outputs: list[Content | LoaderError] = [content for _, content in inputs]
+        admitted = Admitted((), self._release)
         try:
             admitted = self.admit(call, versions)
             for opened, stage in zip(admitted.stages, call.stage, strict=True):
-                whole = {at: one for at, one in enumerate(made) if isinstance(one, Content)}
+                whole = {at: one for at, one in enumerate(outputs) if isinstance(one, Content)}
                 outcomes = await self._counted_many(opened, stage, [(origins[at], one) for at, one in whole.items()])
                 for (at, before), outcome in zip(whole.items(), outcomes, strict=True):
                     before.close()
-                    made[at] = outcome
-            done, made = made, []
+                    outputs[at] = outcome
+            done, outputs = outputs, []
             return done
         except LoaderError as error:  # nothing has started
             return [error] * len(inputs)
         finally:
             admitted.release()
-            for one in made:
+            for one in outputs:
                 if isinstance(one, Content):
                     one.close()
 
@@ -228,11 +228,11 @@ class NodeTransforms:
         if isinstance(opened, WorkerStage) and content.data is not None and content.size_bytes <= INLINE_BYTES:
             return await self._with_others(opened, stage, origin, content)
         async with self._counting(stage, origin) as counts:
-            made = await opened.run(origin, content, stage.args)
+            output = await opened.run(origin, content, stage.args)
         counts.objects += 1
         counts.input_bytes += content.size_bytes
-        counts.output_bytes += made.size_bytes
-        return made
+        counts.output_bytes += output.size_bytes
+        return output
 
     async def _with_others(
         self, opened: WorkerStage, stage: batch_pb.TransformStage, origin: Origin, content: Content
@@ -276,7 +276,7 @@ class NodeTransforms:
                 counts.running -= 1
                 counts.busy_s += time.monotonic() - began_s
 
-    def _let_go(self, opened: _Opened) -> None:
+    def _release(self, opened: _Opened) -> None:
         opened.users -= 1
         if opened.retired and not opened.users:
             self._close(opened)
@@ -350,10 +350,10 @@ class NodeTransforms:
         try:
             stage = open_stage(transform, replace(self._context, log=log, counts=counts))
         except LoaderError as error:
-            self._problems[name] = told(error)
+            self._problems[name] = error_text(error)
             raise
         except ImportError as error:  # a missing extra
-            self._problems[name] = told(error)
+            self._problems[name] = error_text(error)
             raise TransformRefused(f"{name}: {error}") from error
         self._problems.pop(name, None)
         self._opened[name] = opened = _Opened(transform, stage)
@@ -455,7 +455,7 @@ class NodeTransforms:
             state = pb.NodeTransform.STOPPED
         elif problem:
             state = pb.NodeTransform.FAILED
-        told_ = pb.NodeTransform(state=state, problem=problem)
+        report = pb.NodeTransform(state=state, problem=problem)
         if found is not None:
             log, counts = found
             for one in (
@@ -468,8 +468,8 @@ class NodeTransforms:
                 "cache_hits",
                 "restarts",
             ):
-                setattr(told_, one, getattr(counts, one))
-            told_.error.extend(counts.errors)
+                setattr(report, one, getattr(counts, one))
+            report.error.extend(counts.errors)
             if with_log:
-                told_.log = log.text()
-        return told_
+                report.log = log.text()
+        return report

@@ -116,9 +116,9 @@ class ResultCache:
             done()
         making.waiting += 1
         try:
-            made = await asyncio.shield(making.task)
-            made.users += 1
-            return made
+            shared = await asyncio.shield(making.task)
+            shared.users += 1
+            return shared
         finally:
             making.waiting -= 1
             if not making.waiting:
@@ -130,17 +130,17 @@ class ResultCache:
                     making.task.result().release()  # the reference of the task itself
 
     async def _make(self, key: Hashable, make: Callable[[], Awaitable[Content]]) -> Shared:
-        made = Shared(await make())
-        size_bytes = made.content.size_bytes
+        shared = Shared(await make())
+        size_bytes = shared.content.size_bytes
         if self.limit_bytes and size_bytes <= self.limit_bytes // 4 and key not in self._kept:
-            made.users += 1
-            self._kept[key] = made
+            shared.users += 1
+            self._kept[key] = shared
             self.held_bytes += size_bytes
             while self.held_bytes > self.limit_bytes:
                 _, oldest = self._kept.popitem(last=False)
                 self.held_bytes -= oldest.content.size_bytes
                 oldest.release()
-        return made
+        return shared
 
     def clear(self) -> None:
         while self._kept:

@@ -35,7 +35,7 @@ class RunSettings:
         self.on_thread, self.ahead = on_thread, ahead
 
 
-class MadeBy:
+class CacheHits:
     """Transform versions that make the results of a call now, and counts of delivered cached results."""
 
     __slots__ = ("args", "kept", "kept_bytes", "versions")
@@ -59,11 +59,11 @@ class RunInput:
     def __init__(self, admitted: Admitted) -> None:
         self.admitted = admitted
         self.source = Content(0, 0)
-        self.asked = False
+        self.handed_over = False
         """Whether the work was handed to the code that closes it."""
 
-    def close_unless_asked(self, _: object) -> None:
-        if not self.asked:
+    def close_unless_handed_over(self, _: object) -> None:
+        if not self.handed_over:
             self.close()
 
     def close(self) -> None:
@@ -94,10 +94,10 @@ class Reservation:
         self._memory_bytes, self._spooled_bytes = memory_bytes, spooled_bytes
         return True
 
-    def becomes(self, made: Content | None) -> None:
+    def becomes(self, content: Content | None) -> None:
         """Hold the room of the result instead of the input's. Never fails, because the result exists already."""
-        in_memory = made is not None and made.data is not None
-        size_bytes = made.size_bytes if made is not None else 0
+        in_memory = content is not None and content.data is not None
+        size_bytes = content.size_bytes if content is not None else 0
         before = self._memory_bytes, self._spooled_bytes
         self._memory_bytes, self._spooled_bytes = (size_bytes, 0) if in_memory else (0, size_bytes)
         self._memory.acquire_anyway(self._memory_bytes)
@@ -116,9 +116,9 @@ class EntryInProgress:
     def __init__(self, position: int, room: Reservation, task: asyncio.Future[Shared | FailedEntry], kind: int) -> None:
         self.position, self.room, self.task, self.kind = position, room, task, kind
         self._released = False
-        task.add_done_callback(self._made)
+        task.add_done_callback(self._on_result)
 
-    def _made(self, task: asyncio.Future[Shared | FailedEntry]) -> None:
+    def _on_result(self, task: asyncio.Future[Shared | FailedEntry]) -> None:
         if self._released or task.cancelled() or task.exception() is not None:
             return
         result = task.result()
@@ -136,6 +136,6 @@ def failed_entry(error: LoaderError) -> FailedEntry:
 
 def completed(result: Shared | FailedEntry) -> asyncio.Future[Shared | FailedEntry]:
     """Return a completed future. A task would complete only in a later iteration of the event loop."""
-    made: asyncio.Future[Shared | FailedEntry] = asyncio.get_running_loop().create_future()
-    made.set_result(result)
-    return made
+    future: asyncio.Future[Shared | FailedEntry] = asyncio.get_running_loop().create_future()
+    future.set_result(result)
+    return future

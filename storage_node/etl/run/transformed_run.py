@@ -26,9 +26,9 @@ from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, WIRE_U32, EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.etl.run.result_cache import Shared, args_of, result_key
 from storage_node.etl.run.run_state import (
+    CacheHits,
     EntryInProgress,
     FailedEntry,
-    MadeBy,
     Reservation,
     RunInput,
     RunSettings,
@@ -88,7 +88,7 @@ _TOGETHER_BYTES = 256 << 10
 memory."""
 
 
-class _Begun(NamedTuple):
+class _StartedRun(NamedTuple):
     """An entry that passes through its transforms as soon as its input has been read."""
 
     call: pb.TransformCall
@@ -120,7 +120,7 @@ class TransformedRun:
         self._payload_bytes = 0
         self._delivered = 0
         self._entries = entry_values(inputs_of(request))
-        self._made_by: dict[int, MadeBy] = {}
+        self._hits: dict[int, CacheHits] = {}
         """Keyed by the index of the call in the request; valid until the next await."""
 
     # -- frames taken by the caller
@@ -322,31 +322,29 @@ class TransformedRun:
         which = self._call_of(position)
         if not which:
             return None
-        made_by = self._made_by.get(which)
-        if made_by is None:
+        hits = self._hits.get(which)
+        if hits is None:
             call = self._request.transform[which - 1]
             try:
-                made_by = self._made_by[which] = MadeBy(self._settings.transforms.versions(call), args_of(call))
+                hits = self._hits[which] = CacheHits(self._settings.transforms.versions(call), args_of(call))
             except LoaderError:
                 return None  # the ordinary path reports the error
-        kept = self._settings.cache.find(self._key(position, made_by.versions, made_by.args))
+        kept = self._settings.cache.find(self._key(position, hits.versions, hits.args))
         if kept is None:
             return None
         if kept.content.data is None or kept.content.size_bytes > MAX_WHOLE_BYTES:
             kept.release()
             return None
-        made_by.kept += 1
-        made_by.kept_bytes += kept.content.size_bytes
+        hits.kept += 1
+        hits.kept_bytes += kept.content.size_bytes
         return kept
 
     def _count_kept(self) -> None:
         """Report the cache hits. Called before every await, because transforms may change during it."""
-        for which, made_by in self._made_by.items():
-            if made_by.kept:
-                self._settings.transforms.kept_result(
-                    self._request.transform[which - 1], made_by.kept_bytes, made_by.kept
-                )
-        self._made_by.clear()
+        for which, hits in self._hits.items():
+            if hits.kept:
+                self._settings.transforms.kept_result(self._request.transform[which - 1], hits.kept_bytes, hits.kept)
+        self._hits.clear()
 
     def _key(self, position: int, versions: tuple[bytes, ...], args: tuple[str, ...]) -> Hashable:
         request, entries = self._request, self._entries
@@ -392,33 +390,33 @@ class TransformedRun:
         return group
 
     async def _begin(self, group: Sequence[tuple[int, Reservation]]) -> None:
-        begun: list[_Begun | Shared | FailedEntry | None] = []
+        started: list[_StartedRun | Shared | FailedEntry | None] = []
         try:
             for position, _ in group:
-                begun.append(self._begun(position))
+                started.append(self._start_run(position))
             wanted = [
                 position
-                for (position, _), one in zip(group, begun, strict=True)
-                if one is None or isinstance(one, _Begun)
+                for (position, _), one in zip(group, started, strict=True)
+                if one is None or isinstance(one, _StartedRun)
             ]
             inputs = await self._inputs(wanted)
         except BaseException:
-            for one in begun:
-                if isinstance(one, _Begun):
+            for one in started:
+                if isinstance(one, _StartedRun):
                     one.work.close()
                 elif isinstance(one, Shared):
                     one.release()
             for _, room in group:
                 room.release()
             raise
-        for (position, room), one in zip(group, begun, strict=True):
-            if isinstance(one, _Begun):
-                result = self._going(position, one, inputs[position])
+        for (position, room), one in zip(group, started, strict=True):
+            if isinstance(one, _StartedRun):
+                result = self._run(position, one, inputs[position])
             else:
                 result = completed(one if one is not None else _as_stored(inputs[position]))
             self._due.append(EntryInProgress(position, room, result, self._kind(position)))
 
-    def _begun(self, position: int) -> _Begun | Shared | FailedEntry | None:
+    def _start_run(self, position: int) -> _StartedRun | Shared | FailedEntry | None:
         """Return what is known without reading, or a run that needs an input; None for an entry that is delivered as
         stored."""
         if self._batch.status[position]:
@@ -434,43 +432,43 @@ class TransformedRun:
                 return kept
             # No await since the version was read: even if the transform is replaced from now on, these stages make the
             # result.
-            return _Begun(call, versions, RunInput(self._settings.transforms.admit(call)))
+            return _StartedRun(call, versions, RunInput(self._settings.transforms.admit(call)))
         except LoaderError as error:
             return failed_entry(error)
 
-    def _going(
-        self, position: int, begun: _Begun, source: Content | FailedEntry
+    def _run(
+        self, position: int, started: _StartedRun, source: Content | FailedEntry
     ) -> asyncio.Future[Shared | FailedEntry]:
-        call, versions, work = begun
+        call, versions, work = started
         if isinstance(source, FailedEntry):
             work.close()
             return completed(source)
         work.source = source
         # The version that was read, which is newer than the one looked up if the object was replaced in between.
         key = self._key(position, versions, args_of(call))
-        made = asyncio.ensure_future(self._transformed(key, call, position, work))
-        made.add_done_callback(work.close_unless_asked)
-        return made
+        task = asyncio.ensure_future(self._transformed(key, call, position, work))
+        task.add_done_callback(work.close_unless_handed_over)
+        return task
 
     async def _transformed(
         self, key: Hashable, call: pb.TransformCall, position: int, work: RunInput
     ) -> Shared | FailedEntry:
-        settings, made_here = self._settings, False
+        settings, computed = self._settings, False
 
         async def make() -> Content:
-            nonlocal made_here
-            made_here = True
+            nonlocal computed
+            computed = True
             settings.transforms.missing_result(call)
             return await settings.transforms.run_admitted(work.admitted, call, self._origin(position), work.source)
 
-        work.asked = True
+        work.handed_over = True
         try:
-            made = await settings.cache.get(key, make, work.close)
+            result = await settings.cache.get(key, make, work.close)
         except LoaderError as error:
             return failed_entry(error)
-        if not made_here:
-            settings.transforms.kept_result(call, made.content.size_bytes)
-        return made
+        if not computed:
+            settings.transforms.kept_result(call, result.content.size_bytes)
+        return result
 
     async def _inputs(self, positions: Sequence[int]) -> dict[int, Content | FailedEntry]:
         """Return complete, verified inputs."""

@@ -62,14 +62,14 @@ class HttpChannel:
 
     async def ask(self, request: Request, origin: Origin, content: Content, receiver: OutputReceiver) -> str:
         if self._transform_http is None:
-            return await self._asked("PUT", request, content, receiver)
+            return await self._exchange("PUT", request, content, receiver)
         if request.file:
-            return await self._asked("GET", request, content, receiver)
+            return await self._exchange("GET", request, content, receiver)
         await self._transform_http.start()
         with self._transform_http.lent(origin, content, self._lent_s) as (url, token):
-            return await self._asked("GET", replace(request, source_url=url, source_token=token), content, receiver)
+            return await self._exchange("GET", replace(request, source_url=url, source_token=token), content, receiver)
 
-    async def _asked(self, method: str, request: Request, content: Content, receiver: OutputReceiver) -> str:
+    async def _exchange(self, method: str, request: Request, content: Content, receiver: OutputReceiver) -> str:
         import aiohttp
 
         headers = request.headers()
@@ -77,9 +77,9 @@ class HttpChannel:
         if method == "PUT" and not request.file:
             headers["Content-Length"] = str(content.size_bytes)
             body = _body(content)
-        asked = self._session.request(method, self._url, data=body, headers=headers, allow_redirects=False)
+        call = self._session.request(method, self._url, data=body, headers=headers, allow_redirects=False)
         try:
-            answer = await asked
+            answer = await call
             try:
                 return await _answered(answer, request, receiver)
             except BaseException:
@@ -126,18 +126,18 @@ async def _received(answer: aiohttp.ClientResponse, receiver: OutputReceiver) ->
 
 
 async def _refused(answer: aiohttp.ClientResponse) -> NoReturn:
-    said = ""
+    problem = ""
     with contextlib.suppress(UnicodeDecodeError):
-        said = escaped(short((await answer.content.read(4 * MAX_ERROR_CHARACTERS)).decode()))
+        problem = escaped(short((await answer.content.read(4 * MAX_ERROR_CHARACTERS)).decode()))
     status = escaped(f"HTTP {answer.status} {answer.reason}")
     if answer.status == 503:
-        raise Unanswered(f"{status}: {said}", connected=False)
+        raise Unanswered(f"{status}: {problem}", connected=False)
     if PUT_FAILED in answer.headers:
-        raise PutFailed(said)
-    if answer.status == 500 and said:
-        raise ServerFailed(said)
+        raise PutFailed(problem)
+    if answer.status == 500 and problem:
+        raise ServerFailed(problem)
     if 300 <= answer.status < 400:
         raise ServerFailed(f"{status}, and redirects are not followed")
     if answer.status in (200, 204):
         raise ServerFailed(f"{status} where {'204' if answer.status == 200 else '200'} is due: see direct_put")
-    raise ServerFailed(f"{status}: {said}" if said else status)
+    raise ServerFailed(f"{status}: {problem}" if problem else status)

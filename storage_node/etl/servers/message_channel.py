@@ -49,7 +49,7 @@ class MessageChannel:
         self._busy.add(stream)
         between_two = False
         try:
-            receipt = await _asked(stream, request, content, receiver)
+            receipt = await _exchange(stream, request, content, receiver)
             between_two = True
             return receipt
         except (ServerFailed, PutFailed):
@@ -87,7 +87,7 @@ class MessageChannel:
         await self._release()
 
 
-async def _asked(stream: ServerStream, request: Request, content: Content, receiver: OutputReceiver) -> str:
+async def _exchange(stream: ServerStream, request: Request, content: Content, receiver: OutputReceiver) -> str:
     """Pass one object through. When it returns or raises ServerFailed or PutFailed, the stream is ready for the next
     object."""
     if request.file or content.size_bytes <= CHUNK_BYTES:

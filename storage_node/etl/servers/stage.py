@@ -217,5 +217,5 @@ class ServerStage:
             text = f"{self._transform.name}: {origin}: {error}, for {self._gone_after_s:g} s"
             raise TransformGone(text) from error
 
-    def _failed(self, origin: Origin, said: str) -> TransformFailed:
-        return TransformFailed(f"{self._transform.name}: {origin}: {said}")
+    def _failed(self, origin: Origin, problem: str) -> TransformFailed:
+        return TransformFailed(f"{self._transform.name}: {origin}: {problem}")

@@ -42,5 +42,5 @@ def answer(server: TransformServer, request: Request, body: Iterable[bytes]) -> 
     return Answer(204, b"", {RECEIPT: put.receipt, SIZE: str(put.size_bytes), CHECKSUM: f"{put.checksum:08x}"})
 
 
-def _error(status: int, said: str, headers: dict[str, str] | None = None) -> Answer:
-    return Answer(status, said.encode(), {"Content-Type": "text/plain; charset=utf-8"} | (headers or {}))
+def _error(status: int, text: str, headers: dict[str, str] | None = None) -> Answer:
+    return Answer(status, text.encode(), {"Content-Type": "text/plain; charset=utf-8"} | (headers or {}))

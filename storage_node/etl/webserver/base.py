@@ -93,12 +93,12 @@ class TransformServer(ABC):
                 self._serve_until_told(held)
 
     def _serve_until_told(self, listener: socket.socket) -> None:
-        def told(number: int, frame: object) -> None:
+        def on_signal(number: int, frame: object) -> None:
             threading.Thread(target=self.stop, daemon=True).start()
 
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, told)
+                signal.signal(number, on_signal)
         self.setup()
         self._serve(listener)
 
@@ -188,7 +188,7 @@ class TransformServer(ABC):
             if request.source_url:
                 body = self._link.fetched(request.source_url, request.source_token)
         if self.streams:
-            return _begun(self._streamed(_chunks_of(file) if file else iter(body), request.path, args))
+            return _started(self._streamed(_chunks_of(file) if file else iter(body), request.path, args))
         if self._form == "transform_file":
             return self._of_file(file, body, request.path, args)
         data = self._read(file) if file else b"".join(body)
@@ -291,7 +291,7 @@ def _chunks_of(file: str) -> Iterator[bytes]:
         raise Refused(f"the file cannot be read: {error}") from error
 
 
-def _begun(chunks: Iterator[bytes]) -> Iterator[bytes]:
+def _started(chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Compute the first chunk, so that a transform that fails at once does so before the response starts."""
     for first in chunks:
         return itertools.chain((first,), chunks)

@@ -34,7 +34,7 @@ class FastAPIServer(TransformServer):
     def __init__(self) -> None:
         super().__init__()
         self._require_framework()
-        self.app = self._made_app()
+        self.app = self._build_app()
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="transform")
         self._server: Any = None
         self._stopped = False
@@ -47,7 +47,7 @@ class FastAPIServer(TransformServer):
         with needs("websockets", "FastAPIServer"):
             import websockets  # noqa: F401
 
-    def _made_app(self) -> fastapi.FastAPI:
+    def _build_app(self) -> fastapi.FastAPI:
         with needs("fastapi", "FastAPIServer"):
             import fastapi
         app = fastapi.FastAPI(title=type(self).__name__)
@@ -84,19 +84,19 @@ class FastAPIServer(TransformServer):
 
     # -- HTTP
 
-    async def _transform(self, asked: starlette.requests.Request) -> starlette.responses.Response:
+    async def _transform(self, http_request: starlette.requests.Request) -> starlette.responses.Response:
         from starlette.responses import Response
 
-        request = Request.of_headers(asked.headers)
-        if self.streams and asked.method == "PUT":
-            body: Iterator[bytes] = from_loop(asked.stream())
-            made = await in_thread(self._threads, answer, self, request, body)
+        request = Request.of_headers(http_request.headers)
+        if self.streams and http_request.method == "PUT":
+            body: Iterator[bytes] = from_loop(http_request.stream())
+            reply = await in_thread(self._threads, answer, self, request, body)
         else:
-            body = iter((await asked.body(),))
-            made = await in_thread(self._threads, answer, self, request, body)
-        if isinstance(made.body, bytes):
-            return Response(made.body, made.status, made.headers)
-        return _streamed(each_in_thread(self._threads, made.body), made.status, made.headers)
+            body = iter((await http_request.body(),))
+            reply = await in_thread(self._threads, answer, self, request, body)
+        if isinstance(reply.body, bytes):
+            return Response(reply.body, reply.status, reply.headers)
+        return _streamed(each_in_thread(self._threads, reply.body), reply.status, reply.headers)
 
     # -- WebSocket
 

@@ -24,7 +24,7 @@ class FlaskServer(TransformServer):
     def __init__(self) -> None:
         super().__init__()
         self._require_framework()
-        self.app = self._made_app()
+        self.app = self._build_app()
         self._server: Any = None
         self._stopped = False
 
@@ -32,7 +32,7 @@ class FlaskServer(TransformServer):
         with needs("flask", "FlaskServer"):
             import flask  # noqa: F401
 
-    def _made_app(self) -> flask.Flask:
+    def _build_app(self) -> flask.Flask:
         with needs("flask", "FlaskServer"):
             import flask
         app = flask.Flask(type(self).__name__, static_folder=None)
@@ -42,11 +42,11 @@ class FlaskServer(TransformServer):
 
         def transform() -> flask.Response:
             body = _chunks(flask.request.stream)
-            made = answer(self, Request.of_headers(flask.request.headers), body)
-            if isinstance(made.body, bytes):
+            reply = answer(self, Request.of_headers(flask.request.headers), body)
+            if isinstance(reply.body, bytes):
                 _drain(body)
-                return flask.Response(made.body, made.status, made.headers)
-            return flask.Response(_and_drained(made.body, body), made.status, made.headers)
+                return flask.Response(reply.body, reply.status, reply.headers)
+            return flask.Response(_and_drained(reply.body, body), reply.status, reply.headers)
 
         app.add_url_rule(HEALTH_PATH, view_func=health)
         app.add_url_rule(TRANSFORM_PATH, view_func=transform, methods=["GET", "PUT"])
@@ -104,14 +104,14 @@ def _handler() -> type[Any]:
         def run_wsgi(self) -> None:
             if self.path != TRANSFORM_PATH and self.command not in ("GET", "HEAD"):
                 self.close_connection = True  # a route of the author may have left some of the body unread
-            said: list[Any] = []
+            started: list[Any] = []
 
             def start_response(status: str, headers: list[tuple[str, str]], *error: Any) -> Any:
-                said[:] = status, headers
+                started[:] = status, headers
 
             output: Any = self.server.app(self.make_environ(), start_response)
             try:
-                self._send(said[0], said[1], output)
+                self._send(started[0], started[1], output)
             except Exception:
                 self.close_connection = True  # without its end, the client sees that the response was aborted
                 raise

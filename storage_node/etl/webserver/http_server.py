@@ -129,20 +129,20 @@ class _Handler(BaseHTTPRequestHandler):
             raise ConnectionError("the node broke off in the middle of the input")
         return chunk
 
-    def _send(self, made: Answer) -> None:
-        self.send_response(made.status)
-        for name, value in made.headers.items():
+    def _send(self, reply: Answer) -> None:
+        self.send_response(reply.status)
+        for name, value in reply.headers.items():
             self.send_header(name, value)
-        if isinstance(made.body, bytes):
-            if made.status != 204:
-                self.send_header("Content-Length", str(len(made.body)))
+        if isinstance(reply.body, bytes):
+            if reply.status != 204:
+                self.send_header("Content-Length", str(len(reply.body)))
             self.end_headers()
-            self.wfile.write(made.body)
+            self.wfile.write(reply.body)
         else:
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             try:
-                for chunk in made.body:
+                for chunk in reply.body:
                     if chunk:
                         self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
                         self.wfile.flush()

@@ -46,7 +46,7 @@ class NodeLink:
     def fetched(self, url: str, token: str) -> Iterator[bytes]:
         """Yield the input in chunks. Raises NodeLinkFailed, also while it is consumed."""
         with self._connection(url, "the input could not be fetched from the node") as connection:
-            answer = _asked(connection, "GET", url, token, b"")
+            answer = _exchange(connection, "GET", url, token, b"")
             wanted, got = answer.length, 0
             while chunk := answer.read(CHUNK_BYTES):
                 got += len(chunk)
@@ -56,24 +56,24 @@ class NodeLink:
 
     def put(self, url: str, token: str, output: bytes | Iterator[bytes]) -> Put:
         """Put an output. Raises NodeLinkFailed, and what `output` raises."""
-        taken = Put("", 0, 0)
+        sent = Put("", 0, 0)
 
         def counted(chunks: Iterator[bytes]) -> Iterator[bytes]:
             for chunk in chunks:
-                taken.size_bytes += len(chunk)
-                taken.checksum = crc32c(chunk, taken.checksum)
+                sent.size_bytes += len(chunk)
+                sent.checksum = crc32c(chunk, sent.checksum)
                 yield chunk
 
         with self._connection(url, "the output could not be put to the node") as connection:
             if isinstance(output, bytes):
-                taken.size_bytes, taken.checksum = len(output), crc32c(output)
+                sent.size_bytes, sent.checksum = len(output), crc32c(output)
             else:
                 connection.close()  # an iterator cannot be sent again if the connection is stale
                 output = counted(output)
-            answer = _asked(connection, "PUT", url, token, output)
+            answer = _exchange(connection, "PUT", url, token, output)
             answer.read()
-        taken.receipt = answer.getheader(RECEIPT, "")
-        return taken
+        sent.receipt = answer.getheader(RECEIPT, "")
+        return sent
 
     def close(self) -> None:
         """Close idle connections now, and the others after their use."""
@@ -109,7 +109,7 @@ class NodeLink:
         connection.close()
 
 
-def _asked(
+def _exchange(
     connection: http.client.HTTPConnection, method: str, url: str, token: str, body: bytes | Iterator[bytes]
 ) -> http.client.HTTPResponse:
     parts = urlsplit(url)
@@ -128,8 +128,8 @@ def _asked(
         connection.request(method, path, body or None, headers)  # the node had closed the idle connection
         answer = connection.getresponse()
     if answer.status not in (200, 204):
-        said = answer.read(MAX_ERROR_CHARACTERS).decode("utf-8", "replace")
-        raise NodeLinkFailed(f"the node answered {answer.status} {answer.reason}: {short(said)}")
+        text = answer.read(MAX_ERROR_CHARACTERS).decode("utf-8", "replace")
+        raise NodeLinkFailed(f"the node answered {answer.status} {answer.reason}: {short(text)}")
     return answer
 
 

@@ -22,14 +22,14 @@ def serve(count: int, work: Callable[[], None]) -> None:
     running: dict[int, float] = {}
     stopping = False
 
-    def told(number: int, frame: object) -> None:
+    def on_signal(number: int, frame: object) -> None:
         nonlocal stopping
         stopping = True
         for pid in running:
             os.kill(pid, signal.SIGTERM)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, told)
+        signal.signal(number, on_signal)
     failures = 0
     while not stopping:
         while len(running) < count and not stopping:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ais_loader.errors import TransformError, TransformFailed, TransformRefused, TransformTimeout
-from storage_node.etl.spool import Spool, taken
+from storage_node.etl.spool import Spool, take_content
 from storage_node.etl.values import Content, escaped
 from storage_node.etl.worker.process_limits import (
     ProcessLimits,
@@ -48,6 +48,7 @@ from storage_node.etl.worker.program import (
     IS_IN_AREA,
     IS_INLINE,
     MAX_JSON_BYTES,
+    OUTPUT_READ,
     OUTPUTS_AT,
     RAISED,
     READY,
@@ -55,7 +56,6 @@ from storage_node.etl.worker.program import (
     REQUEST,
     SET_UP_NUMBER,
     SHARED,
-    TAKEN,
     room_for,
 )
 from storage_node.limits.tasks import settled
@@ -71,7 +71,7 @@ _SURE_S = 0.5
 _READ_BYTES = 256 << 10
 _BUFFER_BYTES = 208 << 10
 """Socket buffer in each direction, if the system allows it: up to this many bytes are sent without waiting."""
-_TOLD = 500
+_MAX_TEXT = 500
 """Maximum length of the worker's last output line in an error, in characters."""
 _END_S = 0.5
 """Time that a process gets to end after its socket was closed."""
@@ -126,7 +126,7 @@ class WorkerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._stderr = -1
-        self._heard_last = b""
+        self._last_stderr = b""
         self._shared = self._output = self._area_fd = -1
         self._area: mmap.mmap | None = None
         """See worker.py."""
@@ -137,10 +137,10 @@ class WorkerProcess:
         self._ending = False
         self._deadline_s = float("inf")
         self._look: asyncio.TimerHandle | None = None
-        self._looked_at_s = 0.0
+        self._checked_at_s = 0.0
         self._received = bytearray()
         self._number = SET_UP_NUMBER - 1
-        self._asked: deque[_PendingRequest] = deque()
+        self._requests: deque[_PendingRequest] = deque()
         """Requests without a reply; the worker processes the first one."""
         self._timeout_s = 0.0
         self._wake: asyncio.Future[None] | None = None
@@ -166,40 +166,40 @@ class WorkerProcess:
             if not user:
                 raise
             raise TransformRefused(f"etl_user={user}: the node may not become it ({error})") from error
-        here, there = socket.socketpair()
+        local, remote = socket.socketpair()
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stderr = reading
         try:
             os.set_blocking(writing, True)
-            argv = [python or sys.executable, "-m", "storage_node.etl.worker.program", str(there.fileno())]
+            argv = [python or sys.executable, "-m", "storage_node.etl.worker.program", str(remote.fileno())]
             argv.append(json.dumps(fences.as_json()))
-            self._process = start(argv, Path(self._folder), there.fileno(), writing, user)
+            self._process = start(argv, Path(self._folder), remote.fileno(), writing, user)
         except BaseException:
-            here.close()
+            local.close()
             await self.close()
             raise
         finally:
-            there.close()
+            remote.close()
             os.close(writing)
-        here.setblocking(False)
-        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        self._socket = here
-        self._loop.add_reader(reading, self._heard)
-        self._loop.add_reader(here, self._readable)
+        local.setblocking(False)
+        local.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        self._socket = local
+        self._loop.add_reader(reading, self._read_stderr)
+        self._loop.add_reader(local, self._readable)
         self._shared, self._output = os.memfd_create("inputs"), self._spool.new_file()
         try:
             self._area_fd, self._area = _new_area()
-            asked = _PendingRequest(self._number + 1, 0, set_up=True)
+            setup_request = _PendingRequest(self._number + 1, 0, set_up=True)
             fds = {"shared": self._shared, "output": self._output, "area": self._area_fd}
-            request = _request(asked, {"setup": setup, "fds": list(fds)}, INLINE, len(code), code)
-            await self._exchange([asked], request, [*fds.values()], START_TIMEOUT_S)
-            if isinstance(asked.outcome, Exception):
-                raise asked.outcome
+            request = _request(setup_request, {"setup": setup, "fds": list(fds)}, INLINE, len(code), code)
+            await self._exchange([setup_request], request, [*fds.values()], START_TIMEOUT_S)
+            if isinstance(setup_request.outcome, Exception):
+                raise setup_request.outcome
         except WorkerDied as error:
-            self._heard()
-            said = self._heard_last.decode(errors="replace").strip().rpartition("\n")[2][:_TOLD]
+            self._read_stderr()
+            output = self._last_stderr.decode(errors="replace").strip().rpartition("\n")[2][:_MAX_TEXT]
             await self.close()
-            raise TransformFailed(f"{argv[0]}: {error}: {said or 'it wrote nothing'}") from error
+            raise TransformFailed(f"{argv[0]}: {error}: {output or 'it wrote nothing'}") from error
         except BaseException:
             await self.close()
             raise
@@ -215,31 +215,31 @@ class WorkerProcess:
             inputs: One input, or several that are in memory, fit into a burst and have at most INLINE_BYTES each.
             timeout_s: Time limit for each of them.
         """
-        asked = [_PendingRequest(self._number + at, each.max_bytes) for at, each in enumerate(inputs, 1)]
+        calls = [_PendingRequest(self._number + at, each.max_bytes) for at, each in enumerate(inputs, 1)]
         fds: list[int] = []
-        data = self._single(asked[0], inputs[0], args, fds) if len(inputs) == 1 else self._burst(asked, inputs, args)
+        data = self._single(calls[0], inputs[0], args, fds) if len(inputs) == 1 else self._burst(calls, inputs, args)
         try:
-            await self._exchange(asked, data, fds, timeout_s)
+            await self._exchange(calls, data, fds, timeout_s)
         except asyncio.CancelledError:
             self.kill()
             raise
-        return [one.outcome for one in asked]  # type: ignore[misc]
+        return [one.outcome for one in calls]  # type: ignore[misc]
 
-    def _single(self, asked: _PendingRequest, each: WorkerInput, args: str, fds: list[int]) -> bytes:
+    def _single(self, request: _PendingRequest, each: WorkerInput, args: str, fds: list[int]) -> bytes:
         content = each.content
-        said: dict[str, Any] = {"args": args, "origin": each.origin}
+        header: dict[str, Any] = {"args": args, "origin": each.origin}
         self._output_at = 0
         if content.data is None:
             fds.append(content.fd)
-            said |= {"fds": ["input"], "offset": content.offset}
-            return _request(asked, said, FILE, content.size_bytes)
+            header |= {"fds": ["input"], "offset": content.offset}
+            return _request(request, header, FILE, content.size_bytes)
         if content.size_bytes > INLINE_BYTES:
             os.ftruncate(self._shared, content.size_bytes)
             os.pwrite(self._shared, content.data, 0)
-            return _request(asked, said, SHARED, content.size_bytes)
-        return _request(asked, said, INLINE, content.size_bytes, content.data)
+            return _request(request, header, SHARED, content.size_bytes)
+        return _request(request, header, INLINE, content.size_bytes, content.data)
 
-    def _burst(self, asked: Sequence[_PendingRequest], inputs: Sequence[WorkerInput], args: str) -> bytes:
+    def _burst(self, requests: Sequence[_PendingRequest], inputs: Sequence[WorkerInput], args: str) -> bytes:
         assert self._area is not None
         at, self._output_at = INPUTS_AT, OUTPUTS_AT
         sizes = []
@@ -248,15 +248,15 @@ class WorkerProcess:
             self._area[at : at + size_bytes] = content.data  # type: ignore[assignment]
             at += room_for(size_bytes)
             sizes.append(size_bytes)
-        said = {"args": args, "origins": [each.origin for each in inputs], "sizes": sizes}
-        return _request(asked[0], said, BURST, len(inputs))
+        header = {"args": args, "origins": [each.origin for each in inputs], "sizes": sizes}
+        return _request(requests[0], header, BURST, len(inputs))
 
     # -- the wire
 
-    async def _exchange(self, asked: list[_PendingRequest], data: bytes, fds: list[int], timeout_s: float) -> None:
+    async def _exchange(self, requests: list[_PendingRequest], data: bytes, fds: list[int], timeout_s: float) -> None:
         """Send requests and wait until each has its outcome, or the worker has ended. Raises OSError of this node."""
-        self._number += len(asked)
-        self._asked.extend(asked)
+        self._number += len(requests)
+        self._requests.extend(requests)
         self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s
         self._watch()
@@ -266,9 +266,9 @@ class WorkerProcess:
             except OSError:  # it may have sent the reason before it ended
                 while self._receive():
                     pass
-                self._hear_no_more()
-            while self._asked:
-                first = self._asked[0]
+                self._stop_reading()
+            while self._requests:
+                first = self._requests[0]
                 if first.written_bytes is not None:
                     await self._take_written(first)
                 elif self._silent:
@@ -278,14 +278,14 @@ class WorkerProcess:
                     await self._wake
         finally:
             self._wake = None
-            self._asked.clear()
+            self._requests.clear()
             self._deadline_s = float("inf")
             if self._look is not None:
                 self._look.cancel()
                 self._look = None
             self.idle_since_s = time.monotonic()
             # A worker that finishes each object quickly is never checked while busy, so it is checked here.
-            if self.idle_since_s - self._looked_at_s > _LEFT_S and (found := self._outgrown()) is not None:
+            if self.idle_since_s - self._checked_at_s > _LEFT_S and (found := self._outgrown()) is not None:
                 self._log(f"{found}\n".encode())
                 self.kill()
 
@@ -314,12 +314,12 @@ class WorkerProcess:
         size_bytes, first.written_bytes = first.written_bytes or 0, None
         if size_bytes > first.max_bytes:
             first.outcome = _too_much(size_bytes, first.max_bytes)
-        elif (there := os.fstat(self._output).st_size) != size_bytes:
+        elif (found_bytes := os.fstat(self._output).st_size) != size_bytes:
             self.kill()
-            self._give_up(TransformFailed(f"it said {size_bytes:,} bytes, and wrote {there:,}"))
+            self._give_up(TransformFailed(f"it said {size_bytes:,} bytes, and wrote {found_bytes:,}"))
             return
         else:
-            first.outcome, with_file = await self._on_thread(taken, self._output, size_bytes)
+            first.outcome, with_file = await self._on_thread(take_content, self._output, size_bytes)
             if with_file:
                 self._output = -1
         self._answered()
@@ -329,14 +329,14 @@ class WorkerProcess:
                 self._output = await self._on_thread(self._spool.new_file)
                 fds = [self._output]
             text = json.dumps({"fds": ["output"] if fds else []}).encode()
-            await self._send(REQUEST.pack(0, len(text), 0, TAKEN) + text, fds)
+            await self._send(REQUEST.pack(0, len(text), 0, OUTPUT_READ) + text, fds)
         except OSError:  # of the drive or of the socket: the output is valid all the same
             self.kill()
         self._parse()
 
     def _readable(self) -> None:
         self._receive()
-        if self._silent or not self._asked or self._asked[0].written_bytes is not None:
+        if self._silent or not self._requests or self._requests[0].written_bytes is not None:
             wake, self._wake = self._wake, None
             if wake is not None and not wake.done():
                 wake.set_result(None)
@@ -354,10 +354,10 @@ class WorkerProcess:
             self._received += data
             self._parse()
         else:
-            self._hear_no_more()
+            self._stop_reading()
         return bool(data)
 
-    def _hear_no_more(self) -> None:
+    def _stop_reading(self) -> None:
         assert self._socket is not None
         self._loop.remove_reader(self._socket)
         self._silent = True
@@ -365,9 +365,9 @@ class WorkerProcess:
     def _parse(self) -> None:
         """Parse the complete messages among the received bytes."""
         received, at = self._received, 0
-        while len(received) - at >= REPLY.size and not (self._asked and self._asked[0].written_bytes is not None):
+        while len(received) - at >= REPLY.size and not (self._requests and self._requests[0].written_bytes is not None):
             number, kind, of_data, of_json = REPLY.unpack_from(received, at)
-            first = self._asked[0] if self._asked else None
+            first = self._requests[0] if self._requests else None
             if first is None or not self._makes_sense(first, number, kind, of_data, of_json):
                 twice = SET_UP_NUMBER <= number < (self._number + 1 if first is None else first.number)
                 received.clear()
@@ -382,9 +382,9 @@ class WorkerProcess:
                 break
             try:
                 if kind == RAISED:
-                    told = json.loads(received[json_at:data_at])
-                    error = TransformRefused if told.get("refused") else TransformFailed
-                    first.outcome = error(escaped(str(told.get("error"))))
+                    reply = json.loads(received[json_at:data_at])
+                    error = TransformRefused if reply.get("refused") else TransformFailed
+                    first.outcome = error(escaped(str(reply.get("error"))))
                 elif kind == IS_FILE:
                     first.written_bytes = of_data
                 elif kind in (IS_INLINE, IS_IN_AREA):
@@ -408,13 +408,13 @@ class WorkerProcess:
 
     def _answered(self) -> None:
         """Remove the first request, which has its outcome. The time limit of the next one starts."""
-        self._asked.popleft()
+        self._requests.popleft()
         self._deadline_s = time.monotonic() + self._timeout_s
 
-    def _makes_sense(self, asked: _PendingRequest, number: int, kind: int, of_data: int, of_json: int) -> bool:
-        wanted = (READY, RAISED) if asked.set_up else (IS_INLINE, IS_FILE, RAISED, IS_IN_AREA)
+    def _makes_sense(self, request: _PendingRequest, number: int, kind: int, of_data: int, of_json: int) -> bool:
+        wanted = (READY, RAISED) if request.set_up else (IS_INLINE, IS_FILE, RAISED, IS_IN_AREA)
         return (
-            number == asked.number
+            number == request.number
             and kind in wanted
             and of_json <= MAX_JSON_BYTES
             and (kind != IS_INLINE or of_data <= INLINE_BYTES)
@@ -424,21 +424,21 @@ class WorkerProcess:
     def _give_up(self, error: TransformError) -> None:
         """Fail the request that the worker was processing. Earlier ones may be done without having a reply yet; they
         get no outcome."""
-        if not self._asked:
+        if not self._requests:
             return
         assert self._area is not None
         (at_work,) = AT_WORK.unpack_from(self._area, 0)
-        at = at_work - self._asked[0].number
-        self._asked[at if 0 <= at < len(self._asked) else 0].outcome = error
-        self._asked.clear()
+        at = at_work - self._requests[0].number
+        self._requests[at if 0 <= at < len(self._requests) else 0].outcome = error
+        self._requests.clear()
 
     def _end_confused(self, error: TransformError) -> None:
         """End the worker after an invalid message. Among several requests, the one that sent it cannot be determined,
         because replies are buffered."""
         self.kill()
-        if len(self._asked) == 1:
-            self._asked[0].outcome = error
-        self._asked.clear()
+        if len(self._requests) == 1:
+            self._requests[0].outcome = error
+        self._requests.clear()
 
     async def _ended(self) -> TransformFailed | TransformTimeout:
         """Return why the socket was closed."""
@@ -456,9 +456,9 @@ class WorkerProcess:
 
     def _watch(self) -> None:
         wait_s = min(_LOOK_S, max(0.0, self._deadline_s - time.monotonic()))
-        self._look = self._loop.call_later(wait_s, self._looked)
+        self._look = self._loop.call_later(wait_s, self._check)
 
-    def _looked(self) -> None:
+    def _check(self) -> None:
         assert self._process is not None
         if time.monotonic() >= self._deadline_s:
             self._killed_for = TransformTimeout("it took too long, and was ended (timeout_s)")
@@ -475,7 +475,7 @@ class WorkerProcess:
         """Return the limit that the worker exceeds; None if there is none. Files may stem from earlier objects."""
         if self._process is None or self._folder is None:
             return None
-        self._looked_at_s = time.monotonic()
+        self._checked_at_s = time.monotonic()
         if (resident := resident_bytes(self._process.pid)) > self._memory_bytes:
             return TransformFailed(
                 f"its worker had {resident:,} bytes in memory, at most {self._memory_bytes:,} may be (memory_bytes)"
@@ -487,7 +487,7 @@ class WorkerProcess:
             )
         return None
 
-    def _heard(self) -> None:
+    def _read_stderr(self) -> None:
         try:
             data = os.read(self._stderr, 64 << 10)
         except BlockingIOError:
@@ -495,7 +495,7 @@ class WorkerProcess:
         except OSError:
             data = b""
         if data:
-            self._heard_last = data
+            self._last_stderr = data
             self._log(data)
         else:
             self._loop.remove_reader(self._stderr)
@@ -536,10 +536,10 @@ class WorkerProcess:
 
 
 def _request(
-    asked: _PendingRequest, said: dict[str, Any], place: int, size_bytes: int, data: bytes | memoryview = b""
+    request: _PendingRequest, header: dict[str, Any], place: int, size_bytes: int, data: bytes | memoryview = b""
 ) -> bytes:
-    text = json.dumps(said).encode()
-    return b"".join((REQUEST.pack(asked.number, len(text), size_bytes, place), text, data))
+    text = json.dumps(header).encode()
+    return b"".join((REQUEST.pack(request.number, len(text), size_bytes, place), text, data))
 
 
 def _new_area() -> tuple[int, mmap.mmap]:

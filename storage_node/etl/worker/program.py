@@ -54,10 +54,10 @@ REQUEST = struct.Struct("<QIQB")
 """Number, bytes of JSON, bytes of data, location of the data. The JSON lists the descriptors that are sent along."""
 REPLY = struct.Struct("<QBQI")
 """Number of the request, kind, bytes of data, bytes of JSON. The JSON follows, and then the data if it is inline."""
-INLINE, SHARED, FILE, TAKEN, BURST = 0, 1, 2, 3, 4
-"""Location of an input: inline behind the request, in the memory file, or in a file of its own. TAKEN is not a request:
-the node has taken the contents of the output file. BURST: the inputs of several requests are in the area, and the JSON
-has their sizes."""
+INLINE, SHARED, FILE, OUTPUT_READ, BURST = 0, 1, 2, 3, 4
+"""Location of an input: inline behind the request, in the memory file, or in a file of its own. OUTPUT_READ is not a
+request: the node has read the output file. BURST: the inputs of several requests are in the area, and the JSON has
+their sizes."""
 READY, IS_INLINE, IS_FILE, RAISED, IS_IN_AREA = 0, 1, 2, 3, 4
 AT_WORK = struct.Struct("<Q")
 """Field at the start of the area: number of the request in progress."""
@@ -75,7 +75,7 @@ _MAX_FDS = 4
 _ANSWER_S = 0.005
 """Time that replies of a burst are buffered to be sent together."""
 _READ_BYTES = 256 << 10
-_TOLD = 2000
+_MAX_TEXT = 2000
 """Maximum length of an error, in characters."""
 _STDERR_BYTES = 16 << 10
 """The end of a command's stderr, of this size, goes to the log of its transform."""
@@ -144,7 +144,7 @@ class _Message(NamedTuple):
     number: int
     place: int
     size_bytes: int
-    said: dict[str, Any]
+    header: dict[str, Any]
     data: bytes
     fds: dict[str, int]
 
@@ -173,38 +173,38 @@ class Worker:
         while (message := self._ahead.popleft() if self._ahead else self._read()) is not None:
             self._number = message.number
             if message.place == BURST:
-                self._serve_burst(message.said)
+                self._serve_burst(message.header)
             else:
-                self._serve_one(message.said, self._source(message))
+                self._serve_one(message.header, self._source(message))
                 self._flush()
 
-    def _serve_one(self, said: dict[str, Any], source: CallInput) -> None:
+    def _serve_one(self, header: dict[str, Any], source: CallInput) -> None:
         try:
-            if "setup" in said:
-                self._set_up(said["setup"], source)
+            if "setup" in header:
+                self._set_up(header["setup"], source)
                 self._reply(READY)
             else:
-                self._deliver(self._run(source, said))
+                self._deliver(self._run(source, header))
         except CallFailed as failed:
             self._reply(RAISED, error=str(failed))
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit | BrokenPipeError):
                 raise
-            self._reply(RAISED, error=_told(error))
+            self._reply(RAISED, error=_error_text(error))
             traceback.print_exc()
         finally:
             source.close()
 
-    def _serve_burst(self, said: dict[str, Any]) -> None:
+    def _serve_burst(self, header: dict[str, Any]) -> None:
         if self._inputs is None or self._written is None:
             self._inputs = memoryview(mmap.mmap(self._area, OUTPUTS_AT, prot=mmap.PROT_READ))
             self._written = mmap.mmap(self._area, AREA_BYTES)
         at, self._output_at = INPUTS_AT, OUTPUTS_AT
         sent_s = time.monotonic()
-        for origin, size_bytes in zip(said["origins"], said["sizes"], strict=True):
+        for origin, size_bytes in zip(header["origins"], header["sizes"], strict=True):
             AT_WORK.pack_into(self._written, 0, self._number)
             source = CallInput(self._inputs[at : at + size_bytes], -1, 0, size_bytes)
-            self._serve_one({"args": said["args"], "origin": origin}, source)
+            self._serve_one({"args": header["args"], "origin": origin}, source)
             at += room_for(size_bytes)
             self._number += 1
             if (now_s := time.monotonic()) - sent_s > _ANSWER_S:
@@ -226,11 +226,11 @@ class Worker:
     # -- the wire
 
     def _source(self, message: _Message) -> CallInput:
-        _, place, size_bytes, said, data, came = message
+        _, place, size_bytes, header, data, came = message
         self._shared, self._area = came.get("shared", self._shared), came.get("area", self._area)
         self._use_output(came)
         if place == FILE:
-            return CallInput(None, came["input"], said["offset"], size_bytes)
+            return CallInput(None, came["input"], header["offset"], size_bytes)
         if place == SHARED:
             return CallInput(memoryview(mmap.mmap(self._shared, size_bytes, prot=mmap.PROT_READ)), -1, 0, size_bytes)
         return CallInput(memoryview(data), -1, 0, size_bytes)
@@ -246,11 +246,11 @@ class Worker:
         if self._at == len(self._received) and not self._more():
             return None
         number, json_bytes, size_bytes, place = REQUEST.unpack(self._exactly(REQUEST.size))
-        said = json.loads(self._exactly(json_bytes))
-        names = said.pop("fds", ())
+        header = json.loads(self._exactly(json_bytes))
+        names = header.pop("fds", ())
         fds, self._fds = self._fds[: len(names)], self._fds[len(names) :]
         data = self._exactly(size_bytes) if place == INLINE else b""
-        return _Message(number, place, size_bytes, said, data, dict(zip(names, fds, strict=True)))
+        return _Message(number, place, size_bytes, header, data, dict(zip(names, fds, strict=True)))
 
     def _exactly(self, size_bytes: int) -> bytes:
         while len(self._received) - self._at < size_bytes:
@@ -268,18 +268,18 @@ class Worker:
         self._received, self._at = left + data if left else data, 0
         return bool(data)
 
-    def _wait_until_taken(self) -> None:
+    def _wait_until_read(self) -> None:
         """Wait until the node has taken the output file, which is then free for the next object. Requests that arrive
         meanwhile are queued."""
         while (message := self._read()) is not None:
-            if message.place == TAKEN:
+            if message.place == OUTPUT_READ:
                 self._use_output(message.fds)
                 return
             self._ahead.append(message)
         sys.exit(0)
 
-    def _reply(self, kind: int, data: bytes | memoryview = b"", size_bytes: int = 0, **said: object) -> None:
-        text = json.dumps(said).encode() if said else b""
+    def _reply(self, kind: int, data: bytes | memoryview = b"", size_bytes: int = 0, **fields: object) -> None:
+        text = json.dumps(fields).encode() if fields else b""
         self._answers += REPLY.pack(self._number, kind, len(data) or size_bytes, len(text))
         self._answers += text
         self._answers += data
@@ -291,18 +291,18 @@ class Worker:
             self._socket.sendall(self._answers)
             self._answers.clear()
 
-    def _deliver(self, made: Any) -> None:
-        if made is None or isinstance(made, str):
+    def _deliver(self, result: Any) -> None:
+        if result is None or isinstance(result, str):
             raise CallFailed(
-                f"it returned {type(made).__name__}: need bytes, or with streaming=True an iterator of bytes"
+                f"it returned {type(result).__name__}: need bytes, or with streaming=True an iterator of bytes"
             )
-        if isinstance(made, _Written):
-            self._deliver_file(made.size_bytes)
+        if isinstance(result, _Written):
+            self._deliver_file(result.size_bytes)
             return
         try:
-            view = memoryview(made).cast("B")
+            view = memoryview(result).cast("B")
         except TypeError:
-            raise CallFailed(f"it returned {type(made).__name__}: need bytes, or something with a buffer") from None
+            raise CallFailed(f"it returned {type(result).__name__}: need bytes, or something with a buffer") from None
         if self._output_at and self._written is not None and self._output_at + len(view) <= AREA_BYTES:
             self._written[self._output_at : self._output_at + len(view)] = view
             self._output_at += room_for(len(view))
@@ -315,7 +315,7 @@ class Worker:
     def _deliver_file(self, size_bytes: int) -> None:
         self._reply(IS_FILE, size_bytes=size_bytes)
         self._flush()
-        self._wait_until_taken()
+        self._wait_until_read()
 
     def _write(self, parts: Iterable[Any]) -> int:
         """Overwrite the output file in place. Pages of the previous output are reused, which is cheaper than freeing
@@ -342,10 +342,10 @@ class Worker:
             import cloudpickle
         except ImportError as error:
             raise CallFailed(f"no cloudpickle: run `{sys.executable} -m pip install cloudpickle` ({error})") from error
-        made = cloudpickle.loads(bytes(source.view()))
-        if isinstance(made, type):
-            made = made()
-        function = made.transform if hasattr(made, "transform") else made
+        function = cloudpickle.loads(bytes(source.view()))
+        if isinstance(function, type):
+            function = function()
+        function = function.transform if hasattr(function, "transform") else function
         if not callable(function):
             raise CallFailed(f"{setup['name']} is no function, and has no method transform")
         self._run = _Function(function, setup, self).run
@@ -374,17 +374,17 @@ class _Function:
         except (TypeError, ValueError):
             self._wants_origin = False
 
-    def run(self, source: CallInput, said: dict[str, Any]) -> Any:
-        arguments = json.loads(said["args"]) if said["args"] else {}
+    def run(self, source: CallInput, header: dict[str, Any]) -> Any:
+        arguments = json.loads(header["args"]) if header["args"] else {}
         if not isinstance(arguments, dict):
             raise CallFailed(f"args: need an object of names and values, got {type(arguments).__name__}")
         if self._wants_origin:
-            arguments.setdefault("origin", said["origin"])
+            arguments.setdefault("origin", header["origin"])
         given = source.file() if self._path else source.chunks() if self._streaming else source.view()
-        made = self._function(given, **arguments)
-        if self._streaming and not isinstance(made, bytes | bytearray | memoryview):
-            return self._worker.write_all(made)
-        return made
+        result = self._function(given, **arguments)
+        if self._streaming and not isinstance(result, bytes | bytearray | memoryview):
+            return self._worker.write_all(result)
+        return result
 
 
 class _Command:
@@ -399,8 +399,8 @@ class _Command:
         self._runs = 0
         adopt_orphans()
 
-    def run(self, source: CallInput, said: dict[str, Any]) -> Any:
-        given = json.loads(said["args"]) if said["args"] else {}
+    def run(self, source: CallInput, header: dict[str, Any]) -> Any:
+        given = json.loads(header["args"]) if header["args"] else {}
         if not isinstance(given, dict):
             raise CallFailed(f"args: need an object of names and values, got {type(given).__name__}")
         self._runs += 1
@@ -463,16 +463,16 @@ class _Command:
                 finally:
                     end_children()
                 stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _STDERR_BYTES))
-                said = stderr.read().decode(errors="replace").strip()
+                text = stderr.read().decode(errors="replace").strip()
         finally:
             if sandbox is not None:
                 sandbox.close()
         if done.returncode:
-            said += f"\n{shlex.join(words)} ended with {done.returncode}"
-        if said:
-            print(said, file=sys.stderr, flush=True)
+            text += f"\n{shlex.join(words)} ended with {done.returncode}"
+        if text:
+            print(text, file=sys.stderr, flush=True)
         if done.returncode:
-            lines = last_lines(said.rpartition("\n")[0]) or "it wrote nothing to stderr"
+            lines = last_lines(text.rpartition("\n")[0]) or "it wrote nothing to stderr"
             raise CallFailed(f"{os.path.basename(words[0])} ended with {done.returncode}: {lines}")
 
     def _take_output(self, place: int, program: str) -> None:
@@ -493,8 +493,8 @@ class _Command:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise CallFailed(f"{os.path.basename(program)}: its {{output}} is no regular file")
-        with open(fd, "rb") as made, open(self._worker.output, "wb", closefd=False) as output:
-            shutil.copyfileobj(made, output, CHUNK_BYTES)
+        with open(fd, "rb") as written, open(self._worker.output, "wb", closefd=False) as output:
+            shutil.copyfileobj(written, output, CHUNK_BYTES)
 
     def _file_name(self, kind: str) -> str:
         return self._bases[kind] + self._line.suffixes.get(kind, "")
@@ -545,15 +545,15 @@ def _write(fd: int, part: Any) -> int:
     return at
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return the error, and the place in the transform's own code where it was raised."""
-    said = "".join(traceback.format_exception_only(error)).strip()
+    text = "".join(traceback.format_exception_only(error)).strip()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     where = f" ({frames[-1].name}, line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
-    return said[:_TOLD] + where
+    return text[:_MAX_TEXT] + where
 
 
-def _nothing(source: CallInput, said: dict[str, Any]) -> Any:
+def _nothing(source: CallInput, header: dict[str, Any]) -> Any:
     raise CallFailed("a call before its set-up")
 
 

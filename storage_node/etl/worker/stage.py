@@ -28,7 +28,7 @@ from storage_node.etl.worker.environments import Environment, is_needed
 from storage_node.etl.worker.process import WorkerDied, WorkerInput, WorkerProcess
 from storage_node.etl.worker.process_limits import ProcessLimits
 from storage_node.etl.worker.program import BURST_BYTES, INLINE_BYTES, room_for
-from storage_node.etl.worker.stage_context import StageContext, told
+from storage_node.etl.worker.stage_context import StageContext, error_text
 from storage_node.limits.tasks import settled
 from storage_node.settings.command_template import (
     WrongArgument,
@@ -85,14 +85,14 @@ class WorkerStage(ABC):
     @property
     def problem(self) -> str:
         """The error of the last attempt to start a worker; "" if it succeeded."""
-        return "" if self._last_failure is None else told(self._last_failure)
+        return "" if self._last_failure is None else error_text(self._last_failure)
 
     async def run(self, origin: Origin, content: Content, args: str) -> Content:
         """See `Stage`."""
-        (made,) = await self.run_many([(origin, content)], args)
-        if isinstance(made, LoaderError):
-            raise made
-        return made
+        (output,) = await self.run_many([(origin, content)], args)
+        if isinstance(output, LoaderError):
+            raise output
+        return output
 
     @property
     def burst(self) -> int:
@@ -102,7 +102,7 @@ class WorkerStage(ABC):
 
     async def run_many(self, inputs: Sequence[tuple[Origin, Content]], args: str) -> list[Content | LoaderError]:
         """Like `run` for each input, by one worker. If it is cancelled, no output remains."""
-        made: list[Content | LoaderError | None] = [None] * len(inputs)
+        outputs: list[Content | LoaderError | None] = [None] * len(inputs)
         tries: Counter[int] = Counter()
         left = list(range(len(inputs)))
         alone: set[int] = set()
@@ -119,14 +119,14 @@ class WorkerStage(ABC):
                         tries[at] += 1
                         if tries[at] <= self._retries:
                             continue
-                    made[at] = outcome
+                    outputs[at] = outcome
                 if all(outcome is None for outcome in outcomes):
                     alone.update(some)
-                left = [at for at in left if made[at] is None]
-            done, made = [one for one in made if one is not None], []
+                left = [at for at in left if outputs[at] is None]
+            done, outputs = [one for one in outputs if one is not None], []
             return done
         finally:
-            for one in made:
+            for one in outputs:
                 if isinstance(one, Content):
                     one.close()
 
@@ -294,13 +294,13 @@ class PythonStage(WorkerStage):
             assert self._context.environments is not None
             making = self._context.environments.make(self._requirements, self._context.log.add)
             self._environment = asyncio.ensure_future(making)
-            self._environment.add_done_callback(self._environment_made)
+            self._environment.add_done_callback(self._on_environment)
         return self._environment
 
-    def _environment_made(self, made: asyncio.Task[Environment]) -> None:
-        if made.cancelled():
+    def _on_environment(self, task: asyncio.Task[Environment]) -> None:
+        if task.cancelled():
             return
-        if (error := made.exception()) is None:
+        if (error := task.exception()) is None:
             self._failures, self._last_failure = 0, None
             return
         self._environment = None  # the next caller creates it again

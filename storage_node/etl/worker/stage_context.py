@@ -18,7 +18,7 @@ from storage_node.settings.config import ServerConfig
 
 LOG_BYTES = 64 << 10
 ERRORS_KEPT = 20
-_TOLD = 500
+_MAX_TEXT = 500
 """Maximum length of an error, in characters, in the list of a transform's latest errors."""
 
 
@@ -49,19 +49,19 @@ class StageCounts:
 
     def failure(self, error: BaseException) -> None:
         count(self.failures, error.kind if isinstance(error, LoaderError) else "internal")
-        self.errors.appendleft(told(error))
+        self.errors.appendleft(error_text(error))
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error as one line, for the list of a transform's latest errors.
 
     A long text keeps both ends: the object it belongs to, and what a program wrote last.
     """
     with suppress(Exception):
-        said = escaped(" ".join(str(error).split()))
-        if len(said) > _TOLD:
-            said = f"{said[: _TOLD // 4]} … {said[-3 * _TOLD // 4 :]}"
-        return f"{error.kind}: {said}" if isinstance(error, LoaderError) else said
+        text = escaped(" ".join(str(error).split()))
+        if len(text) > _MAX_TEXT:
+            text = f"{text[: _MAX_TEXT // 4]} … {text[-3 * _MAX_TEXT // 4 :]}"
+        return f"{error.kind}: {text}" if isinstance(error, LoaderError) else text
     return type(error).__name__
 
 
