@@ -206,7 +206,7 @@ class _Turns:
 
     def __init__(self, scheduler: WeightedScheduler[_Request]) -> None:
         self._scheduler = scheduler
-        self.taken = 0
+        self.in_use = 0
 
     @property
     def waiting(self) -> int:
@@ -295,7 +295,7 @@ class FrameSlots(_Turns):
     @property
     def waits_for_memory(self) -> bool:
         """Whether the next request waits for memory, not for a slot."""
-        return self.waiting > 0 and self.taken < self._limit()
+        return self.waiting > 0 and self.in_use < self._limit()
 
     @property
     def crowded(self) -> bool:
@@ -319,7 +319,7 @@ class FrameSlots(_Turns):
         """Charge for something small that was served without a slot. On an idle node, no clocks are kept."""
         self._note(tenant)
         self._count(tenant, size_bytes)
-        if self.taken or self.waiting:
+        if self.in_use or self.waiting:
             self._scheduler.charge(tenant, max(size_bytes, MIN_COST_BYTES))
 
     async def acquire(self, tenant: str, size_bytes: int, memory_bytes: int = 0) -> FrameSlot:
@@ -337,9 +337,9 @@ class FrameSlots(_Turns):
         self.charged_bytes[tenant if tenant in self.charged_bytes else OTHER_TENANTS] += size_bytes
 
     def _take(self, memory_bytes: int) -> bool:
-        if self.taken >= self._limit() or (memory_bytes and not self._memory.acquire_now(memory_bytes)):
+        if self.in_use >= self._limit() or (memory_bytes and not self._memory.acquire_now(memory_bytes)):
             return False
-        self.taken += 1
+        self.in_use += 1
         return True
 
     def _give_up(self, request: _Request) -> None:
@@ -348,7 +348,7 @@ class FrameSlots(_Turns):
 
     def give_back(self) -> None:
         """Return a slot. Called by `FrameSlot.release`."""
-        self.taken -= 1
+        self.in_use -= 1
         self._grant()
 
     def release_memory(self, size_bytes: int) -> None:
@@ -357,7 +357,7 @@ class FrameSlots(_Turns):
 
     def _grant(self) -> None:
         super()._grant()
-        if not self.taken:
+        if not self.in_use:
             self._scheduler.forgive()
 
 
@@ -405,13 +405,13 @@ class JobTurns(_Turns):
         if self._clock_s is not None:
             self._charge_time(self._clock_s())
         self._scheduler.end(tenant)
-        self.taken -= 1
+        self.in_use -= 1
         self._grant()
 
     def _take(self, memory_bytes: int) -> bool:
-        if self.taken >= self._limit:
+        if self.in_use >= self._limit:
             return False
-        self.taken += 1
+        self.in_use += 1
         return True
 
     def _give_up(self, request: _Request) -> None:

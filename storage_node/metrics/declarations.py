@@ -323,7 +323,7 @@ METRICS = (
         "server of a network file system), copied (read and written).",
     ),
     metric("ais_loader_promoted_bytes_total", "counter", "bytes", "how")(
-        lambda node: node.promote.taken_bytes, "Bytes of the promoted files."
+        lambda node: node.promote.bytes_by_method, "Bytes of the promoted files."
     ),
     metric("ais_loader_promote_skipped_files_total", "counter", "files")(
         lambda node: node.promote.skipped, "Files whose objects existed already."

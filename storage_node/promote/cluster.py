@@ -22,11 +22,11 @@ from storage_node.cluster.replication.replicas import OwnCopy
 from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.errors import ReplicaLost
 from storage_node.promote.into_store import find_many, give_up, stage
-from storage_node.promote.job import Job, Outcome, failed, is_small, open_unless_there, stamp_metadata
+from storage_node.promote.job import Job, Outcome, failed, is_small, open_unless_stored, stamp_metadata
 from storage_node.promote.source import SourceFile, Stamp
 from storage_node.promote.walk import Found, FoundFile, NotFit
 from storage_node.store.checksum import crc32c
-from storage_node.store.files.clone_or_copy import Taken, read_source
+from storage_node.store.files.clone_or_copy import Transfer, read_source
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
 
@@ -55,12 +55,12 @@ class ClusterPromotion:
             raise BucketNotFound(f"bucket {self._job.bucket!r} has been deleted meanwhile")
         outcomes = {at: failed(found, found.error) for at, found in enumerate(group) if isinstance(found, NotFit)}
         files = {at: found for at, found in enumerate(group) if isinstance(found, FoundFile)}
-        there = await self._have(replica_set, [found.name for found in files.values()])
+        existing = await self._have(replica_set, [found.name for found in files.values()])
         sources: dict[int, SourceFile] = {}
         small: dict[int, pb.SmallObject] = {}
         stamps: dict[int, Stamp] = {}
         try:
-            await self._work(self._open, files, there, outcomes, sources, small, stamps)
+            await self._work(self._open, files, existing, outcomes, sources, small, stamps)
             answers = await self._put_small(list(small.values()))
             for at, answer in zip(small, answers, strict=True):
                 outcomes[at] = _outcome(files[at], answer)
@@ -78,7 +78,7 @@ class ClusterPromotion:
     def _open(
         self,
         files: dict[int, FoundFile],
-        there: dict[str, Stored],
+        existing: dict[str, Stored],
         outcomes: dict[int, Outcome],
         sources: dict[int, SourceFile],
         small: dict[int, pb.SmallObject],
@@ -87,9 +87,9 @@ class ClusterPromotion:
         """Open the files: those that need no work get an outcome, the others are sorted by size."""
         for at, found in files.items():
             try:
-                source = open_unless_there(self._job, found, there.get(found.name))
+                source = open_unless_stored(self._job, found, existing.get(found.name))
                 if source is None:
-                    outcomes[at] = Outcome(found.path, found.name, there[found.name], skipped=True)
+                    outcomes[at] = Outcome(found.path, found.name, existing[found.name], skipped=True)
                     continue
                 stamps[at] = source.stamp
                 if not source.equal and not is_small(source):
@@ -97,7 +97,7 @@ class ClusterPromotion:
                     continue
                 with source:
                     if source.equal:
-                        outcomes[at] = Outcome(found.path, found.name, there[found.name], skipped=True)
+                        outcomes[at] = Outcome(found.path, found.name, existing[found.name], skipped=True)
                         continue
                     data = source.read()
                 small[at] = pb.SmallObject(
@@ -157,21 +157,21 @@ class ClusterPromotion:
             for result in answer.result
         ]
 
-    async def _put_large(self, replica_set: ReplicaSet, source: SourceFile) -> tuple[Stored | LoaderError, Taken]:
+    async def _put_large(self, replica_set: ReplicaSet, source: SourceFile) -> tuple[Stored | LoaderError, Transfer]:
         """Store a large file; also return how this node's own replica, if any, got its bytes."""
         name = source.found.name
-        taken: Taken = "copied"
+        method: Transfer = "copied"
         held: OwnCopy | None = None
         try:
             if replica_set.is_owner(name):
                 held = OwnCopy(self._store, await self._work(self._stage, replica_set, source))
             header = pb.PutHeader(bucket=self._job.bucket, name=name, metadata=stamp_metadata(source))
             if held is not None and isinstance(held.upload, Upload):
-                taken = held.upload.taken
+                method = held.upload.method
             info = await self._writes.put(replica_set, header, self._messages(replica_set, source, held), held)
-            return stored_of(info), taken
+            return stored_of(info), method
         except LoaderError as error:
-            return error, taken
+            return error, method
         finally:
             if held is not None:
                 await asyncio.shield(asyncio.ensure_future(self._work(held.drop)))
@@ -190,15 +190,15 @@ class ClusterPromotion:
     async def _messages(
         self, replica_set: ReplicaSet, source: SourceFile, held: OwnCopy | None
     ) -> AsyncIterator[pb.PutRequest]:
-        here = held.upload if held is not None else None
-        if isinstance(here, Upload) and replica_set.bucket.copies == 1:
-            yield pb.PutRequest(end=pb.PutEnd(size_bytes=here.size_bytes, checksum=here.checksum))
+        upload = held.upload if held is not None else None
+        if isinstance(upload, Upload) and replica_set.bucket.copies == 1:
+            yield pb.PutRequest(end=pb.PutEnd(size_bytes=upload.size_bytes, checksum=upload.checksum))
             return
         checksum = offset = 0
         while piece := await self._work(read_source, source.fd, _PIECE_BYTES, offset):
             checksum, offset = crc32c(piece, checksum), offset + len(piece)
             yield pb.PutRequest(data=piece)
-        linked = isinstance(here, Upload) and here.linked
+        linked = isinstance(upload, Upload) and upload.linked
         source.require_unchanged(offset, linked=linked)
         yield pb.PutRequest(end=pb.PutEnd(size_bytes=offset, checksum=checksum))
 
@@ -211,7 +211,7 @@ def have(store: Store, request: wire.HaveRequest) -> wire.HaveResponse:
     )
 
 
-def _outcome(found: FoundFile, result: Stored | LoaderError, taken: Taken = "copied") -> Outcome:
+def _outcome(found: FoundFile, result: Stored | LoaderError, method: Transfer = "copied") -> Outcome:
     if isinstance(result, LoaderError):
         return failed(found, result)
-    return Outcome(found.path, found.name, result, taken=taken)
+    return Outcome(found.path, found.name, result, method=method)

@@ -85,15 +85,15 @@ def _openat2(folder_fd: int, path: bytes, flags: int) -> int:
 
 def _walk(folder_fd: int, path: bytes, flags: int) -> int:
     """Open a path component by component, without following links."""
-    here = os.dup(folder_fd)
+    current = os.dup(folder_fd)
     try:
         *folders, last = path.split(b"/")
         for name in folders:
             if name == b"..":
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-            below = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=here)
-            os.close(here)
-            here = below
-        return os.open(last, flags | os.O_NOFOLLOW, dir_fd=here)
+            below = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=current)
+            os.close(current)
+            current = below
+        return os.open(last, flags | os.O_NOFOLLOW, dir_fd=current)
     finally:
-        os.close(here)
+        os.close(current)

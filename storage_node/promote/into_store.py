@@ -15,7 +15,7 @@ from storage_node.promote.job import (
     Outcome,
     failed,
     is_small,
-    open_unless_there,
+    open_unless_stored,
     staging,
     stamp_metadata,
 )
@@ -82,14 +82,14 @@ def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcom
                 outcomes[at] = failed(found, found.error)
                 continue
             try:
-                there = find(store, job.bucket, found.name) if known is None else known[found.name]
-                source = open_unless_there(job, found, there)
+                existing = find(store, job.bucket, found.name) if known is None else known[found.name]
+                source = open_unless_stored(job, found, existing)
                 if source is None:
-                    outcomes[at] = Outcome(found.path, found.name, there, skipped=True)
+                    outcomes[at] = Outcome(found.path, found.name, existing, skipped=True)
                     continue
                 with source:
                     if source.equal:
-                        outcomes[at] = Outcome(found.path, found.name, there, skipped=True)
+                        outcomes[at] = Outcome(found.path, found.name, existing, skipped=True)
                         given_up.append((at, found, source.stamp))
                     else:
                         staged[at] = found, source.stamp, stage(store, job, source)
@@ -104,7 +104,7 @@ def promote_group(store: Store, job: Job, group: Sequence[Found]) -> list[Outcom
         if isinstance(result, LoaderError):
             outcomes[at] = failed(found, result)
         else:
-            outcomes[at] = Outcome(found.path, found.name, stored_of(result), taken=upload.taken)
+            outcomes[at] = Outcome(found.path, found.name, stored_of(result), method=upload.method)
             given_up.append((at, found, stamp))
     if job.move:
         outcomes.update(give_up(store, [(at, outcomes[at], found, stamp) for at, found, stamp in given_up]))

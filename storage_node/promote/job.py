@@ -12,7 +12,7 @@ from ais_loader.wire.object_info import Stored
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import FoundFile, NotFit
 from storage_node.store.drive.drive import Drive
-from storage_node.store.files.clone_or_copy import FROM_BYTES, Taken
+from storage_node.store.files.clone_or_copy import FROM_BYTES, Transfer
 from storage_node.store.files.staged_file import StagedFile
 
 Overwrite: TypeAlias = Literal["changed", "always", "never"]
@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     skipped: bool = False
     """The object existed already."""
     error: LoaderError | None = None
-    taken: Taken = "copied"
+    method: Transfer = "copied"
     """How this node got the bytes of a stored object."""
 
 
@@ -55,27 +55,27 @@ def stamp_metadata(source: SourceFile) -> dict[str, str]:
     return {STAMP_KEY: str(source.stamp.mtime_ns)}
 
 
-def open_unless_there(job: Job, found: FoundFile, there: Stored | None) -> SourceFile | None:
+def open_unless_stored(job: Job, found: FoundFile, existing: Stored | None) -> SourceFile | None:
     """Open the file; None if nothing has to be done. The result's `equal` is set if the object need not be stored.
 
-    `there` is the object of the same name. It is equal if size and stamp of an earlier promotion match, or else the
+    `existing` is the object of the same name. It is equal if size and stamp of an earlier promotion match, or else the
     checksum. For a file that would be removed, only the checksum counts. Raises SourceRefused, SourceUnreadable,
     SourceChanged.
     """
     if found.is_link and job.move:
         raise SourceRefused("is a symbolic link; only files are moved")
-    if there is not None and job.overwrite == "never":
+    if existing is not None and job.overwrite == "never":
         return None
-    quick = there is not None and job.overwrite == "changed" and not job.move
-    if quick and not found.is_link and _same_stamp(there, found.size_bytes, found.mtime_ns):
+    quick = existing is not None and job.overwrite == "changed" and not job.move
+    if quick and not found.is_link and _same_stamp(existing, found.size_bytes, found.mtime_ns):
         return None
     source = SourceFile(found)
     try:
         if job.move and source.is_object():
             raise SourceRefused("is the file of an object in a store; only other files are moved")
-        if there is not None and job.overwrite == "changed" and there.size_bytes == source.size_bytes:
-            source.equal = (quick and _same_stamp(there, source.size_bytes, source.stamp.mtime_ns)) or (
-                source.checksum(job.go_on) == there.checksum
+        if existing is not None and job.overwrite == "changed" and existing.size_bytes == source.size_bytes:
+            source.equal = (quick and _same_stamp(existing, source.size_bytes, source.stamp.mtime_ns)) or (
+                source.checksum(job.go_on) == existing.checksum
             )
     except BaseException:
         source.close()
@@ -83,8 +83,8 @@ def open_unless_there(job: Job, found: FoundFile, there: Stored | None) -> Sourc
     return source
 
 
-def _same_stamp(there: Stored | None, size_bytes: int, mtime_ns: int) -> bool:
-    return there is not None and (there.size_bytes, there.metadata.get(STAMP_KEY)) == (size_bytes, str(mtime_ns))
+def _same_stamp(stored: Stored | None, size_bytes: int, mtime_ns: int) -> bool:
+    return stored is not None and (stored.size_bytes, stored.metadata.get(STAMP_KEY)) == (size_bytes, str(mtime_ns))
 
 
 def is_small(source: SourceFile) -> bool:
@@ -114,8 +114,8 @@ class PromoteMetrics:
 
     def __init__(self) -> None:
         # Present from the start: a rate needs the zero before the first event.
-        self.files: dict[str, int] = dict.fromkeys(get_args(Taken), 0)
-        self.taken_bytes = dict(self.files)
+        self.files: dict[str, int] = dict.fromkeys(get_args(Transfer), 0)
+        self.bytes_by_method = dict(self.files)
         self.skipped = 0
         self.errors = {kind.kind: 0 for kind in (SourceRefused, SourceUnreadable, SourceChanged, InvalidName)}
 
@@ -127,5 +127,5 @@ class PromoteMetrics:
             elif outcome.skipped:
                 self.skipped += 1
             else:
-                self.files[outcome.taken] += 1
-                self.taken_bytes[outcome.taken] += outcome.stored.size_bytes
+                self.files[outcome.method] += 1
+                self.bytes_by_method[outcome.method] += outcome.stored.size_bytes

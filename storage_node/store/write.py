@@ -20,7 +20,7 @@ from storage_node.store.archives.open_archives import Indexing
 from storage_node.store.drive.commit_files import PendingObject
 from storage_node.store.drive.drive import Drive
 from storage_node.store.drive.preconditions import SUPERSEDED, Condition, done_before, memory_of, require
-from storage_node.store.files.clone_or_copy import Taken, fill
+from storage_node.store.files.clone_or_copy import Transfer, fill
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.pool.drive_set import DrivePlacement, DriveSet
@@ -52,7 +52,7 @@ class Upload:
         self._changes = changes
         self._staged = staged
         self._pending: PendingObject | None = staged.pending
-        self.taken: Taken = "copied"
+        self.method: Transfer = "copied"
         """Method by which `fill` got the bytes."""
 
     @property
@@ -104,14 +104,14 @@ class Upload:
         """
         indexing = self._staged.indexing
 
-        def taken(piece: bytes) -> None:
+        def on_piece(piece: bytes) -> None:
             go_on()
             if indexing is not None and piece:
                 indexing.feed(piece)
 
         pending = self._open
         try:
-            self.taken = fill(pending.file, source_fd, taken)
+            self.method = fill(pending.file, source_fd, on_piece)
         except BaseException as error:
             self._abort_for(error)
             raise
@@ -305,8 +305,8 @@ class WriteRouter:
                 return owner.delete(bucket_uuid, [name], condition=condition)[0]
             with self._drives.names.of([fmt.object_key(bucket_uuid, name)]):
                 others = self._elsewhere(placement, owner, bucket_uuid, name)
-                here = owner.newest(bucket_uuid, [name])[0]
-                entries = [*others, _StagedEntry(owner, here)] if here is not None else others
+                local = owner.newest(bucket_uuid, [name])[0]
+                entries = [*others, _StagedEntry(owner, local)] if local is not None else others
                 newest = max(entries, key=_version, default=None)
                 if newest is None:
                     return owner.delete(bucket_uuid, [name], condition=condition)[0]
@@ -404,8 +404,8 @@ class WriteRouter:
                 return owner.drop(bucket_uuid, name, version, tombstone=tombstone)
             with self._drives.names.of([fmt.object_key(bucket_uuid, name)]):
                 others = self._elsewhere(placement, owner, bucket_uuid, name)
-                here = owner.newest(bucket_uuid, [name])[0]
-                entries = [*others, _StagedEntry(owner, here)] if here is not None else others
+                local = owner.newest(bucket_uuid, [name])[0]
+                entries = [*others, _StagedEntry(owner, local)] if local is not None else others
                 if not entries:
                     return None
                 newest = max(entries, key=_version)

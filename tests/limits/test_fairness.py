@@ -208,10 +208,10 @@ def test_a_tenant_alone_is_not_held_up_and_several_share_few_slots() -> None:
             slot.release()
             slot.release()  # harmless
         await settle()
-        assert (later.done(), slots.taken, slots.waiting) == (False, 3, 1)
+        assert (later.done(), slots.in_use, slots.waiting) == (False, 3, 1)
         alone[17].release()
         (await later).release()
-        assert slots.taken == 2
+        assert slots.in_use == 2
 
     run(check())
 
@@ -227,7 +227,7 @@ def test_a_frame_that_nobody_takes_gives_its_slot_back() -> None:
         stuck.writing()
         (await next_one).release()
         stuck.release()
-        assert slots.taken == 0
+        assert slots.in_use == 0
 
     run(check())
 
@@ -282,14 +282,14 @@ def test_whatever_is_taken_given_back_and_cancelled_adds_up(taken: list[tuple[st
             await settle()
             collect()
             assert memory.held_bytes == sum(size for _, size in held)
-            assert slots.taken == len(held)
+            assert slots.in_use == len(held)
             assert slots.waiting == len(tasks)
         while tasks or held:
             while held:
                 give_back()
             await settle()
             collect()
-        assert (memory.held_bytes, slots.taken, slots.waiting) == (0, 0, 0)
+        assert (memory.held_bytes, slots.in_use, slots.waiting) == (0, 0, 0)
 
     run(check())
 
@@ -344,7 +344,7 @@ def served_in_order(
                 ended += response.end is not None
             assert received == batches * BATCH_BYTES
     assert len(order) == total
-    eventually(lambda: (service.resources.slots.taken, service.resources.budget.held_bytes) == (0, 0))
+    eventually(lambda: (service.resources.slots.in_use, service.resources.budget.held_bytes) == (0, 0))
     return order
 
 

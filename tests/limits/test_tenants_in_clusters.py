@@ -80,6 +80,6 @@ def test_batches_that_nodes_gather_from_each_other_for_many_tenants_all_end(tmp_
         cluster.settle()
         services = [cluster.batches(number) for number in range(3)]
         eventually(
-            lambda: all(service.resources.slots.taken == service.resources.slots.waiting == 0 for service in services)
+            lambda: all(service.resources.slots.in_use == service.resources.slots.waiting == 0 for service in services)
         )
         assert sum(service.resources.batches_assembled for service in services) >= 6 * 8

@@ -39,7 +39,7 @@ def test_one_tenant_leaves_a_thread_and_others_come_in_turn() -> None:
         for name in ("a1", "a2", "a3", "a4"):
             jobs.append(asyncio.create_task(job(name)))
             await settle()
-        assert (done, turns.taken, turns.waiting) == (["a1", "a2"], 2, 2)
+        assert (done, turns.in_use, turns.waiting) == (["a1", "a2"], 2, 2)
         for name in ("b1", "b2", "c1"):
             jobs.append(asyncio.create_task(job(name)))
             await settle()
@@ -51,7 +51,7 @@ def test_one_tenant_leaves_a_thread_and_others_come_in_turn() -> None:
         for end in ends.values():
             end.set()
         await asyncio.gather(*jobs)
-        assert (turns.taken, turns.waiting) == (0, 0)
+        assert (turns.in_use, turns.waiting) == (0, 0)
 
     run(check())
 
@@ -85,13 +85,13 @@ def test_whatever_is_begun_ended_and_cancelled_adds_up(steps: list[tuple[str, bo
             if cancel:
                 random.choice(tasks).cancel()
             await settle()
-            assert turns.taken == len(inside) <= limit
+            assert turns.in_use == len(inside) <= limit
             assert not turns.waiting or inside
         while inside:
             inside[0].set()
             await settle()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert (turns.taken, turns.waiting) == (0, 0)
+        assert (turns.in_use, turns.waiting) == (0, 0)
 
     run(check())
 
@@ -126,7 +126,7 @@ def test_calls_of_one_tenant_are_not_served_before_all_that_another_has_asked_fo
         reading.set()
         assert {call.result().name for call in calls} == {f"hostile/{at}" for at in range(40)} | {"modest"}
         assert order.index("modest") <= 4
-        eventually(lambda: (there.reading.taken, there.reading.waiting) == (0, 0))
+        eventually(lambda: (there.reading.in_use, there.reading.waiting) == (0, 0))
 
 
 def test_folders_that_do_not_answer_hold_up_no_other_tenants_promotion(

@@ -21,7 +21,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_promote_pb2 as wire
 from storage_node.promote import cluster as promoting
 from storage_node.promote.into_store import promote_group
-from storage_node.promote.job import Job, Outcome, open_unless_there
+from storage_node.promote.job import Job, Outcome, open_unless_stored
 from storage_node.promote.source import SourceFile
 from storage_node.promote.walk import Found
 from storage_node.server import NodeServer
@@ -187,13 +187,13 @@ def test_a_file_that_changes_while_it_is_copied_is_stored_nowhere(
     cluster: LocalCluster, tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def changing(*arguments: object) -> SourceFile | None:
-        source = open_unless_there(*arguments)  # type: ignore[arg-type]
+        source = open_unless_stored(*arguments)  # type: ignore[arg-type]
         if source is not None and source.found.path in ("large1", "0/007"):
             with (tmp_path / "files" / source.found.path).open("r+b") as file:
                 file.write(b"changed")
         return source
 
-    monkeypatch.setattr(promoting, "open_unless_there", changing)
+    monkeypatch.setattr(promoting, "open_unless_stored", changing)
     with connect(cluster.nodes[0].url) as client:
         summary = client.bucket(BUCKET).promote(tmp_path / "files", on_error="return")
     assert {one.path: type(one.error) for one in summary.failures} == {

@@ -63,7 +63,7 @@ class InjectedDrive(SmallDrive):
         self._taken = 0
         write = Catalog.write
 
-        def require_space(fd: int, need_bytes: int, taken_bytes: int = 0) -> None:
+        def require_space(fd: int, need_bytes: int, used_bytes: int = 0) -> None:
             if self._free() < need_bytes + SIZE_BYTES // 8:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

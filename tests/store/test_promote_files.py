@@ -217,15 +217,15 @@ def test_a_file_that_shrinks_or_grows_is_refused(
 
 def spoiling(monkeypatch: pytest.MonkeyPatch, path: Path, change: Callable[[Path], None]) -> None:
     """Change the file after it has been opened, and before its bytes are stored."""
-    open_unless_there = job.open_unless_there
+    open_unless_stored = job.open_unless_stored
 
     def opened(*arguments: object) -> SourceFile | None:
-        found = open_unless_there(*arguments)  # type: ignore[arg-type]
+        found = open_unless_stored(*arguments)  # type: ignore[arg-type]
         if found is not None and found.found.path == path.name:
             change(path)
         return found
 
-    monkeypatch.setattr("storage_node.promote.into_store.open_unless_there", opened)
+    monkeypatch.setattr("storage_node.promote.into_store.open_unless_stored", opened)
 
 
 def test_a_name_that_stands_for_another_file_by_then_is_not_linked(

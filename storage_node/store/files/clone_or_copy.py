@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from ais_loader.errors import SourceUnreadable
 from storage_node.store.files.staged_file import StagedFile, is_full
 
-Taken: TypeAlias = Literal["linked", "cloned", "copied_by_server", "copied"]
+Transfer: TypeAlias = Literal["linked", "cloned", "copied_by_server", "copied"]
 """Method by which an object got a file's bytes: a hard link, shared blocks, a copy by the server, or reading and
 writing."""
 FROM_BYTES = 256 << 10
@@ -27,27 +27,27 @@ _FICLONE = 0x40049409
 """Ioctl that shares all blocks of another file (ioctl_ficlone(2))."""
 
 
-def fill(staged: StagedFile, source_fd: int, taken: Callable[[bytes], None]) -> Taken:
-    """Fill a staged file with all bytes of an open file, and return the method. `taken` is called with the bytes, in
+def fill(staged: StagedFile, source_fd: int, on_piece: Callable[[bytes], None]) -> Transfer:
+    """Fill a staged file with all bytes of an open file, and return the method. `on_piece` is called with the bytes, in
     order.
 
-    While the kernel copies, `taken` is called repeatedly with no bytes, so that it can raise. Raises SourceUnreadable
+    While the kernel copies, `on_piece` is called repeatedly with no bytes, so it can raise. Raises SourceUnreadable
     for errors of the source's file system, OSError for errors of the drive's.
     """
     if staged.linked:
-        _count(staged, taken)
+        _count(staged, on_piece)
         return "linked"
     source = os.fstat(source_fd)
     if source.st_size >= FROM_BYTES:
         on_server = source.st_dev == os.fstat(staged.fd).st_dev and lies_on_server(source.st_dev)
         cloned = clone(staged, source_fd)
-        if cloned or (on_server and copy_in_kernel(staged, source_fd, taken)):
-            _count(staged, taken)
+        if cloned or (on_server and copy_in_kernel(staged, source_fd, on_piece)):
+            _count(staged, on_piece)
             return "cloned" if cloned else "copied_by_server"
         staged.restart()
     for piece in source_pieces(source_fd):
         staged.write(piece)
-        taken(piece)
+        on_piece(piece)
     return "copied"
 
 
@@ -72,7 +72,7 @@ def lies_on_server(device: int) -> bool:
     return False
 
 
-def copy_in_kernel(staged: StagedFile, source_fd: int, taken: Callable[[bytes], None]) -> bool:
+def copy_in_kernel(staged: StagedFile, source_fd: int, on_piece: Callable[[bytes], None]) -> bool:
     """Copy with copy_file_range, which a file server may perform by itself. Returns whether it worked. Raises OSError
     for a full drive.
 
@@ -83,7 +83,7 @@ def copy_in_kernel(staged: StagedFile, source_fd: int, taken: Callable[[bytes], 
     try:
         while count := staged.copy_range(source_fd, offset, _PIECE_BYTES):
             offset += count
-            taken(b"")
+            on_piece(b"")
     except OSError as error:
         if is_full(error):
             raise
@@ -91,10 +91,10 @@ def copy_in_kernel(staged: StagedFile, source_fd: int, taken: Callable[[bytes], 
     return offset > 0
 
 
-def _count(staged: StagedFile, taken: Callable[[bytes], None]) -> None:
+def _count(staged: StagedFile, on_piece: Callable[[bytes], None]) -> None:
     for piece in staged.read_back():
         staged.note(memoryview(piece))
-        taken(piece)
+        on_piece(piece)
 
 
 def source_pieces(source_fd: int) -> Iterator[bytes]:

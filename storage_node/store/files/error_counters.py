@@ -63,7 +63,7 @@ class ErrorCounters:
 
     def note_catalog(self, message: str) -> None:
         """Count an error of RocksDB, unless the drive is full or the process has too many open files."""
-        if not any(said in message for said in _NOT_THE_DRIVE):
+        if not any(text in message for text in _NOT_THE_DRIVE):
             self._count(message)
 
     def note_checksum(self) -> None:

@@ -223,8 +223,8 @@ class RawFiles:
         """Return the counter at which the object in this file ended, if it is retained for snapshots."""
         if is_slot(path):
             return self._segments.ended(path)
-        said = self._attribute(path, ENDED_XATTR_NAME)
-        return None if said is None else int.from_bytes(said, "big")
+        value = self._attribute(path, ENDED_XATTR_NAME)
+        return None if value is None else int.from_bytes(value, "big")
 
     def set_ended(self, path: bytes, ended: int | None) -> None:
         """Store that counter in the file, or remove it. Harmless if the file does not exist. Raises OSError."""

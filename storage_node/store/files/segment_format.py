@@ -211,9 +211,9 @@ def decode_state(row: bytes) -> int:
 
 def decode_states(rows: bytes, slots: int) -> npt.NDArray[np.uint64]:
     """Decode the states of `slots` rows, UNKNOWN where they are damaged or missing; shape (slots,)."""
-    there = np.frombuffer(rows[: min(slots, len(rows) // ROW_BYTES) * ROW_BYTES], ROW)
-    states = there["state"]
-    found = np.where(states * _CHECK_TIMES_U64 ^ _CHECK_XOR_U64 == there["check"], states, _UNKNOWN_U64)
+    table = np.frombuffer(rows[: min(slots, len(rows) // ROW_BYTES) * ROW_BYTES], ROW)
+    states = table["state"]
+    found = np.where(states * _CHECK_TIMES_U64 ^ _CHECK_XOR_U64 == table["check"], states, _UNKNOWN_U64)
     if len(found) < slots:
         found = np.concatenate([found, np.full(slots - len(found), _UNKNOWN_U64)])
     return found

@@ -109,9 +109,9 @@ class Segments:
                 if not is_full(error):
                     raise
                 # A copy-on-write file system needs free space even to overwrite, so the bytes are freed first.
-                going = np.zeros(segment.slots, bool)
-                going[list(slots)] = True
-                _punch_around(fd, segment, going, slots)
+                mask = np.zeros(segment.slots, bool)
+                mask[list(slots)] = True
+                _punch_around(fd, segment, mask, slots)
                 segment.set_states(slots, FREED)
             freed = segment.states() == FREED
         if freed.all():

@@ -38,15 +38,15 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def require_space(fd: int, need_bytes: int, taken_bytes: int = 0) -> None:
+def require_space(fd: int, need_bytes: int, used_bytes: int = 0) -> None:
     """Raise ENOSPC before a drive is really full: the catalog must always be able to write its log.
 
-    `taken_bytes` is the space that the same object already uses on the drive.
+    `used_bytes` is the space that the same object already uses on the drive.
     """
     found = os.fstatvfs(fd)
     size_bytes = found.f_blocks * found.f_frsize
     reserve_bytes = min(RESERVE_BYTES, size_bytes // 8)
-    reserve_bytes += min(max(0, taken_bytes - LARGE_BYTES), size_bytes // LEFT_SHARE)
+    reserve_bytes += min(max(0, used_bytes - LARGE_BYTES), size_bytes // LEFT_SHARE)
     if found.f_bavail * found.f_frsize < need_bytes + reserve_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
