@@ -272,11 +272,11 @@ def logs(node: str, root: Path, lines: int, follow: bool, address: str) -> None:
             click.echo(line)
         return
     try:
-        told = commands.tail_of_log(root, _ray_address(address), node, lines)
+        tail = commands.tail_of_log(root, _ray_address(address), node, lines)
     except FileNotFoundError as error:
         raise click.ClickException(f"{node} has logged nothing yet: there is no {error.filename}") from error
     with Lines() as out:
-        for line in told:
+        for line in tail:
             out.add(line)
 
 

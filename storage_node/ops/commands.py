@@ -228,11 +228,11 @@ def _require_loopback(plan: ClusterPlan, hosts: Sequence[Host]) -> None:
 
 def _require_nobody(root: Path) -> None:
     """Require that no node of this root runs: one that does belongs to another Ray. Raises ClusterError."""
-    said = {one.listening or one.endpoint: one for one in node_file.read_all(root) if one.endpoint and not one.removed}
+    files = {one.listening or one.endpoint: one for one in node_file.read_all(root) if one.endpoint and not one.removed}
     serving = [
         where
-        for where, answer in ask_nodes(said, peer_secret.operator(root)).items()
-        if answer.uuid == said[where].uuid
+        for where, answer in ask_nodes(files, peer_secret.operator(root)).items()
+        if answer.uuid == files[where].uuid
     ]
     if serving:
         raise ClusterError(
@@ -242,8 +242,8 @@ def _require_nobody(root: Path) -> None:
 
 
 def _no_node(name: str, hosts: Sequence[Host], root: Path) -> str:
-    there = ", ".join(sorted(node.name for node, _ in nodes_of(hosts).values())) or "none"
-    return f"no node {name} below {root}; there are: {there}"
+    names = ", ".join(sorted(node.name for node, _ in nodes_of(hosts).values())) or "none"
+    return f"no node {name} below {root}; there are: {names}"
 
 
 @contextlib.contextmanager
@@ -285,10 +285,10 @@ def _wipe(root: Path, hosts: Sequence[Host], name: str, tell: Tell) -> None:
 
 def node_to_wipe(hosts: Sequence[Host], name: str, map_: pb.ClusterMap) -> tuple[NodeDrives, Host]:
     """Find the node to wipe. Raises ClusterError for an unknown name, or that of a node in the cluster."""
-    there = {node.uuid: (node, host) for host in hosts for node in (*host.found.nodes, *host.found.removed)}
-    found = [(node, host) for node, host in there.values() if node.name == name or node.uuid.startswith(name)]
+    known = {node.uuid: (node, host) for host in hosts for node in (*host.found.nodes, *host.found.removed)}
+    found = [(node, host) for node, host in known.values() if node.name == name or node.uuid.startswith(name)]
     if len(found) != 1:
-        named = ", ".join(sorted(node.name for node, _ in there.values())) or "none"
+        named = ", ".join(sorted(node.name for node, _ in known.values())) or "none"
         raise ClusterError(f"{name} names {len(found)} nodes with drives; there are: {named}")
     ((node, host),) = found
     if any(member.uuid.hex() == node.uuid for member in map_.node):
@@ -472,13 +472,13 @@ def _end_orphans(root: Path, head: RayHead, tell: Tell) -> int:
     """Stop nodes that keep serving without their Ray, by a signal, so that running calls can finish."""
     ours = set(head.processes())
     ended, caller = 0, peer_secret.operator(root)
-    for said in node_file.read_all(root):
-        where = said.listening or said.endpoint
+    for file in node_file.read_all(root):
+        where = file.listening or file.endpoint
         answer = ask_node(where, caller) if where else None
         if answer is not None and answer.described is not None and answer.described.pid in ours:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(answer.described.pid, signal.SIGTERM)
-                tell(f"node {said.uuid}: told to end")
+                tell(f"node {file.uuid}: told to end")
                 ended += 1
     deadline = time.monotonic() + DRAIN_GRACE_S
     while ended and time.monotonic() < deadline and set(head.processes()) & ours:

@@ -25,11 +25,11 @@ def rest_s(short_lives: int) -> float:
     return 0.0 if over < 0 else BACKOFF.pause_s(over)
 
 
-def told(said: NodeFile, pid_is_new: bool) -> NodeFile:
+def count_short_life(file: NodeFile, pid_is_new: bool) -> NodeFile:
     """Interpret the file of the previous process, when a new one first reads it."""
-    if not pid_is_new or not said.born_s:
-        return said
-    return replace(said, born_s=0.0, short_lives=said.short_lives + 1)
+    if not pid_is_new or not file.born_s:
+        return file
+    return replace(file, born_s=0.0, short_lives=file.short_lives + 1)
 
 
 def problem(short_lives: int, until_s: float, log: str) -> str:

@@ -32,7 +32,7 @@ def wait_until_out(
     """
     tell(f"{names.get(uuid, uuid)} hands over its objects")
     deadline = time.monotonic() + timeout_s
-    said = ""
+    reported = ""
     while True:
         answers = ask_nodes((member.endpoint for member in map_.node), caller)
         known = newest_map(answers.values())
@@ -44,9 +44,9 @@ def wait_until_out(
                 f"not all objects are handed over within {timeout_s:g} s{f': {waiting}' if waiting else ''}. The node "
                 "goes on handing over; run this again to wait on, or with --lost to take it out as it is"
             )
-        if waiting and waiting != said:
+        if waiting and waiting != reported:
             tell(f"waiting: {waiting}")
-            said = waiting
+            reported = waiting
         time.sleep(_POLL_S)
 
 

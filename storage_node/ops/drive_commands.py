@@ -49,17 +49,17 @@ class NodeOfDrives:
 
 def nodes_with_drives(root: Path) -> list[NodeOfDrives]:
     """Return all known nodes below a root, by name. Raises ClusterError if there are none."""
-    said = [one for one in read_all(root) if not one.removed]
+    files = [one for one in read_all(root) if not one.removed]
     names = {node.uuid: node.name for node in find_nodes(root).nodes}
     caller = peer_secret.operator(root)
-    answers = ask_nodes((where for one in said for where in (one.endpoint, one.listening) if where), caller)
+    answers = ask_nodes((where for one in files for where in (one.endpoint, one.listening) if where), caller)
     try:
         map_ = newest_map(answers.values())
         if map_ is not None:
             answers |= ask_nodes((node.endpoint for node in map_.node if node.endpoint not in answers), caller)
     except ValueError as error:
         raise ClusterError(str(error)) from error
-    endpoints = {one.uuid: one.endpoint for one in said}
+    endpoints = {one.uuid: one.endpoint for one in files}
     endpoints |= {node.uuid.hex(): node.endpoint for node in map_.node} if map_ is not None else {}
     endpoints |= {answer.uuid: answer.endpoint for answer in answers.values() if answer.uuid}
     if not endpoints:
@@ -152,8 +152,8 @@ def new_folder(root: Path, node: NodeOfDrives) -> Path:
     if not paths:
         raise ClusterError(f"{node.name}: none of its drives is found: give the new one's path")
     folder = min(paths).parent
-    taken = {path.name for path in paths} | ({entry.name for entry in folder.iterdir()} if folder.is_dir() else set())
-    number = next(number for number in range(1, len(taken) + 2) if f"drive-{number}" not in taken)
+    names = {path.name for path in paths} | ({entry.name for entry in folder.iterdir()} if folder.is_dir() else set())
+    number = next(number for number in range(1, len(names) + 2) if f"drive-{number}" not in names)
     return require_below(root, folder / f"drive-{number}")
 
 

@@ -64,11 +64,11 @@ def find_nodes(root: Path) -> FoundNodes:
     """Search below `root`; a missing root has no nodes. Raises nothing: an unreadable folder is a problem."""
     known: dict[Path, DriveIdentity] = {}
     problems: list[str] = []
-    said: dict[str, node_file.NodeFile] = {}
+    files: dict[str, node_file.NodeFile] = {}
     for folder in _folders(root, problems):
-        told = node_file.read(folder)
-        if told is not None:
-            said[told.uuid] = told
+        file = node_file.read(folder)
+        if file is not None:
+            files[file.uuid] = file
         for drive in _folders(folder, problems):
             try:
                 identity = identities.read(drive)
@@ -82,12 +82,12 @@ def find_nodes(root: Path) -> FoundNodes:
         del known[drive]
         problems.append(f"{drive}: its node has given this drive up; empty the folder to use it again")
     nodes = group_drives(known)
-    gone = {uuid for uuid, told in said.items() if told.removed}
-    here = {node.uuid for node in nodes}
+    gone = {uuid for uuid, file in files.items() if file.removed}
+    present = {node.uuid for node in nodes}
     return FoundNodes(
         nodes=tuple(node for node in nodes if node.uuid not in gone),
         removed=tuple(node for node in nodes if node.uuid in gone),
-        absent=tuple(sorted(set(said) - here - gone)),
+        absent=tuple(sorted(set(files) - present - gone)),
         problems=tuple(problems),
     )
 
@@ -115,11 +115,11 @@ def _given_up(known: Mapping[Path, DriveIdentity]) -> list[Path]:
     ]
 
 
-def plan_new_nodes(root: Path, taken: Iterable[str], nodes: int, drives_per_node: int) -> list[tuple[Path, ...]]:
+def plan_new_nodes(root: Path, reserved: Iterable[str], nodes: int, drives_per_node: int) -> list[tuple[Path, ...]]:
     """Plan folders for the drives of new nodes, outside of folders that are in use."""
     if nodes < 0 or drives_per_node < 1:
         raise ValueError(f"nodes={nodes}, drives_per_node={drives_per_node}: need at least 0 and 1")
-    used = set(taken)
+    used = set(reserved)
     planned: list[tuple[Path, ...]] = []
     number = 0
     while len(planned) < nodes:
@@ -133,20 +133,20 @@ def plan_new_nodes(root: Path, taken: Iterable[str], nodes: int, drives_per_node
 def make_nodes(root: Path, nodes: int, drives_per_node: int) -> list[NodeDrives]:
     """Create new, empty nodes beside the existing ones. Raises LoaderError, OSError."""
     found = find_nodes(root)
-    taken = {drive.parent.name for node in (*found.nodes, *found.removed) for drive in node.drives}
-    taken |= {folder.name for folder in _folders(root, []) if node_file.read(folder) is not None}
-    made = [make_node(drives) for drives in plan_new_nodes(root, taken, nodes, drives_per_node)]
-    return made
+    reserved = {drive.parent.name for node in (*found.nodes, *found.removed) for drive in node.drives}
+    reserved |= {folder.name for folder in _folders(root, []) if node_file.read(folder) is not None}
+    created = [make_node(drives) for drives in plan_new_nodes(root, reserved, nodes, drives_per_node)]
+    return created
 
 
 def make_node(drives: Sequence[Path]) -> NodeDrives:
     """Create a new store on empty or missing folders. Raises LoaderError."""
     store = Store.open(drives, mode="a")
     try:
-        made = NodeDrives(store.store_uuid, tuple(sorted(drives)))
+        created = NodeDrives(store.store_uuid, tuple(sorted(drives)))
     finally:
         store.close()
-    return made
+    return created
 
 
 def wipe_node(node: NodeDrives) -> NodeDrives:
@@ -154,8 +154,8 @@ def wipe_node(node: NodeDrives) -> NodeDrives:
 
     An interrupted call can be repeated: until everything is deleted, the node counts as removed.
     """
-    said = node_file.read(node.folder)
-    node_file.write(node.folder, node_file.NodeFile(node.uuid, said.endpoint if said is not None else "", removed=True))
+    file = node_file.read(node.folder)
+    node_file.write(node.folder, node_file.NodeFile(node.uuid, file.endpoint if file is not None else "", removed=True))
     for drive in node.drives:
         for entry in drive.iterdir():
             # Keep the folder itself: a disk may be mounted there.
@@ -163,9 +163,9 @@ def wipe_node(node: NodeDrives) -> NodeDrives:
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
-    made = make_node(node.drives)
+    created = make_node(node.drives)
     (node.folder / node_file.FILE_NAME).unlink(missing_ok=True)
-    return made
+    return created
 
 
 def _folders(parent: Path, problems: list[str]) -> list[Path]:

@@ -60,28 +60,28 @@ def read(folder: Path) -> NodeFile | None:
         if not isinstance(given["uuid"], str):
             return None
         known = NodeFile(given["uuid"])
-        told = {one.name: type(getattr(known, one.name))(given[one.name]) for one in fields(known) if one.name in given}
-        return replace(known, **told)
+        data = {one.name: type(getattr(known, one.name))(given[one.name]) for one in fields(known) if one.name in given}
+        return replace(known, **data)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def write(folder: Path, said: NodeFile) -> None:
+def write(folder: Path, file: NodeFile) -> None:
     """Write the file, atomically and durably. Raises OSError."""
-    write_atomically(folder / FILE_NAME, json.dumps(asdict(said)).encode())
+    write_atomically(folder / FILE_NAME, json.dumps(asdict(file)).encode())
 
 
 def note_problem(root: Path, uuid: str, problem: str) -> None:
     """Record a problem, to be shown when the node does not answer; only if it has a file already. Raises OSError."""
     for folder in _folders(root):
-        said = read(folder)
-        if said is not None and said.uuid == uuid and said.problem != problem:
-            write(folder, replace(said, problem=problem))
+        file = read(folder)
+        if file is not None and file.uuid == uuid and file.problem != problem:
+            write(folder, replace(file, problem=problem))
 
 
 def read_all(root: Path) -> list[NodeFile]:
     """Read the files of all nodes below a root, including nodes that have no drive there now."""
-    return [said for folder in _folders(root) if (said := read(folder)) is not None]
+    return [file for folder in _folders(root) if (file := read(folder)) is not None]
 
 
 def _port(endpoint: str) -> int:

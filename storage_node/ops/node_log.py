@@ -82,10 +82,10 @@ def _opened(path: Path) -> TextIO | None:
 def _other(file: TextIO, path: Path) -> bool:
     """Whether the path now refers to another file."""
     try:
-        there, here = os.stat(path), os.fstat(file.fileno())
+        current, opened = os.stat(path), os.fstat(file.fileno())
     except FileNotFoundError:
         return False
-    return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+    return (current.st_dev, current.st_ino) != (opened.st_dev, opened.st_ino)
 
 
 def tail(root: Path, uuid: str, lines: int) -> list[str]:

@@ -84,10 +84,10 @@ def look(root: Path) -> list[Host]:
     import ray
 
     addresses = sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]})
-    asked = {address: _on(address, _look).remote(root) for address in addresses}
-    ray.wait(list(asked.values()), num_returns=len(asked), timeout=LOOK_TIMEOUT_S)
+    tasks = {address: _on(address, _look).remote(root) for address in addresses}
+    ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=LOOK_TIMEOUT_S)
     hosts = []
-    for address, task in asked.items():
+    for address, task in tasks.items():
         try:
             hosts.append(Host(address, *_get(task, f"looking for drives on {address}", 0.0)))
         except ClusterError as error:
@@ -97,8 +97,8 @@ def look(root: Path) -> list[Host]:
 
 def make(root: Path, counts: Mapping[str, int], drives_per_node: int) -> None:
     """Create drives for new nodes: a given number on each host, by its address. Raises ClusterError."""
-    made = {address: _on(address, _make).remote(root, count, drives_per_node) for address, count in counts.items()}
-    for address, task in made.items():
+    tasks = {address: _on(address, _make).remote(root, count, drives_per_node) for address, count in counts.items()}
+    for address, task in tasks.items():
         _get(task, f"making drives on {address}")
 
 
@@ -121,8 +121,8 @@ def keep_settings(root: Path, hosts: Sequence[Host], settings: KeptSettings) -> 
 
 def share_secret(root: Path, hosts: Sequence[Host]) -> None:
     """Store the same peer secret below the root on all hosts; a new one if there is none. Raises ClusterError."""
-    asked = {host.address: _on(host.address, _secret_there).remote(root) for host in hosts if host.answers}
-    found = {address: _get(task, f"reading the peer secret on {address}") for address, task in asked.items()}
+    tasks = {host.address: _on(host.address, _secret_there).remote(root) for host in hosts if host.answers}
+    found = {address: _get(task, f"reading the peer secret on {address}") for address, task in tasks.items()}
     known = {secret for secret in found.values() if secret}
     if len(known) > 1:
         having = ", ".join(address for address, secret in found.items() if secret)
@@ -131,16 +131,16 @@ def share_secret(root: Path, hosts: Sequence[Host]) -> None:
         )
     secret = known.pop() if known else secrets.token_hex(32)
     lacking = [address for address, one in found.items() if one == ""]
-    made = {address: _on(address, peer_secret.make).remote(root, secret) for address in lacking}
-    for address, task in made.items():
+    tasks = {address: _on(address, peer_secret.make).remote(root, secret) for address in lacking}
+    for address, task in tasks.items():
         _get(task, f"keeping the peer secret on {address}")
 
 
 def tail_of_log(root: Path, host: Host, uuid: str, lines: int) -> list[str]:
     """Return the end of a node's log. Raises ClusterError."""
-    asked = _on(host.address, node_log.tail).remote(root, uuid, lines)
-    told: list[str] = _get(asked, f"reading the log on {host.address}")
-    return told
+    task = _on(host.address, node_log.tail).remote(root, uuid, lines)
+    log_lines: list[str] = _get(task, f"reading the log on {host.address}")
+    return log_lines
 
 
 def start(root: Path, host: Host, node: NodeDrives) -> Started:
@@ -157,7 +157,7 @@ def start(root: Path, host: Host, node: NodeDrives) -> Started:
             _kill(node.uuid, running)
     import ray
 
-    made = ray.remote(StorageNodeActor).options(
+    actor = ray.remote(StorageNodeActor).options(
         name=_name(node.uuid),
         namespace=NAMESPACE,
         lifetime="detached",
@@ -167,7 +167,7 @@ def start(root: Path, host: Host, node: NodeDrives) -> Started:
         max_restarts=-1,
         max_concurrency=4,
     )
-    return Started(node, host, made.remote(str(root), node.uuid, host.address))
+    return Started(node, host, actor.remote(str(root), node.uuid, host.address))
 
 
 def wait_serving(
@@ -178,13 +178,13 @@ def wait_serving(
 ) -> list[dict[str, Any]]:
     """Return the states of the nodes when all of them are `done`, or after `timeout_s`. `tell` gets each change."""
     deadline = time.monotonic() + timeout_s
-    told: dict[str, tuple[str, str]] = {}
+    reported: dict[str, tuple[str, str]] = {}
     while True:
         statuses = [_status(one) for one in started]
         for status in statuses:
             now = (status["state"], status["problem"])
-            if told.get(status["uuid"]) != now:
-                told[status["uuid"]] = now
+            if reported.get(status["uuid"]) != now:
+                reported[status["uuid"]] = now
                 tell(status)
         if all(map(done, statuses)) or time.monotonic() > deadline:
             return statuses
@@ -292,5 +292,5 @@ def _make(root: Path, nodes: int, drives_per_node: int) -> None:
 
 
 def _mark_removed(node: NodeDrives) -> None:
-    said = node_file.read(node.folder)
-    node_file.write(node.folder, NodeFile(node.uuid, said.endpoint if said is not None else "", removed=True))
+    file = node_file.read(node.folder)
+    node_file.write(node.folder, NodeFile(node.uuid, file.endpoint if file is not None else "", removed=True))

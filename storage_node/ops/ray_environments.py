@@ -20,8 +20,8 @@ MAKE_TIMEOUT_S = 300.0
 _BEGIN_S = 60.0
 """Additional time to start a process in it, on a busy host."""
 _VERSIONS = re.compile(r" \(from versions: [^)]*\)")
-_ERRORS_TOLD = 3
-_TOLD = 500
+_MAX_ERRORS = 3
+_MAX_TEXT = 500
 _HOST_SHARE = 0.001
 """Share of a host's resource that an actor or a task takes: up to 1,000 of them at once."""
 
@@ -49,7 +49,7 @@ class RayEnvironments:
         import ray
 
         packages = sorted(set(requirements))
-        made = (
+        actor = (
             ray.remote(_Inhabitant)
             .options(
                 num_cpus=0,
@@ -60,18 +60,18 @@ class RayEnvironments:
         )
         try:
             async with asyncio.timeout(MAKE_TIMEOUT_S + _BEGIN_S):
-                python = await asyncio.wrap_future(made.python.remote().future())
+                python = await asyncio.wrap_future(actor.python.remote().future())
         except BaseException as error:
-            _end(made)
+            _end(actor)
             needs = f"the environment with {', '.join(packages)} cannot be made"
             if isinstance(error, TimeoutError):
                 raise TransformFailed(f"{needs}: Ray has not done it within {MAKE_TIMEOUT_S:g} s") from error
             if isinstance(error, ray.exceptions.RayError):
-                said = str(error)
-                log(f"{said}\n".encode(errors="replace"))
-                raise TransformFailed(f"{needs}: {_why(said)}") from error
+                message = str(error)
+                log(f"{message}\n".encode(errors="replace"))
+                raise TransformFailed(f"{needs}: {_why(message)}") from error
             raise
-        return RayEnvironment(python, made)
+        return RayEnvironment(python, actor)
 
 
 class RayEnvironment:
@@ -102,10 +102,10 @@ def _end(actor: Any) -> None:
         ray.kill(actor)
 
 
-def _why(said: str) -> str:
+def _why(message: str) -> str:
     """Extract the reason from Ray's report of a failure: the installer's errors, or else the last line."""
-    lines = [_VERSIONS.sub("", line.strip()) for line in said.splitlines() if line.strip()]
+    lines = [_VERSIONS.sub("", line.strip()) for line in message.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR:", "error:"))] or [
         line for line in lines if "No module named" in line or "Error:" in line
     ]
-    return "; ".join((errors or lines or ["Ray does not say why"])[-_ERRORS_TOLD:])[:_TOLD]
+    return "; ".join((errors or lines or ["Ray does not say why"])[-_MAX_ERRORS:])[:_MAX_TEXT]

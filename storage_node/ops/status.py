@@ -30,11 +30,11 @@ _WELL = ("active", "retiring")
 
 def cluster_status(root: Path) -> dict[str, Any]:
     """Return the status as JSON, with the keys of docs/cluster.md. Raises ValueError if two clusters answer."""
-    said = {one.uuid: one for one in read_all(root) if not one.removed}
+    files = {one.uuid: one for one in read_all(root) if not one.removed}
     found = find_nodes(root)
     # Also ask at the listening address: this machine may not reach the address that is advertised to others.
     caller = peer_secret.operator(root)
-    answers = ask_nodes((where for one in said.values() for where in (one.endpoint, one.listening) if where), caller)
+    answers = ask_nodes((where for one in files.values() for where in (one.endpoint, one.listening) if where), caller)
     known = newest_map(answers.values()) or _map_on_drives(found)
     elsewhere = [] if known is None else [node.endpoint for node in known.node if node.endpoint not in answers]
     answers |= ask_nodes(elsewhere, caller)
@@ -42,8 +42,8 @@ def cluster_status(root: Path) -> dict[str, Any]:
     map_ = answered or known
     members = {} if map_ is None else {node.uuid.hex(): node for node in map_.node}
     by_uuid = {answer.uuid: answer for answer in answers.values() if answer.uuid}
-    uuids = dict.fromkeys([*members, *said, *(node.uuid for node in found.nodes)])
-    nodes = [_node(uuid, members.get(uuid), said.get(uuid), by_uuid.get(uuid), answers, found) for uuid in uuids]
+    uuids = dict.fromkeys([*members, *files, *(node.uuid for node in found.nodes)])
+    nodes = [_node(uuid, members.get(uuid), files.get(uuid), by_uuid.get(uuid), answers, found) for uuid in uuids]
     for node in nodes:
         node["free_bytes"], node["size_bytes"] = disk_space([node])
     free_bytes, size_bytes = disk_space(nodes)
@@ -87,19 +87,19 @@ def disk_space(nodes: Iterable[dict[str, Any]]) -> tuple[int, int]:
 def _node(
     uuid: str,
     member: pb.MapNode | None,
-    said: NodeFile | None,
+    file: NodeFile | None,
     answer: NodeAnswer | None,
     answers: dict[str, NodeAnswer],
     found: FoundNodes,
 ) -> dict[str, Any]:
-    here = found.node(uuid)
+    local = found.node(uuid)
     described = answer.described if answer is not None else None
-    endpoint = answer.endpoint if answer is not None else member.endpoint if member else said.endpoint if said else ""
-    if said is not None and endpoint == said.listening:
-        endpoint = said.endpoint
-    told = answer.drives if answer is not None else None
-    if told is not None:
-        drives = [drive_commands.described(drive) for drive in told.drive]
+    endpoint = answer.endpoint if answer is not None else member.endpoint if member else file.endpoint if file else ""
+    if file is not None and endpoint == file.listening:
+        endpoint = file.endpoint
+    report = answer.drives if answer is not None else None
+    if report is not None:
+        drives = [drive_commands.described(drive) for drive in report.drive]
     else:
         drives = [_drive(drive) for drive in described.drive] if described is not None else []
     problem = "; ".join(
@@ -109,17 +109,17 @@ def _node(
     )
     if described is None:
         problem = "never served" if not endpoint else _silence(answers.get(endpoint))
-        problem += f"; it said: {said.problem}" if said is not None and said.problem else ""
-        drives = [_unknown(str(path)) for path in (here.drives if here is not None else ())]
+        problem += f"; it said: {file.problem}" if file is not None and file.problem else ""
+        drives = [_unknown(str(path)) for path in (local.drives if local is not None else ())]
     progress = answer.progress if answer is not None else None
     if described is not None and answer is not None:
         unsaid = f"nothing is known of its copies: no answer to an operator at {answer.peer_endpoint}"
-        told_of = _shortages(progress) if progress is not None else [unsaid]
-        problem = "; ".join(filter(None, [problem, *told_of]))
+        shortages = _shortages(progress) if progress is not None else [unsaid]
+        problem = "; ".join(filter(None, [problem, *shortages]))
     limits = dict(described.limits) if described is not None else {}
     return {
         "id": uuid,
-        "name": here.name if here is not None else "",
+        "name": local.name if local is not None else "",
         "host": member.host if member is not None else "",
         "endpoint": endpoint,
         "peer_endpoint": answer.peer_endpoint if answer is not None else member.peer_endpoint if member else "",
@@ -131,9 +131,9 @@ def _node(
         "limits": limits,
         "etl_sandbox": described.etl_sandbox if described is not None else "",
         "changed_limits": {name: value for name, value in limits.items() if _DEFAULTS.get(name, value) != value},
-        "metrics_url": f"http://{said.metrics}/metrics" if said is not None and said.metrics and described else "",
+        "metrics_url": f"http://{file.metrics}/metrics" if file is not None and file.metrics and described else "",
         "drives": drives,
-        "moving": drive_commands.moving(told) if told is not None else None,
+        "moving": drive_commands.moving(report) if report is not None else None,
         "repair": _repair(progress) if progress is not None else None,
         # Names that repair has seen are counted exactly; the drives' own estimates are rough after a restart.
         "objects_estimate": (progress.names_before if progress is not None else 0)

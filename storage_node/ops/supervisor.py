@@ -70,7 +70,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="ais-loader-supervisor", daemon=True)
         self._lock = threading.Lock()
         self._server: NodeServer | None = None  # guarded by _lock, like all below
-        self._here: NodeDrives | None = None
+        self._local: NodeDrives | None = None
         self._state = "starting"
         self._problem = ""
         self._tries = 0
@@ -93,11 +93,11 @@ class Supervisor:
     def status(self) -> dict[str, Any]:
         """Return the status as JSON. `state`: starting, waiting (`problem` says for what), serving, stopped."""
         with self._lock:
-            server, here = self._server, self._here
+            server, local = self._server, self._local
             view = server.membership.view if server is not None else None
             return {
                 "uuid": self.uuid,
-                "name": here.name if here is not None else "",
+                "name": local.name if local is not None else "",
                 "state": self._state,
                 "problem": self._problem,
                 "tries": self._tries,
@@ -106,7 +106,7 @@ class Supervisor:
                 "metrics_url": f"http://{self._metrics}/metrics" if server is not None and self._metrics else "",
                 "settings": self._settings,
                 "pid": os.getpid(),
-                "drives": [str(drive) for drive in here.drives] if here is not None else [],
+                "drives": [str(drive) for drive in local.drives] if local is not None else [],
                 "map_version": view.version if view is not None else 0,
                 "version": __version__,
             }
@@ -172,61 +172,61 @@ class Supervisor:
             renewing, self._renewing = self._renewing, False
         if renewing and self._server is not None:
             log.info("node %s: restarting, with other settings", self.uuid)
-            self._let_go()
-        here = find_nodes(self._root).node(self.uuid)
-        if self._server is not None and here is not None and self._here is not None:
+            self._stop_server()
+        found = find_nodes(self._root).node(self.uuid)
+        if self._server is not None and found is not None and self._local is not None:
             # The server looks for missing drives itself. One that it cannot use while it runs may need a restart.
-            problems = {one: self._server.drives.problem_at(one) for one in set(here.drives) - set(self._here.drives)}
+            problems = {one: self._server.drives.problem_at(one) for one in set(found.drives) - set(self._local.drives)}
             if bad := sorted(one for one, problem in problems.items() if problem):
                 log.warning("node %s: restarting, with %s", self.uuid, ", ".join(map(str, bad)))
-                self._let_go()
-            elif used := tuple(one for one in here.drives if problems.get(one, "") is not None):
+                self._stop_server()
+            elif used := tuple(one for one in found.drives if problems.get(one, "") is not None):
                 with self._lock:
-                    self._here = replace(here, drives=used)
+                    self._local = replace(found, drives=used)
         if self._server is None:
-            if here is None:
+            if found is None:
                 raise StoreNotFound(f"no drive of node {self.uuid} below {self._root}: are its drives mounted?")
-            self._serve(here)
+            self._serve(found)
         self._publish()
         if not self._lasted and time.monotonic() - self._served_at_s > crash_backoff.SHORT_LIFE_S:
             self._note_life()
 
     def _find(self) -> tuple[Path, ...]:
-        here = find_nodes(self._root).node(self.uuid)
-        return here.drives if here is not None else ()
+        found = find_nodes(self._root).node(self.uuid)
+        return found.drives if found is not None else ()
 
-    def _serve(self, here: NodeDrives) -> None:
+    def _serve(self, drives: NodeDrives) -> None:
         """Start the server. Raises what NodeServer.start raises, WrongSetting, CrashedBefore, OSError."""
-        said = node_file.read(here.folder)
-        if said is None or said.uuid != self.uuid:
-            said = NodeFile(self.uuid)
-        said = crash_backoff.told(said, not self._counted)
-        self._rest(here.folder, said)
+        file = node_file.read(drives.folder)
+        if file is None or file.uuid != self.uuid:
+            file = NodeFile(self.uuid)
+        file = crash_backoff.count_short_life(file, not self._counted)
+        self._rest(drives.folder, file)
         kept = settings_file.read(self._root).values
         base = ServerConfig(
             host=self._host,
-            port=(port := self._choose_port(said.port)),
+            port=(port := self._choose_port(file.port)),
             peer_host=self._host,
-            peer_port=self._choose_port(said.peer_port, {port}, usable_peer_ports()),
+            peer_port=self._choose_port(file.peer_port, {port}, usable_peer_ports()),
             peer_secret_file=peer_secret.default_file(self._root),
         )
-        settings = for_node(kept, here.name, self.uuid)
+        settings = for_node(kept, drives.name, self.uuid)
         config = configured(base, settings)
         if config.listen.metrics_port is not None:
             config = config.replace(
-                metrics_port=self._choose_metrics_port(said.metrics_port, config.listen.metrics_port)
+                metrics_port=self._choose_metrics_port(file.metrics_port, config.listen.metrics_port)
             )
         born_s = time.time()
-        node_file.write(here.folder, replace(said, born_s=born_s))
+        node_file.write(drives.folder, replace(file, born_s=born_s))
         self._counted = True
-        server = NodeServer(here.drives, config, environments=self._environments, find=self._find)
+        server = NodeServer(drives.drives, config, environments=self._environments, find=self._find)
         try:
             server.start()
             listening = f"{self._host}:{server.port}"
             endpoint = server.endpoint or listening
             metrics = f"{self._host}:{server.metrics_port}" if server.metrics_port is not None else ""
             node_file.write(
-                here.folder,
+                drives.folder,
                 NodeFile(
                     self.uuid,
                     endpoint,
@@ -234,37 +234,37 @@ class Supervisor:
                     peer=f"{config.listen.peer_host}:{server.peer_port}",
                     metrics=metrics,
                     born_s=born_s,
-                    short_lives=said.short_lives,
+                    short_lives=file.short_lives,
                 ),
             )
         except BaseException:
             server.stop(grace_s=0.0)
             with contextlib.suppress(OSError):
-                node_file.write(here.folder, said)  # the start failed, but the process did not die
+                node_file.write(drives.folder, file)  # the start failed, but the process did not die
             raise
         with self._lock:
-            self._server, self._here, self._metrics = server, here, metrics
+            self._server, self._local, self._metrics = server, drives, metrics
             self._settings, self._served_at_s, self._lasted = settings, time.monotonic(), False
-        log.info("node %s: serving %s at %s", self.uuid, ", ".join(map(str, here.drives)), endpoint)
+        log.info("node %s: serving %s at %s", self.uuid, ", ".join(map(str, drives.drives)), endpoint)
 
-    def _rest(self, folder: Path, said: NodeFile) -> None:
+    def _rest(self, folder: Path, file: NodeFile) -> None:
         """Raise CrashedBefore until the next attempt is due."""
-        if self._counted or self._rested or not (pause_s := crash_backoff.rest_s(said.short_lives)):
+        if self._counted or self._rested or not (pause_s := crash_backoff.rest_s(file.short_lives)):
             return
         if not self._rest_until_s:
             self._rest_until_s = time.time() + pause_s
-            node_file.write(folder, said)  # a restart of the host is no short life
+            node_file.write(folder, file)  # a restart of the host is no short life
         if time.time() < self._rest_until_s:
             log_path = node_log.path_of(self._root, self.uuid)
-            raise CrashedBefore(crash_backoff.problem(said.short_lives, self._rest_until_s, str(log_path)))
+            raise CrashedBefore(crash_backoff.problem(file.short_lives, self._rest_until_s, str(log_path)))
 
     def _note_life(self) -> None:
         """Record that this process has lived long enough, or has ended in order."""
         self._lasted = True
-        said = node_file.read(self._here.folder) if self._here is not None else None
-        if self._here is not None and said is not None and said.uuid == self.uuid:
+        file = node_file.read(self._local.folder) if self._local is not None else None
+        if self._local is not None and file is not None and file.uuid == self.uuid:
             with contextlib.suppress(OSError):
-                node_file.write(self._here.folder, replace(said, born_s=0.0, short_lives=0))
+                node_file.write(self._local.folder, replace(file, born_s=0.0, short_lives=0))
 
     def _choose_port(self, kept: int, avoid: Collection[int] = (), among: Iterable[int] | None = None) -> int:
         if kept and is_free(self._host, kept):
@@ -281,7 +281,7 @@ class Supervisor:
 
     def _ports_of_others(self) -> set[int]:
         return {
-            port for said in node_file.read_all(self._root) for port in (said.port, said.peer_port, said.metrics_port)
+            port for file in node_file.read_all(self._root) for port in (file.port, file.peer_port, file.metrics_port)
         }
 
     def _publish(self) -> None:
@@ -293,7 +293,7 @@ class Supervisor:
             return
         now, member = (server.endpoint, server.peer_endpoint), view.nodes[position]
         if all(now) and (member.endpoint, member.peer_endpoint) != now:
-            others = [said.endpoint for said in node_file.read_all(self._root) if said.endpoint]
+            others = [file.endpoint for file in node_file.read_all(self._root) if file.endpoint]
             change_map(
                 [server.peer_endpoint, *others, *(node.peer_endpoint for node in view.nodes)],
                 set_endpoints(bytes.fromhex(self.uuid), *now),
@@ -301,7 +301,7 @@ class Supervisor:
                 caller=peer_secret.operator(self._root),
             )
 
-    def _let_go(self) -> None:
+    def _stop_server(self) -> None:
         with self._lock:
             server, self._server, self._state = self._server, None, "starting"
         if server is not None:

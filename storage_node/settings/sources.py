@@ -129,8 +129,8 @@ def require_nodes(settings: Mapping[str, Any], known: Collection[str]) -> None:
     """Reject settings of nodes that do not exist. Raises WrongSetting."""
     for name in settings.get(NODES, {}):
         if name not in known:
-            there = ", ".join(sorted(one for one in known if len(one) < 32))
-            raise WrongSetting(f"{NODES}.{name}: no such node{_near(name, known)}; there are {there}")
+            names = ", ".join(sorted(one for one in known if len(one) < 32))
+            raise WrongSetting(f"{NODES}.{name}: no such node{_near(name, known)}; there are {names}")
 
 
 # -- reading
