@@ -55,15 +55,15 @@ def merged(
         placement = drives.placement
         try:
             open_drives = _open_drives(drives, placement.slots, skip_missing=skip_missing)
-            looks = 2 if placement.moving else 1
-            begun = [
+            passes = 2 if placement.moving else 1
+            started = [
                 _where_looked_for(
                     placement,
                     slot,
                     bucket_uuid,
-                    _begun(drive, bucket_uuid, prefix, start_after, everything=tombstones or placement.moving, cut=cut),
+                    _start(drive, bucket_uuid, prefix, start_after, everything=tombstones or placement.moving, cut=cut),
                 )
-                for _ in range(looks)
+                for _ in range(passes)
                 for slot, drive in open_drives
             ]
         except LoaderError:
@@ -72,7 +72,7 @@ def merged(
             continue
         if drives.still(placement):
             break
-    scans = begun[0] if len(begun) == 1 else heapq.merge(*begun, key=_by_name_bytes)
+    scans = started[0] if len(started) == 1 else heapq.merge(*started, key=_by_name_bytes)
     if not tombstones and not prefix.startswith("/"):
         scans = (pair for pair in scans if not pair[0].startswith(PARTS_PREFIX))
     if not placement.moving:
@@ -100,7 +100,7 @@ def _open_drives(drives: DriveSet, slots: Iterable[int], *, skip_missing: bool) 
     return found
 
 
-def _begun(
+def _start(
     drive: Drive, bucket_uuid: bytes, prefix: str, start_after: str, *, everything: bool, cut: int | None
 ) -> Iterator[Named]:
     """Begin a scan of the drive. The first entry has been read, which fixes the scan's snapshot."""

@@ -82,8 +82,8 @@ class RecordKeeper:
         sets = () if whoever else (self.current.drives, record.drives)
 
         def is_enough(drives: Sequence[Drive]) -> bool:
-            there = {drive.identity.drive_uuid for drive in drives}
-            return bool(there) and all(2 * len(there.intersection(uuids)) > len(uuids) for uuids in sets)
+            present = {drive.identity.drive_uuid for drive in drives}
+            return bool(present) and all(2 * len(present.intersection(uuids)) > len(uuids) for uuids in sets)
 
         if not is_enough(live):
             raise DriveFailed(

@@ -77,8 +77,8 @@ class StaleReplicas:
         """Whether this node may have missed a write of a name, below `version`, within the last `for_s` seconds: it was
         notified of one, or it had no lease for a while."""
         with self._lock:
-            told = self._names.get(bucket_uuid, {}).get(name)
-            if told is not None and told.version < version and told.since_s > time.monotonic() - for_s:
+            entry = self._names.get(bucket_uuid, {}).get(name)
+            if entry is not None and entry.version < version and entry.since_s > time.monotonic() - for_s:
                 return True
             now = _clock_s()
             changed_s = self._in_touch_since_s if now <= self._until_s else self._until_s

@@ -349,10 +349,10 @@ class Store:
             found = self._changes.drop(bucket_uuid, name, version, tombstone=False)
             missing = False
         else:
-            there = self._changes.delete(bucket_uuid, name, condition)
-            if isinstance(there, LoaderError):
-                raise there
-            missing = not there
+            result = self._changes.delete(bucket_uuid, name, condition)
+            if isinstance(result, LoaderError):
+                raise result
+            missing = not result
         if missing:
             raise ObjectNotFound(not_found_message(bucket, name))
         return found

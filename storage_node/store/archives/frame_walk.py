@@ -90,7 +90,7 @@ class FrameWalk(Decoder):
         return self._took(piece, at)
 
     @abstractmethod
-    def _header_bytes(self, begun: bytearray) -> int:
+    def _header_bytes(self, header: bytearray) -> int:
         """Return the length of a frame's header, given its first bytes."""
 
     @abstractmethod

@@ -99,9 +99,9 @@ def recognise(name: str, head: bytes) -> ArchiveKind:
         return kind
     if kind is ArchiveKind.ZIP and found is None:
         return kind  # a self-extracting zip begins with a program
-    said = _NAMES[kind]
+    expected = _NAMES[kind]
     raise NotAnArchive(
-        f"{name!r} is {said} by its name, but begins like {found or 'something else'}"
+        f"{name!r} is {expected} by its name, but begins like {found or 'something else'}"
         + (f"; name it {_suffix(found)}, or store it unpacked" if found in _NAMES.values() else "")
     )
 

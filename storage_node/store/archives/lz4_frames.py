@@ -56,8 +56,8 @@ class Lz4Decoder(FrameWalk):
         self._any = True
         self._expect(Part.BLOCK, 4)
 
-    def _header_bytes(self, begun: bytearray) -> int:
-        return 3 + (8 if begun[0] & 8 else 0) + (4 if begun[0] & 1 else 0)
+    def _header_bytes(self, header: bytearray) -> int:
+        return 3 + (8 if header[0] & 8 else 0) + (4 if header[0] & 1 else 0)
 
     def _took(self, piece: bytes, at: int) -> bytes:
         if self._part is Part.MAGIC:

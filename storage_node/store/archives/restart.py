@@ -80,12 +80,12 @@ class RestartView:
             row = bisect_right(self._contents, start) - 1
             content_at, content_stop = self._contents[row], self._end(self._contents, row + 1, self._content_bytes)
             packed_at, packed_stop = self._packed[row], self._end(self._packed, row + 1, self._source.size_bytes)
-            held, taken = content_stop - content_at, packed_stop - packed_at
+            held, packed = content_stop - content_at, packed_stop - packed_at
             # The frame may be followed by frames to skip, such as a seek table.
-            if self._kind is ArchiveKind.TAR_ZST and held <= ONE_FRAME_BYTES and taken <= 2 * held + _SPARE_BYTES:
+            if self._kind is ArchiveKind.TAR_ZST and held <= ONE_FRAME_BYTES and packed <= 2 * held + _SPARE_BYTES:
                 from storage_node.store.archives.zstd_frames import unpack_frame
 
-                whole = unpack_frame(read_exactly(self._source, taken, packed_at), held)
+                whole = unpack_frame(read_exactly(self._source, packed, packed_at), held)
                 if whole is not None:
                     piece = whole[start - content_at : stop - content_at]
                     yield piece

@@ -81,7 +81,7 @@ class UnpackCache:
         finally:
             with self._changed:
                 copy.readers -= 1
-                self._let_go(copy)
+                self._release(copy)
 
     def drop(self, key: Hashable) -> None:
         """Evict the copy of a shard that has changed. Its readers are not affected."""
@@ -114,7 +114,7 @@ class UnpackCache:
                         self._await(copy, deadline)
                     except BaseException:
                         copy.readers -= 1
-                        self._let_go(copy)
+                        self._release(copy)
                         raise
                     return copy, False
                 if self._room_for(size_bytes):
@@ -198,9 +198,9 @@ class UnpackCache:
         copy = self._copies.pop(key, None)
         if copy is not None:
             copy.evicted = True
-            self._let_go(copy)
+            self._release(copy)
 
-    def _let_go(self, copy: _Copy) -> None:
+    def _release(self, copy: _Copy) -> None:
         """Close an evicted copy without readers and return its space to the budget, once. The lock is held."""
         if copy.evicted and not copy.readers and not copy.released:
             copy.released = True

@@ -36,8 +36,8 @@ class ZstdDecoder(FrameWalk):
         self._frame: Any = None
         self._has_trailer = self._last = False
 
-    def _header_bytes(self, begun: bytearray) -> int:
-        return 1 + _header_bytes(begun[0])
+    def _header_bytes(self, header: bytearray) -> int:
+        return 1 + _header_bytes(header[0])
 
     def _took(self, piece: bytes, at: int) -> bytes:
         if self._part is Part.MAGIC:

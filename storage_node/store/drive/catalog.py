@@ -404,7 +404,7 @@ class Catalog:
     def _stop(self, error: Exception) -> None:
         """Note whether RocksDB has stopped. If it finds no descriptor for a log or a table, it rejects all writes until
         it is reopened, even if there are descriptors again."""
-        self._is_stopped = self._is_stopped or any(said in str(error) for said in OUT_OF_DESCRIPTORS)
+        self._is_stopped = self._is_stopped or any(text in str(error) for text in OUT_OF_DESCRIPTORS)
 
     def _open_anew(self) -> None:
         """Reopen RocksDB if it has stopped and can be opened now. Its log contains all accepted writes, and no rejected
@@ -432,21 +432,21 @@ class Catalog:
                     self._is_stopped = False
                 except Exception as error:
                     waits = ("lock hold by current process", *OUT_OF_DESCRIPTORS)
-                    if time.monotonic() > until_s or not any(said in str(error) for said in waits):
+                    if time.monotonic() > until_s or not any(text in str(error) for text in waits):
                         raise
                     threading.Event().wait(0.01)
             return self._db
 
     def _has_descriptors(self) -> bool:
         """Whether there are enough free descriptors for opening."""
-        taken: list[int] = []
+        fds: list[int] = []
         try:
             for _ in range(_REOPEN_DESCRIPTORS + len(os.listdir(self.path))):
-                taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+                fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError:
             return False
         finally:
-            for fd in taken:
+            for fd in fds:
                 os.close(fd)
         return True
 

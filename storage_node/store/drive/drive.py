@@ -168,23 +168,23 @@ class Drive:
         keys = [fmt.object_key(bucket_uuid, name) for name in names]
         if not self.writable and self._is_behind():
             self.catch_up()
-        records = self._cache.get_many(keys)
-        unknown = [at for at, entry in enumerate(records) if entry is None]
+        entries = self._cache.get_many(keys)
+        unknown = [at for at, entry in enumerate(entries) if entry is None]
         if unknown:
-            unknown = self._look_up(keys, records, unknown)
+            unknown = self._look_up(keys, entries, unknown)
             if unknown and not self.writable:
                 self.catch_up()
-                self._look_up(keys, records, unknown)
-        return records
+                self._look_up(keys, entries, unknown)
+        return entries
 
-    def _look_up(self, keys: Sequence[bytes], records: list[CatalogEntry | None], unknown: Sequence[int]) -> list[int]:
-        """Fill in the `unknown` positions of `records` from the catalog. Returns those that are not there."""
+    def _look_up(self, keys: Sequence[bytes], entries: list[CatalogEntry | None], unknown: Sequence[int]) -> list[int]:
+        """Fill in the `unknown` positions of `entries` from the catalog. Returns those that are not there."""
         generation = self._cache.generation
         values = self.catalog.get_many([keys[at] for at in unknown])
         decoded = {at: fmt.decode_entry(value) for at, value in zip(unknown, values, strict=True) if value is not None}
         found = {at: entry for at, entry in decoded.items() if entry.path}  # a tombstone has none
         for at, entry in found.items():
-            records[at] = entry
+            entries[at] = entry
         self._cache.add(((keys[at], entry) for at, entry in found.items()), generation)
         return [at for at in unknown if at not in found]
 
@@ -438,8 +438,8 @@ class Drive:
         try:
             self.shards.close()
         finally:
-            with self.quiet(), contextlib.ExitStack() as let_go:
-                let_go.callback(self._let_go)
+            with self.quiet(), contextlib.ExitStack() as stack:
+                stack.callback(self._close_files)
                 if self.writable:
                     self._tidy_up()
 
@@ -454,7 +454,7 @@ class Drive:
             if not self.faults.sync_failed:
                 self.catalog.end_session()
 
-    def _let_go(self) -> None:
+    def _close_files(self) -> None:
         self._use.closed = True
         self.catalog.close()
         self.files.close()

@@ -165,14 +165,14 @@ class Garbage:
 
     def _take_due(self, *, everything: bool) -> list[_Dead]:
         now = time.monotonic()
-        taken: list[_Dead] = []
+        due: list[_Dead] = []
         with self._lock:
-            while self._waiting and len(taken) < _REAP_AT_ONCE:
+            while self._waiting and len(due) < _REAP_AT_ONCE:
                 if not (everything or self._waiting[0].due_s <= now or self._waiting_bytes > MAX_GARBAGE_BYTES):
                     break
-                taken.append(self._waiting.popleft())
-                self._waiting_bytes -= taken[-1].size_bytes
-        return taken
+                due.append(self._waiting.popleft())
+                self._waiting_bytes -= due[-1].size_bytes
+        return due
 
     def _unlink_abandoned(self) -> None:
         with self._lock:
@@ -238,11 +238,11 @@ class NamedFiles:
         """Iterate over those of `paths` that the catalog does not name."""
         paths = iter(paths)
         while some := list(itertools.islice(paths, _COMPARED_AT_ONCE)):
-            asked = np.array([xxhash.xxh3_64_intdigest(path) for path in some], np.uint64)
-            at = np.searchsorted(self._hashes, asked)
+            hashes = np.array([xxhash.xxh3_64_intdigest(path) for path in some], np.uint64)
+            at = np.searchsorted(self._hashes, hashes)
             known = np.zeros(len(some), bool)
             inside = at < len(self._hashes)
-            known[inside] = self._hashes[at[inside]] == asked[inside]
+            known[inside] = self._hashes[at[inside]] == hashes[inside]
             yield from (path for path, is_known in zip(some, known, strict=True) if not is_known)
 
 

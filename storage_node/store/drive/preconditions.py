@@ -236,10 +236,10 @@ class Condition(NamedTuple):
         Args:
             label: name of the object, for people.
         """
-        there = before if before is not None and not before.is_tombstone else None
-        if self.if_absent and there is not None:
+        existing = before if before is not None and not before.is_tombstone else None
+        if self.if_absent and existing is not None:
             return VersionConflict(f"{label}: wanted none there, but there is {_described(before)}")
-        if self.if_version is not None and (there is None or there.version != self.if_version):
+        if self.if_version is not None and (existing is None or existing.version != self.if_version):
             return VersionConflict(f"{label}: wanted version {self.if_version}, but there is {_described(before)}")
         if self.not_above is not None and before is not None and before.version > self.not_above:
             return VersionConflict(f"{label}: replaced meanwhile, there is {_described(before)}")

@@ -201,7 +201,7 @@ def scan_seen(
 ) -> Iterator[tuple[str, CatalogEntry]]:
     """Iterate as `scan_at` does, with deletions."""
     # Current entries are scanned first: a version that ends meanwhile is in both lists, and never in none.
-    current = _begun(_current(catalog, bucket_uuid, prefix, start_after, cut))
+    current = _start(_current(catalog, bucket_uuid, prefix, start_after, cut))
     ended = _ended(catalog, bucket_uuid, prefix, start_after, cut)
     last: str | None = None
     for name, entry in heapq.merge(current, ended, key=lambda pair: pair[0].encode()):
@@ -210,7 +210,7 @@ def scan_seen(
         last = name
 
 
-def _begun(scan: Iterator[tuple[str, CatalogEntry] | None]) -> Iterator[tuple[str, CatalogEntry]]:
+def _start(scan: Iterator[tuple[str, CatalogEntry] | None]) -> Iterator[tuple[str, CatalogEntry]]:
     """Start the scan, which fixes its snapshot of the catalog."""
     next(scan)
     return (pair for pair in scan if pair is not None)

@@ -37,13 +37,13 @@ def restore_identity(drive: Drive, key: bytes, entry: CatalogEntry) -> bool:
     OSError, LoaderError.
     """
     ended = fmt.ended_of_retained(key) if key.startswith(fmt.RETAINED_PREFIX) else None
-    says = drive.files.own(entry.path, fmt.encode_identity(_identity_of(key, entry)))
-    if not says and entry.offset:
+    is_written = drive.files.own(entry.path, fmt.encode_identity(_identity_of(key, entry)))
+    if not is_written and entry.offset:
         moved = _own_file(drive, key, entry)
-        says, entry = moved is not None, moved or entry
-    if says:
+        is_written, entry = moved is not None, moved or entry
+    if is_written:
         drive.files.set_ended(entry.path, ended)
-    return says
+    return is_written
 
 
 def _own_file(drive: Drive, key: bytes, entry: CatalogEntry) -> CatalogEntry | None:

@@ -291,10 +291,10 @@ class _Rebuild:
                 self._find("unreadable", root, f"{error.strerror} (errno {error.errno})", path)
                 continue
             if identity is None:
-                said = "the file does not say what it is: a dead one, or one that was"
+                problem = "the file does not say what it is: a dead one, or one that was"
                 if files.may_hold_objects(path):
-                    said = "its index is damaged, or cannot be read: what lies in it cannot be told"
-                self._find("no-identity", root, said, path)
+                    problem = "its index is damaged, or cannot be read: what lies in it cannot be told"
+                self._find("no-identity", root, problem, path)
                 continue
             if ended is not None:
                 seen.note(identity.version)
@@ -429,5 +429,5 @@ def _carry_over(root: Path, catalog: Catalog, seen: _DriveContents) -> list[Vers
 
 
 def _free_name(root: Path) -> Path:
-    taken = {entry.name for entry in root.iterdir()}
-    return root / next(name for number in range(1, len(taken) + 2) if (name := f"{_ASIDE}{number}") not in taken)
+    names = {entry.name for entry in root.iterdir()}
+    return root / next(name for number in range(1, len(names) + 2) if (name := f"{_ASIDE}{number}") not in names)

@@ -32,7 +32,7 @@ from storage_node.store.fsck.report import PROGRESS_EVERY, Finding, Progress
 from storage_node.store.pool.drive_set import DrivePlacement
 from storage_node.store.store_record import StoreRecord
 
-_LOOKS_AT_A_MOVING_OBJECT = 20
+_MOVING_OBJECT_ATTEMPTS = 20
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class Scan:
 
     def _examine_again(self, key: bytes, value: bytes, suspect: Suspect) -> Suspect | None:
         """Confirm a suspicion beside a writer: return it if it is about the current entry, else None."""
-        for _ in range(_LOOKS_AT_A_MOVING_OBJECT):
+        for _ in range(_MOVING_OBJECT_ATTEMPTS):
             self._drive.catch_up()
             now = self._drive.catalog.get(key)
             if now is None:
@@ -170,11 +170,11 @@ class Scan:
                 return self._suspect("later-epoch", message, key=key, record=entry)
             if self._placement is not None and len(self._record.drives) > 1:
                 owners = [self._record.drives[at] for at in self._placement.entry_slots(bucket_uuid, name).slots]
-                here = self._drive.identity.drive_uuid
-                if here not in owners:
+                local = self._drive.identity.drive_uuid
+                if local not in owners:
                     message = f"it belongs on drive {owners[0]}, where readers look for it"
                     return self._suspect("misplaced", message, key=key, record=entry)
-                self.survey.moving += here != owners[0]
+                self.survey.moving += local != owners[0]
         return None if entry.is_tombstone else self._examine_file(key, entry)
 
     def _examine_file(self, key: bytes, entry: CatalogEntry) -> Suspect | None:
@@ -260,8 +260,8 @@ class Scan:
         for file in self._segments:
             with contextlib.suppress(OSError):  # removed, or unreadable, which is reported elsewhere
                 # A single check may see a state that is just being written.
-                looks = range(_LOOKS_AT_A_MOVING_OBJECT if in_motion else 1)
-                if all(self._drive.files.is_segment_damaged(file, in_motion=in_motion) for _ in looks):
+                attempts = range(_MOVING_OBJECT_ATTEMPTS if in_motion else 1)
+                if all(self._drive.files.is_segment_damaged(file, in_motion=in_motion) for _ in attempts):
                     yield damaged_copy(self._drive.root, file)
 
     def _stray(self, path: bytes) -> Suspect | None:

@@ -76,8 +76,8 @@ class DrivePlacement:
 
 def _changes(uuid: str, sets: Sequence[Sequence[str]]) -> int:
     """Count how often a drive was added or removed."""
-    there = [uuid in drives for drives in sets]
-    return sum(there[at] != there[at - 1] for at in range(1, len(there)))
+    is_member = [uuid in drives for drives in sets]
+    return sum(is_member[at] != is_member[at - 1] for at in range(1, len(is_member)))
 
 
 class PlacementLock:

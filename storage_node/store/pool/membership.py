@@ -166,10 +166,10 @@ class DrivePool:
                 return
             root = self._where(slot, path)
             try:
-                there = records.read(root)
+                stored = records.read(root)
             except OSError as error:
                 raise drive_error(error, root, "reading its record") from error
-            if there is not None and there.order > self._record.current.order:
+            if stored is not None and stored.order > self._record.current.order:
                 raise StoreFormatError(
                     f"{root} knows of later changes of the store; close the store and open it with it"
                 )

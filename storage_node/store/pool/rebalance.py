@@ -249,15 +249,15 @@ class _Step:
                 if self._drives.placement is not self._placement:
                     return
                 with self._drives.names.of(keys):
-                    there = self._commit(source, target, entries, staged)
+                    committed = self._commit(source, target, entries, staged)
             failpoint("move.committed")
-            if not there:
+            if not committed:
                 return
             target.sync()  # no locks are held: this may take long
             with self._drives.placement_lock.shared():
                 if self._drives.placement is self._placement:
                     with self._drives.names.of(keys):
-                        self._drop(source, target, there)
+                        self._drop(source, target, committed)
             failpoint("move.dropped")
         except LoaderError as error:
             self._fail(str(error))
@@ -272,8 +272,8 @@ class _Step:
         """Stage a copy of the object on its owner; None if its bytes need not move. Raises LoaderError."""
         record = entry.record
         bucket_uuid, name = fmt.bucket_of_key(entry.key), fmt.name_of_key(entry.key)
-        there = target.newest(bucket_uuid, [name])[0]
-        if record.is_tombstone or (there is not None and there.version >= record.version):
+        existing = target.newest(bucket_uuid, [name])[0]
+        if record.is_tombstone or (existing is not None and existing.version >= record.version):
             return None
         if owner in self._sweep.full:
             raise DriveFull(f"{target.root}: no space left for what moves there")
@@ -300,7 +300,7 @@ class _Step:
         """Commit what is still the newest on its owner; returns the entries that the owner has now. The names are
         locked."""
         commit: list[PendingObject] = []
-        there: list[_Entry] = []
+        committed: list[_Entry] = []
         for entry in entries:
             bucket_uuid, name = fmt.bucket_of_key(entry.key), fmt.name_of_key(entry.key)
             found = self._found(source, target, bucket_uuid, name)
@@ -317,14 +317,14 @@ class _Step:
                     self._sweep.clean = False  # changed, or another drive has a newer one: left to the next sweep
                     continue
                 commit.append(pending)
-            there.append(entry)
+            committed.append(entry)
         if commit:
             try:
                 target.commit(commit)
             except BucketNotFound:
                 self._sweep.clean = False  # deleted meanwhile, and about to be purged
                 return []
-        return there
+        return committed
 
     def _drop(self, source: Drive, target: Drive, entries: Sequence[_Entry]) -> None:
         """Drop entries of which the owner durably has the same version or a newer one. The names are locked."""
