@@ -41,10 +41,10 @@ def find_many(store: Store, bucket: str, names: Sequence[str]) -> list[Stored | 
     affected."""
     bucket_uuid = store.bucket(bucket).uuid_bytes
     found: list[Stored | None] = []
-    for name, record in zip(names, store.replicas.newest(bucket, names), strict=True):
-        gone = record is None or record.is_tombstone
-        doubtful = not gone and store.replicas.stale.any and store.replicas.is_stale(bucket_uuid, name, record)
-        found.append(None if record is None or gone or doubtful else stored_of(record))
+    for name, entry in zip(names, store.replicas.newest(bucket, names), strict=True):
+        gone = entry is None or entry.is_tombstone
+        doubtful = not gone and store.replicas.stale.any and store.replicas.is_stale(bucket_uuid, name, entry)
+        found.append(None if entry is None or gone or doubtful else stored_of(entry))
     return found
 
 

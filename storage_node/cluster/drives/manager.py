@@ -113,7 +113,7 @@ class DriveManager:
         self.counts = DriveMetrics()
 
     def start(self) -> None:
-        self._look()
+        self._refresh()
         steps = {
             "looking after drives": self._watch,
             "looking for drives that return": self._await_missing,
@@ -174,7 +174,7 @@ class DriveManager:
     async def report(self) -> pb.ListDrivesResponse:
         """Describe the drives. Raises Closed."""
         states = await self._node.read(self._store.pool.states)
-        self._look()
+        self._refresh()
         now, counts, grace_s = time.monotonic(), self.counts, self._config.store.drive_grace_s
         response = pb.ListDrivesResponse(
             moving=self._store.pool.moving,
@@ -233,7 +233,7 @@ class DriveManager:
                 try:
                     return await change
                 finally:
-                    self._look()
+                    self._refresh()
 
         task = asyncio.create_task(run())
         self._changes.add(task)
@@ -289,7 +289,7 @@ class DriveManager:
 
     def _known(self, uuid: str) -> Drive | None:
         """Return the drive; None if the node does not use it. Raises InvalidRequest."""
-        self._look()
+        self._refresh()
         drives = self._drives()
         if uuid not in drives:
             raise InvalidRequest(f"this node has no drive {uuid}")
@@ -308,7 +308,7 @@ class DriveManager:
 
     # -- watching
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Update the records of present and missing drives."""
         now, drives = time.monotonic(), self._drives()
         for uuid, drive in drives.items():
@@ -329,7 +329,7 @@ class DriveManager:
     async def _watch(self) -> None:
         logged: dict[str, str] = {}
         while True:
-            self._look()
+            self._refresh()
             now = time.monotonic()
             for uuid, (drive, window) in list(self._windows.items()):
                 gone = self._is_gone(uuid, drive)
@@ -373,7 +373,7 @@ class DriveManager:
                     continue
                 try:
                     identity = await self._node.read(identities.read, path)
-                    self._look()
+                    self._refresh()
                     away = self._away.get(identity.drive_uuid) if identity is not None else None
                     if identity is not None and away is not None and not away.disabled:
                         await self._in_turn(self._enable(identity.drive_uuid, path))

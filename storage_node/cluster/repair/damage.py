@@ -123,10 +123,10 @@ class DamageRepair:
             if self._damaged.version_of(bucket_uuid, name) != version:
                 continue
             found = self._store.drive_set.newest(bucket_uuid, name)
-            record = found.record
-            if record is None or record.version != version:
+            entry = found.record
+            if entry is None or entry.version != version:
                 self._damaged.drop(bucket_uuid, name)
-            elif is_whole(self._store.drive_set.at(found.slot), record):
+            elif is_whole(self._store.drive_set.at(found.slot), entry):
                 self._damaged.drop_whole(bucket_uuid, name, version)
             else:
                 left.append(name)

@@ -77,8 +77,8 @@ def page_of(
 ) -> NamePage:
     names = [name for name, _ in held]
     owners = owners_of(view, bucket, names)
-    states = [State(record.version, record.is_tombstone, record.size_bytes) for _, record in held]
-    ripe = [record.is_tombstone and now_ns - record.modified_ns > grace_s * 1e9 for _, record in held]
+    states = [State(entry.version, entry.is_tombstone, entry.size_bytes) for _, entry in held]
+    ripe = [entry.is_tombstone and now_ns - entry.modified_ns > grace_s * 1e9 for _, entry in held]
     return NamePage(names, states, owners, ripe)
 
 

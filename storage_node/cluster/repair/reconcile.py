@@ -236,11 +236,11 @@ class Reconciler:
         found: dict[str, State | None] = {}
         for name in names:
             try:
-                record = self._store.replicas.newest(bucket, [name])[0]
+                entry = self._store.replicas.newest(bucket, [name])[0]
             except DriveFailed:
                 found[name] = UNKNOWN
                 continue
-            found[name] = record and State(record.version, record.is_tombstone, record.size_bytes)
+            found[name] = entry and State(entry.version, entry.is_tombstone, entry.size_bytes)
         return found
 
     # -- fetching

@@ -371,11 +371,11 @@ class Repair:
         return await self._node.read(self._records, bucket, names)
 
     async def _versions_of(self, bucket: str, names: Sequence[str]) -> dict[str, Version]:
-        return {name: record.version for name, record in await self._held_of(bucket, names)}
+        return {name: entry.version for name, entry in await self._held_of(bucket, names)}
 
     def _records(self, bucket: str, names: Sequence[str]) -> list[tuple[str, CatalogEntry]]:
-        records = zip(names, self._store.replicas.newest(bucket, names), strict=True)
-        return [(name, record) for name, record in records if record is not None]
+        entries = zip(names, self._store.replicas.newest(bucket, names), strict=True)
+        return [(name, entry) for name, entry in entries if entry is not None]
 
     async def _push(
         self, view: ClusterView, node: int, bucket: pb.MapBucket, names: Sequence[str], sizes: Mapping[str, int]

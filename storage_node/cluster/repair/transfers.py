@@ -121,15 +121,15 @@ class Transfers:
 
     async def _push(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
         found = await self._node.read(self._records, bucket.name, bucket.uuid, list(names))
-        tombstones = [(name, record) for name, record in found if record.is_tombstone]
-        objects = [(name, record) for name, record in found if not record.is_tombstone]
-        small = [name for name, record in objects if record.size_bytes <= SMALL_BYTES]
-        large = [name for name, record in objects if record.size_bytes > SMALL_BYTES]
-        sizes = [record.size_bytes for _, record in objects if record.size_bytes <= SMALL_BYTES]
+        tombstones = [(name, entry) for name, entry in found if entry.is_tombstone]
+        objects = [(name, entry) for name, entry in found if not entry.is_tombstone]
+        small = [name for name, entry in objects if entry.size_bytes <= SMALL_BYTES]
+        large = [name for name, entry in objects if entry.size_bytes > SMALL_BYTES]
+        sizes = [entry.size_bytes for _, entry in objects if entry.size_bytes <= SMALL_BYTES]
         done = 0
         for at in range(0, len(tombstones), _TOMBSTONES_AT_ONCE):
             part = tombstones[at : at + _TOMBSTONES_AT_ONCE]
-            await _all(*(self._push_tombstone(endpoint, bucket, name, record) for name, record in part))
+            await _all(*(self._push_tombstone(endpoint, bucket, name, entry) for name, entry in part))
             done += len(part)
             self._counts.tombstones_pushed += len(part)
         for group in batches(small, sizes, most_names=GROUP_NAMES, most_bytes=GROUP_BYTES):
@@ -139,20 +139,20 @@ class Transfers:
         return done
 
     def _records(self, bucket: str, bucket_uuid: bytes, names: Sequence[str]) -> list[tuple[str, CatalogEntry]]:
-        records = zip(names, self._node.store.replicas.newest(bucket, names), strict=True)
+        entries = zip(names, self._node.store.replicas.newest(bucket, names), strict=True)
         wanted = self._node.store.replicas.stale.wanted
         return [
-            (name, record)
-            for name, record in records
+            (name, entry)
+            for name, entry in entries
             # An outdated version is not sent: it may reach a node that was not told of the newer one.
-            if record is not None and ((newer := wanted(bucket_uuid, name)) is None or newer <= record.version)
+            if entry is not None and ((newer := wanted(bucket_uuid, name)) is None or newer <= entry.version)
         ]
 
     async def _push_tombstone(
-        self, endpoint: str, bucket: cluster_pb.MapBucket, name: str, record: CatalogEntry
+        self, endpoint: str, bucket: cluster_pb.MapBucket, name: str, entry: CatalogEntry
     ) -> None:
         request = wire.BuryRequest(
-            bucket=bucket_ref(bucket), name=name, version=to_wire(record.version), is_copy=True, writes=record.writes
+            bucket=bucket_ref(bucket), name=name, version=to_wire(entry.version), is_copy=True, writes=entry.writes
         )
         with self._channels.reporting(endpoint):
             await ais_replica_pb2_grpc.ReplicaStub(self._channels.to(endpoint)).Bury(request, timeout=STEP_TIMEOUT_S)
@@ -160,7 +160,7 @@ class Transfers:
     # -- small objects
 
     async def _push_group(self, endpoint: str, bucket: cluster_pb.MapBucket, names: Sequence[str]) -> int:
-        objects, records = await self._node.read(self._read_small, bucket.name, names)
+        objects, entries = await self._node.read(self._read_small, bucket.name, names)
         if not objects:
             return 0
         await self._throttle.spend(sum(len(small.data) for small in objects))
@@ -169,33 +169,33 @@ class Transfers:
         copy = RemoteReplicaStream(endpoint, self._channels)
         try:
             staged = (await copy.begin(wire.WriteRequest(group=group))).staged
-            return await self._commit(copy, staged, records)
+            return await self._commit(copy, staged, entries)
         finally:
             await copy.close()
 
     def _read_small(self, bucket: str, names: Sequence[str]) -> tuple[list[pb.SmallObject], list[CatalogEntry]]:
         objects: list[pb.SmallObject] = []
-        records: list[CatalogEntry] = []
+        entries: list[CatalogEntry] = []
         for name in names:
             try:
                 with contextlib.closing(open_object(self._node.store, bucket, name)) as reader:
                     data = b"".join(reader)
-                    record = reader.record
+                    entry = reader.record
             except LoaderError as error:
                 self._failed(name, error)
                 continue
             objects.append(
-                pb.SmallObject(bucket=bucket, name=name, data=data, metadata=record.metadata, checksum=record.checksum)
+                pb.SmallObject(bucket=bucket, name=name, data=data, metadata=entry.metadata, checksum=entry.checksum)
             )
-            records.append(record)
-        return objects, records
+            entries.append(entry)
+        return objects, entries
 
-    async def _commit(self, copy: RemoteReplicaStream, staged: wire.Staged, records: Sequence[CatalogEntry]) -> int:
+    async def _commit(self, copy: RemoteReplicaStream, staged: wire.Staged, entries: Sequence[CatalogEntry]) -> int:
         """Commit what was staged, under the versions that it has here; return how many objects the node has now."""
         commit = wire.WriteCommit(
             object=[
-                wire.CommitObject(version=to_wire(record.version), modified_ns=record.modified_ns, writes=record.writes)
-                for record in records
+                wire.CommitObject(version=to_wire(entry.version), modified_ns=entry.modified_ns, writes=entry.writes)
+                for entry in entries
             ],
             is_copy=True,
         )
@@ -203,9 +203,9 @@ class Transfers:
             if one.HasField("error"):
                 self._failed("an object", refused("the other node", one.error))
         committed = (await copy.ask(wire.WriteRequest(commit=commit), STEP_TIMEOUT_S)).committed
-        done = [record for one, record in zip(committed.object, records, strict=True) if not one.HasField("error")]
+        done = [entry for one, entry in zip(committed.object, entries, strict=True) if not one.HasField("error")]
         self._counts.objects_pushed += len(done)
-        self._counts.bytes_pushed += sum(record.size_bytes for record in done)
+        self._counts.bytes_pushed += sum(entry.size_bytes for entry in done)
         return len(done)
 
     # -- large objects
@@ -218,14 +218,14 @@ class Transfers:
             self._failed(name, error)
             return 0
         copy = RemoteReplicaStream(endpoint, self._channels)
-        record = reader.record
+        entry = reader.record
         try:
             header = pb.PutHeader(
                 bucket=bucket.name,
                 name=name,
-                metadata=record.metadata,
-                size_bytes=record.size_bytes,
-                checksum=record.checksum,
+                metadata=entry.metadata,
+                size_bytes=entry.size_bytes,
+                checksum=entry.checksum,
             )
             reply = await copy.begin(wire.WriteRequest(header=wire.WriteHeader(object=header, bucket_uuid=bucket.uuid)))
             if reply.HasField("staged"):
@@ -233,9 +233,9 @@ class Transfers:
             while chunk := await read(next, reader, b""):
                 await self._throttle.spend(len(chunk))
                 await copy.send(wire.WriteRequest(data=chunk), STEP_TIMEOUT_S)
-            end = pb.PutEnd(size_bytes=record.size_bytes, checksum=record.checksum)
+            end = pb.PutEnd(size_bytes=entry.size_bytes, checksum=entry.checksum)
             staged = (await copy.ask(wire.WriteRequest(end=end), STEP_TIMEOUT_S)).staged
-            return await self._commit(copy, staged, [record])
+            return await self._commit(copy, staged, [entry])
         except LoaderError as error:
             self._failed(name, error)
             return 0

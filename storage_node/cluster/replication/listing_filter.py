@@ -45,7 +45,7 @@ async def not_deleted(replicas: Replicas, replica_set: ReplicaSet, found: Listed
                 tombstones[name] = max(from_wire(state.version), tombstones.get(name, Version(0, 0)))
     if unsaid:
         raise ReplicaStale(f"no owner says whether {next(iter(unsaid))!r} is still there")
-    return [(name, record) for name, record in found if name not in tombstones or tombstones[name] < record.version]
+    return [(name, entry) for name, entry in found if name not in tombstones or tombstones[name] < entry.version]
 
 
 def _of_others(replica_set: ReplicaSet, names: Sequence[str]) -> dict[int, list[str]]:

@@ -217,7 +217,7 @@ def newest(store: Store, request: wire.NewestRequest, map_version: int = 0) -> w
         states = [_state_or_unknown(store, request.bucket.name, name) for name in request.name]
     else:
         found = store.replicas.newest(request.bucket.name, list(request.name))
-        states = [to_state(name, record) for name, record in zip(request.name, found, strict=True)]
+        states = [to_state(name, entry) for name, entry in zip(request.name, found, strict=True)]
     return wire.NewestResponse(
         object=states, clock=store.replicas.clock, map_version=map_version, wall_ms=store.clock.wall_ms()
     )
@@ -255,8 +255,8 @@ def write_tombstones(store: Store, request: contents.BuryManyRequest) -> content
     for _, version, _ in tombstones:
         store.replicas.require_believable(version, request.wall_ms)
     late = [late_fault(store, request.bucket.uuid, *one, request.looked_ms) for one in tombstones]
-    taken = [one for one, fault in zip(tombstones, late, strict=True) if fault is None]
-    left = iter(store.write_tombstones(request.bucket.name, taken))
+    accepted = [one for one, fault in zip(tombstones, late, strict=True) if fault is None]
+    left = iter(store.write_tombstones(request.bucket.name, accepted))
     return contents.BuryManyResponse(failure=failures([fault or next(left) for fault in late]))
 
 
@@ -317,25 +317,25 @@ def forget(store: Store, request: wire.ForgetRequest) -> wire.ForgetResponse:
 
 def _state_or_unknown(store: Store, bucket: str, name: str) -> wire.ObjectState:
     try:
-        record = store.replicas.newest(bucket, [name])[0]
-        if record is not None and store.damaged.version_of(store.bucket(bucket).uuid_bytes, name) == record.version:
+        entry = store.replicas.newest(bucket, [name])[0]
+        if entry is not None and store.damaged.version_of(store.bucket(bucket).uuid_bytes, name) == entry.version:
             return wire.ObjectState(name=name, unknown=True)  # this replica is damaged
-        return to_state(name, record)
+        return to_state(name, entry)
     except errors.DriveFailed:
         return wire.ObjectState(name=name, unknown=True)
 
 
-def to_state(name: str, record: CatalogEntry | None) -> wire.ObjectState:
-    if record is None:
+def to_state(name: str, entry: CatalogEntry | None) -> wire.ObjectState:
+    if entry is None:
         return wire.ObjectState(name=name)
     return wire.ObjectState(
         name=name,
-        version=to_wire(record.version),
-        is_tombstone=record.is_tombstone,
-        size_bytes=record.size_bytes,
-        checksum=record.checksum,
-        writes=record.writes,
-        modified_ns=record.modified_ns,
+        version=to_wire(entry.version),
+        is_tombstone=entry.is_tombstone,
+        size_bytes=entry.size_bytes,
+        checksum=entry.checksum,
+        writes=entry.writes,
+        modified_ns=entry.modified_ns,
     )
 
 

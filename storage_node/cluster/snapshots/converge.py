@@ -57,7 +57,7 @@ class Convergence:
         rows = await read(seen_after, self._store, bucket_uuid, start_after, cut, PAGE_NAMES + 1)
         more, rows = len(rows) > PAGE_NAMES, rows[:PAGE_NAMES]
         names = [name for name, _ in rows]
-        states = [_state(record) for _, record in rows]
+        states = [_state(entry) for _, entry in rows]
         owners = (await read(owners_of, view, bucket, names)) if names else []
         answers, _ = await self.ask_owners(view, bucket, cut, names, owners)
         unsettled = await self.compare(names, states, owners, local, answers)
@@ -170,25 +170,25 @@ class Convergence:
         self, bucket: cluster_pb.MapBucket, cut: int, name: str, version: Seen
     ) -> AsyncGenerator[pb.KeepRequest, None]:
         """Yield the messages that transfer one version. Raises LoaderError."""
-        record = version.record
+        entry = version.record
         cuts = self._store.record.current.cuts.get(bucket.uuid, [])
         header = pb.KeepHeader(
             bucket=bucket_ref(bucket),
             name=name,
-            version=to_wire(record.version),
-            is_tombstone=record.is_tombstone,
-            size_bytes=record.size_bytes,
-            checksum=record.checksum,
-            modified_ns=record.modified_ns,
-            metadata=record.metadata,
-            ended=end_of(version.ended, record.counter, cuts),
+            version=to_wire(entry.version),
+            is_tombstone=entry.is_tombstone,
+            size_bytes=entry.size_bytes,
+            checksum=entry.checksum,
+            modified_ns=entry.modified_ns,
+            metadata=entry.metadata,
+            ended=end_of(version.ended, entry.counter, cuts),
         )
-        if record.is_tombstone:
+        if entry.is_tombstone:
             yield pb.KeepRequest(header=header)
             return
         read = self._node.read
         pinned = self._pinned(bucket, cut)
-        reader = await read(lambda: open_object(self._store, pinned, name, version=str(record.version)))
+        reader = await read(lambda: open_object(self._store, pinned, name, version=str(entry.version)))
         try:
             yield pb.KeepRequest(header=header)
             while chunk := await read(next, reader, b""):
@@ -203,5 +203,5 @@ class Convergence:
         raise SnapshotNotFound(f"no snapshot of bucket {bucket.name!r} has the cut {cut}")
 
 
-def _state(record: CatalogEntry) -> State:
-    return State(record.version, record.is_tombstone, record.size_bytes)
+def _state(entry: CatalogEntry) -> State:
+    return State(entry.version, entry.is_tombstone, entry.size_bytes)

@@ -130,14 +130,14 @@ class Garbage:
         with contextlib.suppress(LoaderError):  # the commit stands; the next start removes the rest
             self.reap()
 
-    def abandon(self, records: Sequence[CatalogEntry]) -> None:
+    def abandon(self, entries: Sequence[CatalogEntry]) -> None:
         """Remove the files of a commit that failed, as soon as it is certain that it failed.
 
         The commit may have reached the catalog's log nevertheless: as long as that log can be read again, opening the
         drive could find the commit applied, and would need the files.
         """
         with self._lock:
-            self._abandoned.extend(records)
+            self._abandoned.extend(entries)
         with contextlib.suppress(LoaderError):
             self.reap()
 
