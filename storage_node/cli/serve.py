@@ -111,11 +111,11 @@ def serve(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     host, peer_host = listen.host.strip("[]"), listen.peer_host.strip("[]")
-    taken: dict[tuple[str, int], str] = {}
-    _require_address(host, listen.port, "--port", taken)
-    _require_address(peer_host, listen.peer_port, "--peer-port", taken)
+    used: dict[tuple[str, int], str] = {}
+    _require_address(host, listen.port, "--port", used)
+    _require_address(peer_host, listen.peer_port, "--peer-port", used)
     if listen.metrics_port is not None:
-        _require_address(host, listen.metrics_port, "--metrics-port", taken)
+        _require_address(host, listen.metrics_port, "--metrics-port", used)
     drives = tuple(drive.expanduser() for drive in drives)  # shells do not expand the ~ of --drive=~/data
     tell_of_new_stores()
     try:

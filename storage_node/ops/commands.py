@@ -183,8 +183,8 @@ def down(root: Path, address: str, tell: Tell) -> tuple[int, int]:
 
 def tail_of_log(root: Path, address: str, name: str, lines: int) -> list[str]:
     """Return the last lines of a node's log; `name` as for `remove`. Raises ClusterError, OSError."""
-    here = [Host("", "this machine", find_nodes(root))]
-    node, _ = _find(here, name)
+    searched = [Host("", "this machine", find_nodes(root))]
+    node, _ = _find(searched, name)
     if node is not None:
         return node_log.tail(root, node.uuid, lines)
     if address:
@@ -193,16 +193,16 @@ def tail_of_log(root: Path, address: str, name: str, lines: int) -> list[str]:
             node, host = _find(hosts, name)
             if node is not None and host is not None:
                 return ray_actors.tail_of_log(root, host, node.uuid, lines)
-            here = hosts
-    raise ClusterError(_no_node(name, here, root))
+            searched = hosts
+    raise ClusterError(_no_node(name, searched, root))
 
 
 def followed_log(root: Path, name: str, lines: int) -> Iterator[str]:
     """Yield the last lines of a node's log on this machine, then new ones forever. Raises ClusterError, OSError."""
-    here = [Host("", "this machine", find_nodes(root))]
-    node, _ = _find(here, name)
+    searched = [Host("", "this machine", find_nodes(root))]
+    node, _ = _find(searched, name)
     if node is None:
-        raise ClusterError(_no_node(name, here, root))
+        raise ClusterError(_no_node(name, searched, root))
     yield from node_log.follow(root, node.uuid, lines)
 
 

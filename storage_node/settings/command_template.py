@@ -145,13 +145,13 @@ class CommandLine:
         texts = self.checked(given)
         filled = []
         for number, parts in enumerate(self.words):
-            made = ""
+            argument = ""
             for part in parts:
                 if isinstance(part, _File):
-                    made += files[part.kind]
+                    argument += files[part.kind]
                 elif isinstance(part, Argument):
                     text = texts[part.name]
-                    is_first = bool(number) and not made
+                    is_first = bool(number) and not argument
                     if (
                         part.kind == "text"
                         and is_first
@@ -159,10 +159,10 @@ class CommandLine:
                         and isinstance(given.get(part.name), str)
                     ):
                         raise WrongArgument(f"{part.name!r}: {text!r} would be taken for an option")
-                    made += text
+                    argument += text
                 else:
-                    made += part
-            filled.append(made)
+                    argument += part
+            filled.append(argument)
         return filled
 
 

@@ -88,20 +88,20 @@ def spool_for(store: Store, label: str) -> Spooled:
 
 def reframed(store: Store, name: str, spool: Spooled) -> Spooled | None:
     """Return a re-framed archive, which the caller closes; None to store the archive unchanged."""
-    made: Spooled | None = None
+    rewritten: Spooled | None = None
     try:
         before = index_shard(spool.source, name)
         archive = Archive(spool.source, before)
         if archive.stretch_bytes <= WORTH_BYTES or before.content_bytes > MAX_CONTENT_BYTES:
             return None
         content = archive.content()
-        made = spool_for(store, spool.label)
+        rewritten = spool_for(store, spool.label)
         for piece in reframe(content) if archive.index.kind is ArchiveKind.TAR_ZST else _independent_blocks(content):
-            made.write(piece)
-        after = index_shard(made.source, name)
+            rewritten.write(piece)
+        after = index_shard(rewritten.source, name)
         if not _same_members(before, after):
             raise LoaderError("its members would not be the same")
-        return made
+        return rewritten
     except (
         LoaderError,
         OSError,
@@ -109,8 +109,8 @@ def reframed(store: Store, name: str, spool: Spooled) -> Spooled | None:
         MemoryError,
     ) as error:  # after any error the archive can be stored unchanged
         log.info("%s is stored as it came: %s", spool.label, error)
-        if made is not None:
-            made.close()
+        if rewritten is not None:
+            rewritten.close()
         return None
 
 
@@ -162,8 +162,8 @@ def replacement(store: Store, name: str, metadata: dict[str, str], spool: Spoole
         described = original_metadata(metadata, spool)
     except InvalidRequest:
         return spool, metadata
-    made = reframed(store, name, spool)
-    return (spool, metadata) if made is None else (made, described)
+    rewritten = reframed(store, name, spool)
+    return (spool, metadata) if rewritten is None else (rewritten, described)
 
 
 @contextlib.contextmanager

@@ -174,8 +174,8 @@ class _Step:
             room_bytes = max(1, max_bytes - self._bytes)
             group: list[_Entry] = []
             try:
-                looked, group, after = self._next(slot, want, room_bytes, _MAX_SCANNED - self._scanned)
-                self._scanned += looked
+                scanned, group, after = self._next(slot, want, room_bytes, _MAX_SCANNED - self._scanned)
+                self._scanned += scanned
                 self._move(slot, group)
             except LoaderError as error:
                 self._fail(str(error))
@@ -199,22 +199,22 @@ class _Step:
         """Return the number of entries scanned, the misplaced ones, and the last key, None at the end."""
         drive = self._drives.at(slot)
         group: list[_Entry] = []
-        looked = group_bytes = 0
+        scanned = group_bytes = 0
         after = self._sweep.after
         for key, value in drive.entries(after):
-            looked += 1
+            scanned += 1
             owner = self._placement.owner(fmt.bucket_of_key(key), fmt.name_of_key(key))
             if owner != slot:
                 self._sweep.met += 1
                 entry = fmt.decode_entry(value)
                 if group and group_bytes + entry.size_bytes > room_bytes:
-                    return looked, group, after
+                    return scanned, group, after
                 group.append(_Entry(key, entry, owner))
                 group_bytes += entry.size_bytes
             after = key
-            if len(group) >= want or looked >= most:
-                return looked, group, after
-        return looked, group, None
+            if len(group) >= want or scanned >= most:
+                return scanned, group, after
+        return scanned, group, None
 
     # -- moving one group from one drive
 
