@@ -113,7 +113,7 @@ def test_idle_connections_take_few_threads_and_end(node: NodeServer, monkeypatch
         assert [one.recv(1) for one in idle[:80]] == [b""] * 80
         idle[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         assert idle[-1].recv(12) == b"HTTP/1.0 200"
-    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.2)
+    monkeypatch.setattr(metrics_server._MetricsHandler, "timeout", 0.2)
     with socket.create_connection(("127.0.0.1", node.metrics_port), timeout=TIMEOUT_S) as silent:
         silent.sendall(b"GET /metr")
         assert silent.recv(1) == b""
