@@ -132,8 +132,10 @@ class AcceptorStore:
         return self._answer(lambda state: acceptor.accept(state, request), request.node_uuid)
 
     def learn(self, map_: pb.ClusterMap) -> None:
-        """Record a committed map. One drive suffices, since a forgotten committed map is fetched again. Raises MapRefused,
-        LoaderError."""
+        """Record a committed map. One drive suffices, since a forgotten committed map is fetched again.
+
+        Raises MapRefused, LoaderError.
+        """
         with self._lock:
             self._keep(acceptor.learn(self.state, map_), everywhere=False)
 

@@ -1,7 +1,7 @@
 """Worker: the process in which a transform runs, one object at a time, and its protocol with the node.
 
-A node runs it as `python -m storage_node.etl.worker.program FD`, restricted by `process_limits.py`. It imports as little as
-possible, because a worker is started when there is work, and again when one has died.
+A node runs it as `python -m storage_node.etl.worker.program FD`, restricted by `process_limits.py`. It imports as
+little as possible, because a worker is started when there is work, and again when one has died.
 
 An author writes a function, or a class that is instantiated once in each worker, for heavy state:
 
