@@ -233,7 +233,7 @@ def test_what_is_not_there_or_stopped_is_said(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-# -- fences
+# -- process_limits
 
 
 def raises(data: memoryview) -> bytes:

@@ -1,1 +1,1 @@
-"""Workers of transforms: processes that run clients' code and commands, contained by fences and a sandbox."""
+"""Workers of transforms: processes that run clients' code and commands, within the kernel's limits and a sandbox."""

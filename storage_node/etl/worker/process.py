@@ -157,7 +157,9 @@ class WorkerProcess:
         # sent.
         return time.monotonic() - self.idle_since_s < _SURE_S or process.poll() is None
 
-    async def start(self, setup: dict[str, Any], code: bytes, fences: ProcessLimits, *, python: str, user: str) -> None:
+    async def start(
+        self, setup: dict[str, Any], code: bytes, process_limits: ProcessLimits, *, python: str, user: str
+    ) -> None:
         """Start the worker. Returns when it is ready. Raises TransformFailed with the reason, TransformRefused,
         OSError."""
         try:
@@ -172,7 +174,7 @@ class WorkerProcess:
         try:
             os.set_blocking(writing, True)
             argv = [python or sys.executable, "-m", "storage_node.etl.worker.program", str(remote.fileno())]
-            argv.append(json.dumps(fences.as_json()))
+            argv.append(json.dumps(process_limits.as_json()))
             self._process = start(argv, Path(self._folder), remote.fileno(), writing, user)
         except BaseException:
             local.close()

@@ -114,15 +114,15 @@ def ids_of(user: str) -> tuple[int, int]:
     return found.pw_uid, found.pw_gid
 
 
-def enter(fences: ProcessLimits) -> None:
+def enter(process_limits: ProcessLimits) -> None:
     """Apply the limits in the worker, before any code of its transform is loaded. Raises OSError if one cannot be
     applied."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != fences.parent:  # it died before the call
+    if os.getppid() != process_limits.parent:  # it died before the call
         sys.exit(1)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # disables setuid programs
-    if not fences.network and libc.unshare(_CLONE_NEWNET):
+    if not process_limits.network and libc.unshare(_CLONE_NEWNET):
         if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
             number = ctypes.get_errno()
             raise OSError(number, f"etl_network=false: no network namespace can be made here ({os.strerror(number)})")
@@ -131,10 +131,10 @@ def enter(fences: ProcessLimits) -> None:
         drop_capabilities(libc)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
-    _limit(resource.RLIMIT_FSIZE, fences.file_bytes)
-    _limit(resource.RLIMIT_DATA, fences.memory_bytes)
-    if fences.processes:
-        _limit(resource.RLIMIT_NPROC, fences.processes)
+    _limit(resource.RLIMIT_FSIZE, process_limits.file_bytes)
+    _limit(resource.RLIMIT_DATA, process_limits.memory_bytes)
+    if process_limits.processes:
+        _limit(resource.RLIMIT_NPROC, process_limits.processes)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
 

@@ -201,11 +201,11 @@ class WorkerStage(ABC):
         self._context.counts.workers += 1
         etl = self._context.config.etl
         processes = PROCESSES_PER_WORKER * workers_of(etl) if etl.user else 0
-        fences = ProcessLimits(self._memory_bytes, self._max_bytes, etl.network, processes, os.getpid())
+        process_limits = ProcessLimits(self._memory_bytes, self._max_bytes, etl.network, processes, os.getpid())
         setup, code = self._setup()
         self._busy.add(worker)
         try:
-            await worker.start(setup, code, fences, python=await self._python(), user=etl.user)
+            await worker.start(setup, code, process_limits, python=await self._python(), user=etl.user)
         except BaseException as error:
             self._context.counts.workers -= 1
             if isinstance(error, OSError):
