@@ -443,6 +443,7 @@ class Gather:
     def _resume_asking(self, node: int) -> None:
         del self._paused[node]
         self._ask_waiting()
+        self._changed.set()  # `next` asks a node that is busy, too, if the entry is due
 
     def _ask_waiting(self, *, urgent: bool = False) -> None:
         """Request the queued entries. Each node has one sender at a time, so that many small failures share one

@@ -1,0 +1,225 @@
+"""Gathering alone, from peers that a test lets send, fail and return step by step: it ends, within its memory, with the
+right bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ais_loader.testing import seeded_bytes
+from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.frame import decode_response
+from ais_loader.wire.gather.hedging import Hedging
+from ais_loader.wire.gather.replica_choice import NodeLoads
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from storage_node.batch.gather import gather as module
+from storage_node.batch.gather.gather import Gather
+from storage_node.batch.gather.routing import ReplicaRouting
+from storage_node.batch.peer_stream import PeerError, PeerSilent, PeerStream, PeerUnavailable
+from storage_node.limits.memory_budget import MemoryBudget
+from storage_node.settings.config import ServerConfig
+from tests.faults.scripted_node import end, frame, piece
+from tests.node.cluster_kit import BUCKET, Answer
+from tests.node.loop_kit import run
+
+KiB = 1 << 10
+PIECE_BYTES = 64 * KiB
+LIMIT_BYTES = WINDOW_BYTES = 4 * PIECE_BYTES
+TIMEOUT_S = 300.0
+
+
+class Part:
+    """One sub-request, and the session on which it came. The peer sends `messages` while it has credit."""
+
+    def __init__(self, peer: Peer, stream: PeerStream, request: pb.BatchRequest) -> None:
+        self.peer, self.stream, self.request = peer, stream, request
+        self.credit_bytes = request.initial_credit_bytes
+        self.cancelled = False
+        self.messages = peer.answer(request)
+
+    def send(self, message: pb.SessionRequest) -> None:
+        """Receive what the gathering node says."""
+        self.credit_bytes += message.credit.payload_bytes
+        self.cancelled = self.cancelled or message.HasField("cancel")
+        if self.peer.sends:
+            self.go()
+
+    def forget(self, batch_id: int) -> None:
+        self.messages = []
+
+    def go(self, most: int = 1 << 30) -> None:
+        while self.messages and self.credit_bytes > 0 and most:
+            message = self.messages.pop(0)
+            response = decode_response(message)
+            self.credit_bytes -= 0 if response.frame is None else len(response.frame.payload)
+            self.stream.deliver(response)
+            most -= 1
+
+    def fail(self, error: PeerError) -> None:
+        self.stream.deliver(error)
+
+
+class Peer:
+    """One node of the map, with all objects."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self.objects = objects
+        self.sends = True
+        self.is_reachable = True
+        self.map_version = 0
+        self.parts: list[Part] = []
+
+    def open(self, stream: PeerStream, request: pb.BatchRequest) -> tuple[Part, int]:
+        part = Part(self, stream, request)
+        self.parts.append(part)
+        if self.sends:
+            part.go()
+        return part, 0
+
+    def answer(self, request: pb.BatchRequest) -> list[bytes]:
+        if request.map_version < self.map_version:
+            return [end(0, [], outcome=pb.End.REFUSED, error_kind="stale-map")]
+        messages = []
+        for at, name in enumerate(request.name):
+            whole = self.objects[name]
+            if len(whole) <= PIECE_BYTES:
+                messages.append(frame(0, {at: whole}))
+                continue
+            for start in range(0 if at else request.resume_offset, len(whole), PIECE_BYTES):
+                messages.append(piece(0, at, whole, start, min(start + PIECE_BYTES, len(whole))))
+        return [*messages, end(0, [self.objects[name] for name in request.name])]
+
+
+class Peers:
+    """In place of the pool of sessions, and of the node that gathers."""
+
+    def __init__(self, objects: dict[str, bytes], nodes: int, **reads: Any) -> None:
+        self.objects = objects
+        self.peers = [Peer(objects) for _ in range(nodes)]
+        self.map = cluster_pb.ClusterMap(cluster_uuid=bytes(16), version=1)
+        for number in range(nodes):
+            where = str(number)
+            self.map.node.add(uuid=bytes([number]) * 16, host=where, endpoint=where, peer_endpoint=where, weight=1.0)
+        self.map.bucket.add(name=BUCKET, uuid=bytes(16), copies=nodes, min_copies=1)
+        self.timeout_s = TIMEOUT_S
+        settings = {"peer_window_bytes": WINDOW_BYTES, "peer_timeout_s": TIMEOUT_S, **reads}
+        self.resources: Any = SimpleNamespace(
+            assembly=MemoryBudget(LIMIT_BYTES),
+            hedging=Hedging(0.0),
+            loads=NodeLoads(),
+            node=SimpleNamespace(
+                config=ServerConfig(port=0, **settings), membership=SimpleNamespace(view=None), learn=self.learn
+            ),
+            peers=self,
+            peer_wait_s=0.0,
+            recoveries=0,
+            soft_errors=0,
+        )
+
+    def __getitem__(self, number: int) -> Peer:
+        return self.peers[number]
+
+    def gather(self, *nodes: list[int], **fields: Any) -> Gather:
+        """Start to gather all objects. `nodes`: for each, those that are asked for it, in order."""
+        request = pb.BatchRequest(bucket=[BUCKET], name=list(self.objects), **fields)
+        routing = ReplicaRouting(self.view(), b"elsewhere", request, lambda endpoint: False, NodeLoads())
+        routing.left[:] = nodes or routing.left
+        gather = Gather(self.resources, request, routing)
+        gather.start()
+        return gather
+
+    def view(self) -> ClusterView:
+        known = cluster_pb.ClusterMap()
+        known.CopyFrom(self.map)
+        return ClusterView(known)
+
+    async def learn(self, map_: cluster_pb.ClusterMap) -> None:
+        self.resources.node.membership.view = ClusterView(map_)
+
+    # -- the pool
+
+    def open(self, endpoint: str, part: pb.BatchRequest) -> PeerStream:
+        peer = self.peers[int(endpoint)]
+        if not peer.is_reachable:
+            raise PeerUnavailable("scripted")
+        return PeerStream(endpoint, part, self.timeout_s, begin=peer.open, failed=lambda error: None)
+
+    async def newer_map(self, endpoint: str, known_version: int) -> cluster_pb.ClusterMap | None:
+        newest = self.view().map
+        return newest if newest.version > known_version else None
+
+    def failing_s(self, endpoint: str) -> float:
+        return 0.0
+
+    def stands_still(self, endpoint: str) -> None:
+        pass
+
+
+class Reader:
+    """Takes the frames of a batch out, as `AssembledBatch` does."""
+
+    def __init__(self, peers: Peers, gather: Gather) -> None:
+        self.peers, self._gather = peers, gather
+        self.answer = Answer()
+        self.most_held_bytes = 0
+
+    async def take(self) -> None:
+        came = await self._gather.next(1 << 20)
+        self.most_held_bytes = max(self.most_held_bytes, self.peers.resources.assembly.held_bytes)
+        self.answer.take(came)
+        self._gather.memory.release(len(came.payload))
+
+    async def take_all(self) -> None:
+        """To the end; every entry is whole then."""
+        while not self._gather.reorder.complete or self._gather.reorder.held_bytes:
+            await self.take()
+        for at, (name, data) in enumerate(self.peers.objects.items()):
+            assert self.answer.data[at] == data, name
+        await self._gather.close()
+        assert self.peers.resources.assembly.held_bytes == 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+def large(pieces: int, seed: int) -> bytes:
+    return seeded_bytes(pieces * PIECE_BYTES, seed=seed)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BACKOFF", Backoff(0.0, 0.0))
+    monkeypatch.setattr(module, "_RETRY_PAUSE_S", 0.0)
+
+
+# -- failures
+
+
+def test_an_entry_that_waits_for_a_broken_connection_does_not_wait_for_other_parts_of_its_node() -> None:
+    """Such a part may have no credit, and get none before this entry has come out."""
+
+    async def work() -> None:
+        peers = Peers({"p": large(5, 1), "q": large(20, 2)}, 2)
+        peers[0].sends = peers[1].sends = False
+        gather = peers.gather([0, 1], [1], ordered=True)
+        reader = Reader(peers, gather)
+        peers[0].parts[0].go(1)
+        await reader.take()
+        taking = asyncio.create_task(reader.take_all())
+        peers[0].parts[0].fail(PeerSilent("scripted"))
+        await until(lambda: [list(part.request.name) for part in peers[1].parts] == [["q"], ["p"]])
+        peers[1].sends = True
+        peers[1].parts[0].go()
+        await until(lambda: gather.reorder.held_bytes == WINDOW_BYTES)
+        peers[1].parts[1].fail(PeerUnavailable("scripted"))
+        await taking
+
+    run(work())
