@@ -26,7 +26,7 @@ from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.settings.config import ServerConfig
 from tests.faults.scripted_node import end, frame, piece
 from tests.node.cluster_kit import BUCKET, Answer
-from tests.node.loop_kit import run
+from tests.node.loop_kit import run, settle
 
 KiB = 1 << 10
 PIECE_BYTES = 64 * KiB
@@ -203,13 +203,14 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- failures
 
 
-def test_an_entry_that_waits_for_a_broken_connection_does_not_wait_for_other_parts_of_its_node() -> None:
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_entry_that_waits_for_a_broken_connection_does_not_wait_for_other_parts_of_its_node(ordered: bool) -> None:
     """Such a part may have no credit, and get none before this entry has come out."""
 
     async def work() -> None:
         peers = Peers({"p": large(5, 1), "q": large(20, 2)}, 2)
         peers[0].sends = peers[1].sends = False
-        gather = peers.gather([0, 1], [1], ordered=True)
+        gather = peers.gather([0, 1], [1], ordered=ordered)
         reader = Reader(peers, gather)
         peers[0].parts[0].go(1)
         await reader.take()
@@ -221,5 +222,28 @@ def test_an_entry_that_waits_for_a_broken_connection_does_not_wait_for_other_par
         await until(lambda: gather.reorder.held_bytes == WINDOW_BYTES)
         peers[1].parts[1].fail(PeerUnavailable("scripted"))
         await taking
+
+    run(work())
+
+
+# -- memory
+
+
+def test_in_any_order_others_do_not_fill_the_memory_while_a_large_entry_has_lost_its_sender() -> None:
+    """Its next holder is busy with another large entry, whose pieces cannot come out before its own."""
+
+    async def work() -> None:
+        peers = Peers({"p": large(5, 1), "q": large(80, 2)}, 2)
+        peers[0].sends = peers[1].sends = False
+        gather = peers.gather([0, 1], [1])
+        reader = Reader(peers, gather)
+        peers[0].parts[0].go(1)
+        await reader.take()
+        peers[0].parts[0].fail(PeerSilent("scripted"))
+        await settle()
+        peers[1].sends = True
+        peers[1].parts[0].go()
+        await reader.take_all()
+        assert reader.most_held_bytes <= LIMIT_BYTES + 2 * PIECE_BYTES
 
     run(work())

@@ -212,6 +212,11 @@ class Reorder:
         return None if self._streaming is None else int(self._claims.sender_of[self._streaming])
 
     @property
+    def streaming_rival(self) -> int:
+        """The rival sender of that entry; -1 if there is none."""
+        return NOBODY if self._streaming is None else int(self._claims.rival_of[self._streaming])
+
+    @property
     def complete(self) -> bool:
         """Whether all entries have arrived; some may wait to be popped."""
         return self.next_sender is None

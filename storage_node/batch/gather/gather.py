@@ -459,21 +459,21 @@ class Gather:
     def _unblock(self) -> None:
         """Ensure that the entry that is due can arrive, because nothing can be delivered."""
         self.memory.top_up(self._senders.values(), self.reorder.held_bytes_of)
+        number, rival = self._due_senders()
+        if number == NOBODY:
+            self._ask_waiting(urgent=True)
+            number, rival = self._due_senders()
+        if number is not None:
+            for at in (number, rival):
+                if (sender := self._senders.get(at)) is not None:  # none while the entry waits to be requested
+                    self.memory.grant_frame(sender)
+        elif self._senders and all(sender.credit_bytes <= 0 for sender in self._senders.values()):
+            self.memory.grant_frame(next(iter(self._senders.values())))
+
+    def _due_senders(self) -> tuple[int | None, int]:
+        """Return the sender and the rival of the entry that must come out next; None for the sender if any entry may
+        come out."""
+        reorder = self.reorder
         if self._ordered:
-            number = self.reorder.next_sender
-            if number == NOBODY:
-                self._ask_waiting(urgent=True)
-                number = self.reorder.next_sender
-            sender = None if number is None else self._senders.get(number)  # none while the entry waits to be requested
-            if (rival := self._senders.get(self.reorder.next_rival)) is not None:
-                self.memory.grant_frame(rival)
-            if sender is None:
-                return
-        else:
-            number = self.reorder.streaming_sender
-            sender = None if number is None else self._senders.get(number)
-            sender = sender or next(iter(self._senders.values()), None)
-            if sender is None or any(sender.credit_bytes > 0 for sender in self._senders.values()):
-                self._ask_waiting(urgent=sender is None)
-                return
-        self.memory.grant_frame(sender)
+            return reorder.next_sender, reorder.next_rival
+        return reorder.streaming_sender, reorder.streaming_rival
