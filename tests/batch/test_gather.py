@@ -14,7 +14,7 @@ from ais_loader.testing import seeded_bytes
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import decode_response
-from ais_loader.wire.gather.hedging import Hedging
+from ais_loader.wire.gather.hedging import Hedging, Silences
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -85,7 +85,7 @@ class Peer:
     def answer(self, request: pb.BatchRequest) -> list[bytes]:
         if request.map_version < self.map_version:
             return [end(0, [], outcome=pb.End.REFUSED, error_kind="stale-map")]
-        messages = []
+        messages: list[bytes] = []
         for at, name in enumerate(request.name):
             whole = self.objects[name]
             if len(whole) <= PIECE_BYTES:
@@ -222,6 +222,31 @@ def test_an_entry_that_waits_for_a_broken_connection_does_not_wait_for_other_par
         await until(lambda: gather.reorder.held_bytes == WINDOW_BYTES)
         peers[1].parts[1].fail(PeerUnavailable("scripted"))
         await taking
+
+    run(work())
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_the_rival_of_a_silent_sender_gets_credit_even_if_the_budget_is_exhausted(ordered: bool, begun: bool) -> None:
+    async def work() -> None:
+        peers = Peers({"p": large(5, 1)}, 2)
+        peers.resources.hedging = Hedging(1.0)
+        peers.resources.hedging.parts = Silences(first_s=TIMEOUT_S)
+        peers[0].sends = False
+        gather = peers.gather([0, 1], ordered=ordered)
+        reader = Reader(peers, gather)
+        if begun:
+            peers[0].parts[0].go(1)
+            await reader.take()
+        peers.resources.assembly.acquire_anyway(LIMIT_BYTES)
+        taking = asyncio.create_task(reader.take())
+        await settle()
+        peers.resources.hedging.parts = Silences(0.0, 0.0)
+        gather._watch._look()
+        await taking
+        peers.resources.assembly.release(LIMIT_BYTES)
+        await reader.take_all()
 
     run(work())
 

@@ -359,6 +359,7 @@ class Gather:
         for node, wanted in self._routing.others(positions, sender.node).items():
             if granted := wanted[: self._resources.hedging.budget.take(len(wanted))]:
                 self._ask(node, granted, hedge=True)
+        self._changed.set()  # `next` grants the rival credit if the budget is exhausted
 
     def _drop_beaten(self) -> None:
         """Cancel the senders that have lost all their missing entries to others."""
@@ -467,8 +468,9 @@ class Gather:
             for at in (number, rival):
                 if (sender := self._senders.get(at)) is not None:  # none while the entry waits to be requested
                     self.memory.grant_frame(sender)
-        elif self._senders and all(sender.credit_bytes <= 0 for sender in self._senders.values()):
-            self.memory.grant_frame(next(iter(self._senders.values())))
+        elif all(sender.credit_bytes <= 0 or sender.hedges for sender in self._senders.values()):
+            if stopped := [sender for sender in self._senders.values() if sender.credit_bytes <= 0]:
+                self.memory.grant_frame(stopped[0])
 
     def _due_senders(self) -> tuple[int | None, int]:
         """Return the sender and the rival of the entry that must come out next; None for the sender if any entry may
