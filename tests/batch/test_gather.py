@@ -272,3 +272,22 @@ def test_in_any_order_others_do_not_fill_the_memory_while_a_large_entry_has_lost
         assert reader.most_held_bytes <= LIMIT_BYTES + 2 * PIECE_BYTES
 
     run(work())
+
+
+# -- the end
+
+
+def test_nothing_is_requested_any_more_after_the_end() -> None:
+    """A node that cannot be reached is noted in the next turn of the event loop."""
+
+    async def work() -> None:
+        peers = Peers({"p": b"p"}, 2)
+        peers[0].is_reachable = False
+        gather = peers.gather([0, 1])
+        await gather.close()
+        await settle()
+        assert not peers[1].parts and not gather._paused
+        assert peers.resources.assembly.held_bytes == 0
+        assert {load.backlog_s for load in peers.resources.loads.of(["0", "1"]).values()} == {0.0}
+
+    run(work())

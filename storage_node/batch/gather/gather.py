@@ -172,6 +172,7 @@ class Gather:
             task.cancel()
         for sender in self._senders.values():
             sender.count(self._resources.loads)
+        self._senders.clear()  # so that an error that is noted later has no effect
         self.memory.close()
         await settled(asyncio.gather(*tasks, return_exceptions=True))
 
@@ -468,9 +469,9 @@ class Gather:
             for at in (number, rival):
                 if (sender := self._senders.get(at)) is not None:  # none while the entry waits to be requested
                     self.memory.grant_frame(sender)
-        elif all(sender.credit_bytes <= 0 or sender.hedges for sender in self._senders.values()):
-            if stopped := [sender for sender in self._senders.values() if sender.credit_bytes <= 0]:
-                self.memory.grant_frame(stopped[0])
+        elif not any(sender.credit_bytes > 0 and not sender.hedges for sender in self._senders.values()):
+            for sender in [sender for sender in self._senders.values() if sender.credit_bytes <= 0][:1]:
+                self.memory.grant_frame(sender)
 
     def _due_senders(self) -> tuple[int | None, int]:
         """Return the sender and the rival of the entry that must come out next; None for the sender if any entry may
