@@ -13,7 +13,7 @@ import pytest
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView
-from ais_loader.wire.frame import decode_response
+from ais_loader.wire.frame import EntryFault, decode_response
 from ais_loader.wire.gather.hedging import Hedging, Silences
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -21,7 +21,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.batch.gather import gather as module
 from storage_node.batch.gather.gather import Gather
 from storage_node.batch.gather.routing import ReplicaRouting
-from storage_node.batch.peer_stream import PeerError, PeerSilent, PeerStream, PeerUnavailable
+from storage_node.batch.peer_stream import PeerError, PeerRefused, PeerSilent, PeerStream, PeerUnavailable
 from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.settings.config import ServerConfig
 from tests.faults.scripted_node import end, frame, piece
@@ -99,22 +99,24 @@ class Peer:
 class Peers:
     """In place of the pool of sessions, and of the node that gathers."""
 
-    def __init__(self, objects: dict[str, bytes], nodes: int, **reads: Any) -> None:
+    def __init__(self, objects: dict[str, bytes], nodes: int, *, copies: int = 1) -> None:
         self.objects = objects
         self.peers = [Peer(objects) for _ in range(nodes)]
         self.map = cluster_pb.ClusterMap(cluster_uuid=bytes(16), version=1)
         for number in range(nodes):
             where = str(number)
             self.map.node.add(uuid=bytes([number]) * 16, host=where, endpoint=where, peer_endpoint=where, weight=1.0)
-        self.map.bucket.add(name=BUCKET, uuid=bytes(16), copies=nodes, min_copies=1)
+        self.map.bucket.add(name=BUCKET, uuid=bytes(16), copies=copies, min_copies=1)
+        self.first_view = self.view()
         self.timeout_s = TIMEOUT_S
-        settings = {"peer_window_bytes": WINDOW_BYTES, "peer_timeout_s": TIMEOUT_S, **reads}
         self.resources: Any = SimpleNamespace(
             assembly=MemoryBudget(LIMIT_BYTES),
             hedging=Hedging(0.0),
             loads=NodeLoads(),
             node=SimpleNamespace(
-                config=ServerConfig(port=0, **settings), membership=SimpleNamespace(view=None), learn=self.learn
+                config=ServerConfig(port=0, peer_window_bytes=WINDOW_BYTES, peer_timeout_s=TIMEOUT_S),
+                membership=SimpleNamespace(view=None),
+                learn=self.learn,
             ),
             peers=self,
             peer_wait_s=0.0,
@@ -128,7 +130,7 @@ class Peers:
     def gather(self, *nodes: list[int], **fields: Any) -> Gather:
         """Start to gather all objects. `nodes`: for each, those that are asked for it, in order."""
         request = pb.BatchRequest(bucket=[BUCKET], name=list(self.objects), **fields)
-        routing = ReplicaRouting(self.view(), b"elsewhere", request, lambda endpoint: False, NodeLoads())
+        routing = ReplicaRouting(self.first_view, b"elsewhere", request, lambda endpoint: False, NodeLoads())
         routing.left[:] = nodes or routing.left
         gather = Gather(self.resources, request, routing)
         gather.start()
@@ -138,6 +140,12 @@ class Peers:
         known = cluster_pb.ClusterMap()
         known.CopyFrom(self.map)
         return ClusterView(known)
+
+    def change_map(self) -> None:
+        """Let all nodes act by a newer map, except for the one that gathers."""
+        self.map.version += 1
+        for peer in self.peers:
+            peer.map_version = self.map.version
 
     async def learn(self, map_: cluster_pb.ClusterMap) -> None:
         self.resources.node.membership.view = ClusterView(map_)
@@ -177,8 +185,10 @@ class Reader:
 
     async def take_all(self) -> None:
         """To the end; every entry is whole then."""
-        while not self._gather.reorder.complete or self._gather.reorder.held_bytes:
+        reorder = self._gather.reorder
+        while len(self.answer.order) < reorder.n or not reorder.complete or reorder.held_bytes:
             await self.take()
+        assert not any(self.answer.status.values()), self.answer.faults
         for at, (name, data) in enumerate(self.peers.objects.items()):
             assert self.answer.data[at] == data, name
         await self._gather.close()
@@ -270,6 +280,83 @@ def test_in_any_order_others_do_not_fill_the_memory_while_a_large_entry_has_lost
         peers[1].parts[0].go()
         await reader.take_all()
         assert reader.most_held_bytes <= LIMIT_BYTES + 2 * PIECE_BYTES
+
+    run(work())
+
+
+# -- maps
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(module, "clock_s", lambda: self.now_s)
+
+
+def test_the_map_may_change_again_and_again_during_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    async def work() -> None:
+        peers = Peers({"p": large(5, 1)}, 1)
+        peers.change_map()
+        gather = peers.gather()
+        [peer], reader = peers.peers, Reader(peers, gather)
+        peer.sends = False
+        for changes in range(1, 4):
+            await until(lambda changes=changes: len(peer.parts) == 1 + changes)
+            peer.parts[-1].go(1)
+            await reader.take()
+            peers.change_map()
+            clock.now_s += 2 * TIMEOUT_S
+            peer.parts[-1].fail(PeerRefused("scripted", "stale-map"))
+        peer.sends = True
+        await reader.take_all()
+
+    run(work())
+
+
+def test_a_part_that_was_requested_by_an_older_map_may_refuse_entries_at_any_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+
+    async def work() -> None:
+        view = Peers({}, 2).first_view
+        names = {
+            at: [f"n{k}" for k in range(99) if view.owners(view.buckets[BUCKET], f"n{k}") == [at]] for at in (0, 1)
+        }
+        peers = Peers({name: name.encode() for name in [names[0][0], *names[1][:2]]}, 2)
+        peers.resources.assembly.limit_bytes = 4 * WINDOW_BYTES
+        peers[1].sends = False
+        peers[0].map_version = peers.map.version = 2
+        gather = peers.gather()
+        [slow] = peers[1].parts
+        reader = Reader(peers, gather)
+        await until(lambda: len(peers[0].parts) == 2)
+        peers[1].sends = True
+        for at in range(2):
+            clock.now_s += 2 * TIMEOUT_S
+            slow.messages = [frame(0, {at: b""}, status=pb.UNAVAILABLE, errors={at: EntryFault("gone", "stale-map")})]
+            slow.go()
+            await settle()
+        slow.fail(PeerSilent("scripted"))
+        await reader.take_all()
+
+    run(work())
+
+
+def test_a_peer_that_refuses_by_no_newer_map_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    async def work() -> None:
+        peers = Peers({"p": b"p"}, 1)
+        peers[0].map_version = 2
+        gather = peers.gather()
+        await until(lambda: len(peers[0].parts) > 3)
+        clock.now_s += 2 * TIMEOUT_S
+        came = await gather.next(1 << 20)
+        assert came.status.tolist() == [pb.UNAVAILABLE]
+        await gather.close()
 
     run(work())
 

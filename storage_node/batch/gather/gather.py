@@ -196,7 +196,8 @@ class Gather:
     def _open(self, node: int, positions: list[int], *, hedge: bool) -> None:
         is_local = node == self._routing.local
         endpoint = "" if is_local else str(self._routing.view.nodes[node].peer_endpoint)
-        sender = PartSender(self.reorder.add_sender(positions, rival=hedge), node, endpoint, positions, hedge=hedge)
+        number = self.reorder.add_sender(positions, rival=hedge)
+        sender = PartSender(number, node, self._routing.view.version, endpoint, positions, hedge=hedge)
         if not is_local:
             self._resources.loads.requested(endpoint, len(positions))
         self._senders[sender.number] = sender
@@ -326,7 +327,7 @@ class Gather:
         owed = len(self.reorder.missing_of(sender.number))
         missing = self.reorder.close_sender(sender.number)[0].tolist()
         if isinstance(error, PeerRefused) and error.kind == StaleMap.kind and self._plan_again(sender, missing):
-            return
+            missing = []
         peers = self._resources.peers
         # Silence has used up its time already; a connection that broke at once may be back soon.
         again = isinstance(error, PeerUnavailable) and peers.failing_s(sender.endpoint) < peers.timeout_s
@@ -398,6 +399,9 @@ class Gather:
 
         An entry that has partly arrived continues all the same: its version identifies it.
         """
+        if sender.map_version < self._routing.view.version:  # its entries have been placed again already
+            self._waiting.update(missing)
+            return True
         now = clock_s()
         self._outdated_since = self._outdated_since or now
         if now - self._outdated_since > self._resources.node.config.reads.peer_timeout_s:
@@ -421,6 +425,7 @@ class Gather:
             positions, self._unplaced = sorted(self._unplaced), set()
             if view is not None and view.version > known:
                 moved = self._routing.move_to(view)
+                self._outdated_since = 0.0
                 for sender in self._senders.values():
                     sender.node = moved[sender.node]
                 for timer in self._paused.values():

@@ -33,6 +33,7 @@ class PartSender:
         "grant",
         "hedge",
         "hedges",
+        "map_version",
         "node",
         "number",
         "positions",
@@ -40,9 +41,13 @@ class PartSender:
         "task",
     )
 
-    def __init__(self, number: int, node: int, endpoint: str, positions: list[int], *, hedge: bool = False) -> None:
+    def __init__(
+        self, number: int, node: int, map_version: int, endpoint: str, positions: list[int], *, hedge: bool
+    ) -> None:
         self.number = number
         self.node = node
+        self.map_version = map_version
+        """Version of the map by which the entries are requested from the node."""
         self.endpoint = endpoint
         self.positions = positions
         self.credit_bytes = 0
