@@ -58,7 +58,7 @@ class Failures:
             if before is not None:
                 self._routing.restore(position)
 
-    def turn_from(self, position: int, node: int, *, again: bool) -> bool:
+    def try_next_holder(self, position: int, node: int, *, again: bool) -> bool:
         """Remove `node` from an entry that it did not deliver; return whether a node is left.
 
         Args:

@@ -6,12 +6,17 @@ memory of this node. A peer that fails or stalls must not stop the stream.
 
 Three invariants:
 
-- Every entry comes out exactly once, complete or failed, with the bytes of one version. At any time it is assigned to
-  one sender, to two that race for it, or to none while it waits to be requested (`Reorder`, `Claims`).
+- Every entry comes out once, complete or failed, with the bytes of one version; only a transformed entry may begin
+  again. At any time it is assigned to one sender, to two that race for it, or to none while it waits to be requested
+  (`Reorder`).
 - The bytes of this batch are accounted in `BatchResources.assembly`, a budget for all gathered batches of the node. It
-  counts bytes that have arrived as well as credit that was granted and may still arrive.
-- The sender that has the next entry due can always send one more frame. So every batch ends, even if the budget is
-  exhausted by others. It is exceeded by one frame of each sender at most.
+  counts bytes that have arrived as well as credit that was granted and may still arrive. The budget is exceeded by one
+  frame of each sender at most: a sender may overdraw its credit by one frame, and what it is granted beyond the budget
+  comes out at once.
+- An entry is due if it must come out next. In request order, it is the first that has not arrived. In any order, it is
+  the large entry of which pieces have come out, if there is one. The senders of the entry that is due can always send
+  one more frame; if none is due, one of all senders can. So every batch ends, even if the budget is exhausted by
+  others.
 
 The steps:
 
@@ -25,26 +30,29 @@ The steps:
 4. Deliver: `next` returns the run of entries at the front of the buffer, and refills the senders' credit by what was
    taken out. Its caller (`assemble`) sends the frame under the client's credit. The bytes stay accounted until the
    write has ended.
-5. Unblock: when nothing can be delivered, `_unblock` grants credit for one frame to the sender whose entry is due, and
-   to its rival, whatever the budget says. If order does not matter, any sender will do, and only if none has credit.
-   While the client reads nothing, `next` is not called, so no sender is unblocked.
+5. Unblock: when nothing can be delivered, `_grant_one_frame` requests the entry that is due, if it waits for that, and
+   grants its sender and the rival credit for one frame, whatever the budget says. If no entry is due, it grants one
+   sender a frame, but only if none has credit, except for slow ones. While the client reads nothing, `next` is not
+   called, so no sender is unblocked.
 
 A slow peer: if it is silent much longer than usual although it has credit, `HedgeWatch` calls `_hedge`. Its missing
 entries are then also requested from their next holders, within a budget (see `ais_loader.wire.gather.hedging`). The
 slow peer is not given up. The first to deliver any part of an entry keeps it; a sender that has lost all its entries is
-cancelled. If it had sent nothing meanwhile, it counts as failing until it does. Transformed entries are not hedged.
+cancelled. A cancelled sender that sent nothing since it was hedged marks its peer as failing, until the peer sends
+anything. Transformed entries are not hedged.
 
 A peer that dies: its stream ends with a PeerError, at once if the connection breaks, otherwise after `peer_timeout_s`
 of silence. `_lose` takes back its missing entries, and each is requested from its next holder: a further replica, or
-the owner before the last change of the map. A large entry continues after the pieces that have arrived. A node whose
-connection broke is tried again, after all other holders, until it has been failing for `peer_timeout_s`. When no holder
-is left, the entry fails in its position as unavailable, and the batch goes on. A peer that rejects its sub-request as
-busy is retried by `PeerStream` for the same time, and then treated alike.
+the owner before the last change of the map. A large entry continues after the pieces that have arrived. It fails as
+unavailable if its holders have another version (`torn`). A transformed entry begins again from byte 0, unless the next
+holder makes the same bytes. A node whose connection broke is tried again, after all other holders, until it has been
+failing for `peer_timeout_s`. When no holder is left, the entry fails in its position as unavailable, and the batch goes
+on. A busy peer is retried for `peer_timeout_s`. After that its entries go to their next holders.
 
 A stale peer: there are two cases. A peer that has a newer map refuses entries that were placed by an older one.
-`_plan_again` then fetches the newer map and places all entries again; this is limited to `peer_timeout_s`. A peer whose
-replica may be outdated, because it has just returned or missed an invalidation, reports the entry as unavailable, and
-the next holder is asked.
+`_learn_and_place` then fetches the newer map and places all entries again. Until it has one, entries are requested
+again for at most `peer_timeout_s`. A peer whose replica may be outdated, because it has just returned or missed an
+invalidation, reports the entry as unavailable, and the next holder is asked.
 
 A damaged replica: its holder reports the entry as corrupt, and the next holder is asked. Pieces of a large entry are
 verified before they are sent, so what has been passed on is valid, and another holder continues after it. If several
@@ -154,7 +162,7 @@ class Gather:
                 self._note_sizes(frame)
                 self.memory.top_up(self._senders.values(), self.reorder.held_bytes_of)
                 return frame
-            self._unblock()
+            self._grant_one_frame()
             self._changed.clear()
             began_s = clock_s()
             await self._changed.wait()
@@ -303,7 +311,7 @@ class Gather:
             if code in MAY_BE_BETTER_ELSEWHERE and fault.kind != ObjectDeleted.kind:
                 if contested[at]:  # it has been requested elsewhere already
                     self._failures.pass_over(position, sender.node)
-                if contested[at] or self._turn_from(position, sender.node):
+                if contested[at] or self._try_next_holder(position, sender.node):
                     again[at] = True
                     continue
                 status[at], errors[index] = self._failures.worst[position]
@@ -334,7 +342,7 @@ class Gather:
         lost: list[int] = []
         for position in missing:
             self._failures.note(position, pb.UNAVAILABLE, EntryFault(str(error), "node-unavailable"))
-            if not self._turn_from(position, sender.node, again=again):
+            if not self._try_next_holder(position, sender.node, again=again):
                 lost.append(position)
         if again and sender.node not in self._paused:
             loop = asyncio.get_running_loop()
@@ -377,9 +385,9 @@ class Gather:
 
     # -- repeated requests
 
-    def _turn_from(self, position: int, node: int, *, again: bool = False) -> bool:
+    def _try_next_holder(self, position: int, node: int, *, again: bool = False) -> bool:
         """Return whether a node is left for an entry that `node` did not deliver; if so, queue the entry for it."""
-        found = self._failures.turn_from(position, node, again=again)
+        found = self._failures.try_next_holder(position, node, again=again)
         if found:
             self._waiting.add(position)
         return found
@@ -463,7 +471,7 @@ class Gather:
                 self._waiting.difference_update(positions)
                 self._ask(node, positions)
 
-    def _unblock(self) -> None:
+    def _grant_one_frame(self) -> None:
         """Ensure that the entry that is due can arrive, because nothing can be delivered."""
         self.memory.top_up(self._senders.values(), self.reorder.held_bytes_of)
         number, rival = self._due_senders()
@@ -473,10 +481,10 @@ class Gather:
         if number is not None:
             for at in (number, rival):
                 if (sender := self._senders.get(at)) is not None:  # none while the entry waits to be requested
-                    self.memory.grant_frame(sender)
+                    self.memory.grant_one_frame(sender)
         elif not any(sender.credit_bytes > 0 and not sender.hedges for sender in self._senders.values()):
             for sender in [sender for sender in self._senders.values() if sender.credit_bytes <= 0][:1]:
-                self.memory.grant_frame(sender)
+                self.memory.grant_one_frame(sender)
 
     def _due_senders(self) -> tuple[int | None, int]:
         """Return the sender and the rival of the entry that must come out next; None for the sender if any entry may

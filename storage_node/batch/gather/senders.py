@@ -18,7 +18,7 @@ from storage_node.batch.resources import BatchResources, look_up
 from storage_node.limits.counters import clock_s
 from storage_node.limits.memory_budget import Credit, MemoryBudget
 
-_FRAME_BYTES = 64 << 10
+_ONE_FRAME_BYTES = 64 << 10
 """Credit for one frame, which may be larger."""
 
 
@@ -130,11 +130,11 @@ class SenderMemory:
                 if needed and self._budget.acquire_now(needed):
                     self._grant(sender, room, needed)
 
-    def grant_frame(self, sender: PartSender) -> None:
+    def grant_one_frame(self, sender: PartSender) -> None:
         """Grant a sender without credit enough for one frame, regardless of the budget."""
         if sender.credit_bytes <= 0:
-            self._budget.acquire_anyway(_FRAME_BYTES)
-            self._grant(sender, _FRAME_BYTES - sender.credit_bytes, _FRAME_BYTES)
+            self._budget.acquire_anyway(_ONE_FRAME_BYTES)
+            self._grant(sender, _ONE_FRAME_BYTES - sender.credit_bytes, _ONE_FRAME_BYTES)
 
     def _grant(self, sender: PartSender, size_bytes: int, counted_bytes: int) -> None:
         self._held_bytes += counted_bytes
