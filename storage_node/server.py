@@ -36,7 +36,7 @@ from storage_node.metrics.exporter import metrics_served, require_library
 from storage_node.metrics.running_node import RunningNode
 from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.services.access import ANYONE, INSIDE, Role
-from storage_node.services.lifecycle import Addresses, NodeLifecycle, NodePart, start, stop
+from storage_node.services.lifecycle import STOP_TIMEOUT_S, Addresses, NodeLifecycle, NodePart, start, stop
 from storage_node.settings.config import ServerConfig
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.drive.identity import SECRET_FILE_NAME
@@ -107,6 +107,7 @@ class NodeServer:
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._server: grpc.aio.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._stopping: asyncio.Event | None = None
         self._grace_s = 0.0
         self.port = 0
@@ -134,7 +135,8 @@ class NodeServer:
     def start(self) -> NodeServer:
         """Open the store and listen.
 
-        Raises what `Store.open` raises, ValueError for settings that need a secret, and OSError when it cannot listen.
+        Raises what `Store.open` raises, ValueError for settings that need a secret, OSError when it cannot listen, and
+        TimeoutError when it takes too long.
         """
         if self.config.listen.metrics_port is not None:
             require_library()
@@ -155,12 +157,22 @@ class NodeServer:
             raise
         self._thread.start()
         if not self._started.wait(START_TIMEOUT_S):
-            raise TimeoutError(f"the server did not start within {START_TIMEOUT_S:g} s")
-        if self._failure is not None:
-            self._thread.join()
-            self._store.close()
-            raise self._failure
+            self._failure = TimeoutError(f"the server did not start within {START_TIMEOUT_S:g} s")
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._abandon)
+        if (failure := self._failure) is not None:
+            self._thread.join(STOP_TIMEOUT_S)
+            if not self._thread.is_alive():  # otherwise a drive does not answer, and the store is in use
+                self._store.close()
+            raise failure
         return self
+
+    def _abandon(self) -> None:
+        """End a node that took too long to start, also if it has started by now."""
+        assert self._stopping is not None and self._serving is not None
+        self._stopping.set()
+        if not self._started.is_set():
+            self._serving.cancel()
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Refuse new calls, let running ones finish for `grace_s`, then close the store. May be called again."""
@@ -182,14 +194,15 @@ class NodeServer:
         try:
             asyncio.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - handed to the thread that called start()
-            self._failure = error
+            self._failure = self._failure or error
         finally:
             self._started.set()
 
     async def _serve(self) -> None:
         """Run the node until `stop`. Parts start in order, and stop in the reverse order (`lifecycle`)."""
         assert self._store is not None
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        self._serving, self._stopping = asyncio.current_task(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         readers = ThreadPoolExecutor(self.config.reads.read_threads, thread_name_prefix="ais-loader-read")
         openers = ThreadPoolExecutor(self.config.reads.archive_threads, thread_name_prefix="ais-loader-archive")
         with readers, openers, ExitStack() as held:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +18,9 @@ from ais_loader import ClusterOptions, connect, errors
 from ais_loader.errors import StoreLocked
 from ais_loader.testing import NodeProcess, eventually, seeded_bytes
 from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
+from storage_node import server as server_module
 from storage_node.server import NodeServer
+from storage_node.services.lifecycle import NodePart
 from storage_node.settings.config import ServerConfig
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 
@@ -39,6 +43,40 @@ def test_a_port_in_use_is_said_and_leaves_the_drive_free(tmp_path: Path) -> None
         with pytest.raises(OSError, match=str(node.port)):
             second.start()
     with NodeServer([tmp_path / "second"], ServerConfig(port=0)):
+        pass
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_node_that_does_not_start_in_time_ends_and_leaves_the_drive_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """`late`: it has started by the time it is told to end."""
+    start, gave_up = server_module.start, threading.Event()
+
+    async def slow_start(parts: Sequence[NodePart]) -> None:
+        if late:
+            await asyncio.to_thread(gave_up.wait, 20)
+            await start(parts)
+        else:
+            await asyncio.Event().wait()
+
+    node = NodeServer([tmp_path / "drive"], ServerConfig(port=0))
+    abandon = node._abandon
+
+    async def abandon_once_started() -> None:
+        gave_up.set()
+        await asyncio.to_thread(node._started.wait, 20)
+        abandon()
+
+    monkeypatch.setattr(server_module, "start", slow_start)
+    monkeypatch.setattr(server_module, "START_TIMEOUT_S", 0.1)
+    if late:
+        monkeypatch.setattr(node, "_abandon", lambda: asyncio.create_task(abandon_once_started()))
+    with pytest.raises(TimeoutError, match=r"did not start within 0\.1 s"):
+        node.start()
+    assert not node._thread.is_alive()
+    monkeypatch.undo()
+    with serving(tmp_path):
         pass
 
 
