@@ -117,7 +117,8 @@ class Bucket(BucketComposing, BucketTransforming):
             name: 1 to 1,024 bytes of UTF-8. See README.
             data: A bytes-like object, a path (to store the file's contents), or a binary file object. Never a str.
             metadata: String keys and values, at most 4 KiB of UTF-8 in total. Control characters are not allowed,
-                except tabs and line endings in values. Keys that begin with "ais." are set by the store alone.
+                except tabs and line endings in values. Keys that begin with "ais.", and `ais-original-size` and
+                `ais-original-crc32c`, are set by the store alone.
             checksum: The CRC-32C that the bytes must have.
             if_absent: Store the object only if there is none of this name.
             if_version: Replace only this version (`ObjectInfo.version`). If several writers use the same condition,

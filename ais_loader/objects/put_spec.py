@@ -11,7 +11,6 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.objects.parts import require_ordinary
 from ais_loader.transport.base import PutSpec
 from ais_loader.values.source import Content, Source
-from ais_loader.wire.reserved import RESERVED
 
 ToPut: TypeAlias = tuple[str, Content] | tuple[str, Content, Mapping[str, str] | None]
 """A name, its bytes, and optionally metadata."""
@@ -44,15 +43,12 @@ def put_spec(
             raise TypeError(f"checksum is a {type(checksum).__name__}; need the CRC-32C as an int") from None
         if not 0 <= checksum < 1 << 32:
             raise InvalidRequest(f"checksum={checksum}: a CRC-32C is a number from 0 to {2**32 - 1}")
-    kept: dict[str, str] = {}
-    if metadata is not None:
-        if not isinstance(metadata, Mapping):
-            raise InvalidRequest(f"metadata maps str to str, got {type(metadata).__name__}")
-        kept = {key: value for key, value in metadata.items() if key not in RESERVED}
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InvalidRequest(f"metadata maps str to str, got {type(metadata).__name__}")
     return PutSpec(
         bucket=bucket,
         name=name,
-        metadata=kept,
+        metadata=dict(metadata or {}),
         size_bytes=source.size_bytes,
         checksum=checksum,
         if_absent=bool(if_absent),
