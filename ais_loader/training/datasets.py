@@ -38,7 +38,7 @@ from ais_loader.training.worker_exit import exit_with_trainer
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo, to_entry
 from ais_loader.values.entry_table import EntryTable
-from ais_loader.values.options import ClusterOptions
+from ais_loader.values.options import ClusterOptions, EmbeddedOptions
 from ais_loader.values.requests import OnError, batch_options
 from ais_loader.values.timing import BatchTiming
 from ais_loader.values.urls import SCHEME, store_folders
@@ -74,7 +74,11 @@ class ProcessClient:
         if not isinstance(client_or_url, Client) and not os.fspath(client_or_url).startswith("grpc://"):
             store_folders(os.fspath(client_or_url))  # an address that is none is told here, not in a worker
         self._given = client_or_url if isinstance(client_or_url, Client) else os.fspath(client_or_url)
-        self.options: ClusterOptions | None = None
+        self.options: EmbeddedOptions | ClusterOptions
+        if isinstance(self._given, Client):
+            self.options = self._given._transport.options
+        else:
+            self.options = ClusterOptions() if self._given.startswith("grpc://") else EmbeddedOptions()
         if retry_s is not None:
             if isinstance(self._given, Client):
                 raise InvalidRequest(

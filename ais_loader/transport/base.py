@@ -20,6 +20,7 @@ from ais_loader import errors
 from ais_loader.errors import LoaderError
 from ais_loader.transport.retry import WriteTries
 from ais_loader.values.entry import MemberInfo, ObjectInfo
+from ais_loader.values.options import ClusterOptions, EmbeddedOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
@@ -127,6 +128,7 @@ class Transport(Protocol):
     """All calls that the client makes to a store."""
 
     url: str
+    options: EmbeddedOptions | ClusterOptions
 
     def create_bucket(
         self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False

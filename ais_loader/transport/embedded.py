@@ -87,7 +87,7 @@ class EmbeddedTransport:
         self._paths = [os.path.abspath(path) for path in paths]
         self.url = ",".join("file://" + path for path in self._paths)
         self._mode = mode
-        self._options = options
+        self.options = options
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._helpers: ThreadPoolExecutor | None = None
@@ -101,7 +101,7 @@ class EmbeddedTransport:
         self._store_here()  # report a wrong path or a held lock at once
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reader, (self._paths, self._options, self._mode == "a" or bool(self._copied_by))
+        return _reader, (self._paths, self.options, self._mode == "a" or bool(self._copied_by))
 
     def _store_here(self) -> Store:
         if self._closed:
@@ -121,8 +121,8 @@ class EmbeddedTransport:
                 self._store = Store.open(
                     self._paths,
                     mode=self._mode,
-                    durability=self._options.durability,
-                    shard_limits=ShardLimits(self._options.open_shards, self._options.shard_copy_bytes),
+                    durability=self.options.durability,
+                    shard_limits=ShardLimits(self.options.open_shards, self.options.shard_copy_bytes),
                 )
                 if self._mode == "a":
                     _writers[_drives(self._paths)] = self

@@ -14,6 +14,7 @@ from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 
 READS = frozenset(
     [
+        "options",
         "url",
         "bucket",
         "buckets",

@@ -14,7 +14,17 @@ from torch.utils.data import ConcatDataset as TorchConcatDataset
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import ais_loader
-from ais_loader import BatchIterableDataset, BatchTiming, Client, Entry, Item, MapDataset, ShufflePlan, concat
+from ais_loader import (
+    BatchIterableDataset,
+    BatchTiming,
+    Client,
+    EmbeddedOptions,
+    Entry,
+    Item,
+    MapDataset,
+    ShufflePlan,
+    concat,
+)
 from ais_loader.errors import ObjectNotFound
 from ais_loader.testing import throwaway_store
 
@@ -116,6 +126,16 @@ def test_a_client_and_its_address_are_the_same_store(recording: RecordingTranspo
     joined = concat([MapDataset(client, FIRST), MapDataset(client.url, SECOND), MapDataset(path, THIRD)])
     assert joined.__getitems__([0, 20, 21]) == contents(URLS[:1] + URLS[20:22])
     assert recording.requests == [3]
+
+
+def test_clients_with_different_options_have_requests_of_their_own(recording: RecordingTransport) -> None:
+    other = RecordingTransport(recording.url.removeprefix("file://"))
+    other.options = EmbeddedOptions(open_shards=7)
+    here, there = Client(recording), Client(other)
+    joined = concat([MapDataset(here, FIRST), MapDataset(there, SECOND), MapDataset(here, THIRD)])
+    assert joined.__getitems__([0, 20, 21]) == contents(URLS[:1] + URLS[20:22])
+    assert (recording.requests, other.requests) == ([2], [1])
+    other.close()
 
 
 def test_sources_with_different_options_are_requested_separately(store: Client) -> None:

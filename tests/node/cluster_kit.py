@@ -37,7 +37,7 @@ def to_one_node(url: str, **options: Any) -> RemoteTransport:
     """To this node alone, over gRPC: it gets every request as if it had no cluster."""
     transport = RemoteTransport(url, ClusterOptions(lane="grpc", **options))
     discovery = transport._discovery
-    discovery.found = Members.of_one(discovery._endpoints, transport._options)
+    discovery.found = Members.of_one(discovery._endpoints, transport.options)
     return transport
 
 

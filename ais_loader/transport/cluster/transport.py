@@ -71,10 +71,10 @@ class RemoteTransport(Failover):
 
     def __init__(self, url: str, options: ClusterOptions, *, known: Sequence[str] = ()) -> None:
         super().__init__(url, Discovery(url, options, known), options.retry_s)
-        self._options = options
+        self.options = options
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _connect_again, (self.url, self._options, self._discovery.known)
+        return _connect_again, (self.url, self.options, self._discovery.known)
 
     @property
     def _has_others(self) -> bool:
@@ -465,12 +465,12 @@ class RemoteTransport(Failover):
         self, request: batch_pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
     ) -> FrameStream:
         def begin(members: Members) -> FrameStream:
-            policy = StreamPolicy(timeout_s, self._retry_s, self._options.verify_payload)
+            policy = StreamPolicy(timeout_s, self._retry_s, self.options.verify_payload)
             if members.only is not None:
                 return GrpcStream(request, members.only.open_shared, policy, self.url)
             return MergedStream(request, members, policy, self._targets(request, assembly, colocation))
 
-        request.tenant = self._options.tenant or request.tenant
+        request.tenant = self.options.tenant or request.tenant
         try:
             members = self._discovery.found or self._discovery.members(min(timeout_s, QUICK_TIMEOUT_S), retry=False)
         except (errors.NodeUnavailable, errors.SilenceTimeout):
@@ -484,8 +484,8 @@ class RemoteTransport(Failover):
         found = self._discovery.found
         if found is None or (only := found.only) is None:
             return None
-        policy = StreamPolicy(timeout_s, NO_RETRY_S, self._options.verify_payload)
-        request.tenant = self._options.tenant or request.tenant
+        policy = StreamPolicy(timeout_s, NO_RETRY_S, self.options.verify_payload)
+        request.tenant = self.options.tenant or request.tenant
         return GrpcStream(request, lambda request: only.open_alone(request, window_bytes), policy, self.url)
 
     def _targets(self, request: batch_pb.BatchRequest, assembly: str, colocation: str) -> list[bytes]:
