@@ -117,9 +117,11 @@ class BatchService:
             with call_slot.waiting():
                 await session.run(requests)
         finally:
-            call_slot.give_back()
-            self._sessions.discard(session)
-            await session.cancel_all()
+            try:
+                await session.cancel_all()
+            finally:
+                call_slot.give_back()
+                self._sessions.discard(session)
 
 
 class _Session:
@@ -138,7 +140,8 @@ class _Session:
         self._answering = False
         self._writer: asyncio.Task[object] | None = None
         self._writing_since_s = 0.0
-        self._stuck: Overloaded | None = None
+        self._ended: Exception | None = None
+        """Why nothing more is sent."""
 
     def stuck_s(self) -> float:
         """Return how long the client has not read the message that is being sent; 0 if none is."""
@@ -152,9 +155,15 @@ class _Session:
         )
 
     def _end(self, why: Overloaded) -> None:
-        self._stuck = why
-        log.warning("a session was ended: %s", self._stuck)
-        for task in (self._writer, self._reading, *(task for task, _ in self._batches.values())):
+        log.warning("a session was ended: %s", why)
+        self._send_no_more(why)
+        if self._writer is not None:
+            self._writer.cancel()
+
+    def _send_no_more(self, why: Exception) -> None:
+        """Cancel everything but the message that is being sent."""
+        self._ended = why
+        for task in (self._reading, *(task for task, _ in self._batches.values())):
             if task is not None:
                 task.cancel()
 
@@ -166,17 +175,20 @@ class _Session:
             self.stop_if_idle()
         await asyncio.wait([self._reading])
         if not self._reading.cancelled():
-            self._reading.result()
+            try:
+                self._reading.result()
+            except LoaderError as error:  # told to the client after the message that is being sent
+                self._send_no_more(error)
         while self._batches:
             await asyncio.wait([task for task, _ in self._batches.values()])
-        if self._stuck is not None:
-            raise self._stuck
         async with self._write_lock:  # a cancelled batch may still be writing its last message
             pass
+        if self._ended is not None:
+            raise self._ended
 
     def end_idle(self) -> None:
         """End this session, the least recently used one, because another one needs its slot."""
-        if self._batches:
+        if self._batches or self._writer is not None:
             self._end(Overloaded("no place among the sessions of this node (max_sessions): open another one"))
         elif self._reading is not None:
             self._reading.cancel()
@@ -253,18 +265,20 @@ class _Session:
             self.stop_if_idle()
 
     async def cancel_all(self) -> None:
-        tasks = [task for task, _ in self._batches.values()]
-        if self._reading is not None:
-            tasks.append(self._reading)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """End what is left when the client has gone: the message that is being sent cannot reach it."""
+        self._send_no_more(Gone())
+        tasks = [self._reading, self._writer, *(task for task, _ in self._batches.values())]
+        if self._writer is not None:
+            self._writer.cancel()
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
+        async with self._write_lock:  # every message that waited to be sent has been dropped
+            pass
 
     async def _send(self, message: Message) -> None:
         """Send a message. Must not be cancelled while the session lives: gRPC would still be writing when the next
         write begins."""
         async with self._write_lock:
-            if self._stuck is not None:
+            if self._ended is not None:
                 raise Gone
             size_bytes = sum(map(len, message)) if isinstance(message, list) else len(message)
             self._service.node.metrics.sent_bytes += size_bytes
@@ -319,7 +333,7 @@ class _Session:
             return
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not evicted or self._stuck is not None or task is None or task.uncancel():
+            if not evicted or self._ended is not None or task is None or task.uncancel():
                 raise
             still_s = service.node.config.limits.still_s
             self._reject(response, f"nothing was taken for {still_s:g} s (still_s) while others waited for a place")
