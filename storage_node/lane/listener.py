@@ -209,9 +209,10 @@ class LaneListener:
             except LoaderError as error:
                 if isinstance(error, SilenceTimeout):
                     self.closed["message"] += 1
-                await connection.write(error_message(error.kind, str(error)), FAILED)
-        except (OSError, EOFError):
-            """The client has disconnected, so the error cannot be sent."""
+                async with asyncio.timeout(self._message_timeout_s):
+                    await connection.write(error_message(error.kind, str(error)), FAILED)
+        except (OSError, EOFError):  # a TimeoutError too
+            """The client has disconnected or reads nothing, so the error cannot be sent."""
         finally:
             await connection.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
 from ais_loader.wire.lane import CALL, FAILED, HEADER, MAX_RESPONSE_BYTES, MESSAGE, WELCOME
 from ais_loader.wire.lane import DATA as BYTES
 from storage_node.lane import listener, tokens
+from storage_node.lane.connection import LaneConnection
 from storage_node.server import NodeServer
 from tests.lane.lane_kit import RawLane, error_of, offer_of, open_lane
 from tests.lane.test_lane_calls import PUT, end_of, frame, header_of, stored
@@ -313,6 +315,23 @@ def test_half_a_call_is_ended_and_told(slow_node: NodeServer, begun: bytes) -> N
         assert error.kind == "timeout" and "message_timeout_s" in error.message
         assert lane.is_ended()
     assert slow_node.lanes.closed["message"] == before + 1
+
+
+def test_who_does_not_read_why_a_lane_is_ended_is_let_go(
+    slow_node: NodeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = LaneConnection.write
+
+    async def full(self: LaneConnection, message: bytes, kind: int = MESSAGE) -> None:
+        if kind == FAILED:
+            with self._whole():
+                await asyncio.Event().wait()
+        await write(self, message, kind)
+
+    monkeypatch.setattr(LaneConnection, "write", full)
+    with open_lane(slow_node) as lane:
+        lane.socket.sendall(b"\xff" * 8)
+        assert lane.is_ended()
 
 
 def test_a_group_that_is_not_completed_is_ended_and_told(slow_node: NodeServer) -> None:
