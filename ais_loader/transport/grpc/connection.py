@@ -240,6 +240,10 @@ class Connection:
             return errors.SilenceTimeout(f"{self.endpoint}: no answer in time ({details})")
         if code == grpc.StatusCode.CANCELLED:
             return self.cancelled()
+        if code == grpc.StatusCode.UNAUTHENTICATED:  # clients prove nothing: another node listens here for nodes
+            failure = errors.NodeUnavailable(f"{self.endpoint}: no node for clients is there: {details}")
+            failure.reached = False
+            return failure
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return errors.Unsupported(f"{self.endpoint} is not a storage node of this version ({details})")
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.UNKNOWN):
