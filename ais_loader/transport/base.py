@@ -128,7 +128,9 @@ class Transport(Protocol):
     """All calls that the client makes to a store."""
 
     url: str
-    options: EmbeddedOptions | ClusterOptions
+
+    @property
+    def options(self) -> EmbeddedOptions | ClusterOptions: ...
 
     def create_bucket(
         self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False

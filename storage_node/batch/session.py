@@ -1,7 +1,20 @@
 """GetBatch session: many batches on one stream, each with its own credit, cancellation and end.
 
-A batch is a task on the node's event loop. Its reads run on the reader threads, and while one frame is being sent, the
-next is being read. Frames of one batch are sent in request order; batches interleave. An idle session costs no thread.
+A small request is answered at once, on the node's event loop (`_answer_small`). Any other batch is a task there. Its
+reads run on the reader threads, or on other nodes if it is gathered, and while one frame is being sent, the next is
+being read. Frames of one batch are sent in request order, or as they come if the client asks for that; batches
+interleave. An idle session costs no thread.
+
+A session is over in one of these ways. It keeps its slot until nothing of it is left.
+
+- The client requests nothing more: all its batches are finished first.
+- The client sends an invalid message: the batches are cancelled, and the client is told after the message that is being
+  sent.
+- The client vanishes: a lane raises EOFError, gRPC cancels the handler. The batches are cancelled, and the message that
+  is being sent is broken off.
+- The session is stalled: the client reads nothing, and others need its memory or its slot. It is broken off like that
+  of a client that vanished, and the client is told to come back.
+- The node stops: new batches are rejected. Running ones finish within the grace period, or are cancelled without END.
 """
 
 from __future__ import annotations
@@ -34,7 +47,7 @@ T = TypeVar("T")
 
 
 _LOOK_S = 0.5
-"""Interval at which sessions that block others' memory are ended."""
+"""Interval at which stalled sessions are ended while others wait for memory."""
 
 
 class Outgoing(Protocol):
@@ -61,7 +74,7 @@ class BatchService:
         self._sessions: set[_Session] = set()
         limits = node.config.limits
         self.session_slots = CallSlots(limits.max_sessions, limits.still_s, limits.tenant_weights)
-        """Slots of sessions. A session is idle while its client requests nothing."""
+        """Slots of sessions. For its slot, a session is stalled while its client requests nothing."""
 
     @property
     def open_sessions(self) -> int:
@@ -75,10 +88,10 @@ class BatchService:
             session.stop_if_idle()
 
     async def watch(self) -> None:
-        """End idle sessions and calls while others need their memory. Runs until cancelled.
+        """End stalled sessions and calls while others need their memory. Runs until cancelled.
 
         Sessions hold the memory of frames that their clients do not read. While the process is short of memory, every
-        idle call is evicted: gRPC may hold a large part of its next message, which cannot be measured here.
+        stalled call is evicted: gRPC may hold a large part of its next message, which cannot be measured here.
         """
         node, resources, still_s = self.node, self.resources, self.node.config.limits.still_s
         held = (node.unread, node.streams.slots, self.session_slots, resources.batches, resources.parts)
@@ -88,8 +101,8 @@ class BatchService:
                 for call_slots in held:
                     call_slots.reclaim_stalled()
             if resources.slots.waits_for_memory:
-                for session in [one for one in self._sessions if one.stuck_s() >= still_s]:
-                    session.end_stuck(still_s)
+                for session in [one for one in self._sessions if one.stalled_s() >= still_s]:
+                    session.end_stalled(still_s)
 
     async def serve(
         self,
@@ -106,7 +119,7 @@ class BatchService:
         whether the lane sends from files.
         """
         session = _Session(self, stream, lane, sends_files=sends_files)
-        call_slot = self.session_slots.take(tenant, session.end_idle)
+        call_slot = self.session_slots.take(tenant, session.evict)
         if call_slot is None:
             raise Overloaded(
                 f"{self.session_slots.held} sessions are open (max_sessions), all of them in use: try again"
@@ -143,11 +156,11 @@ class _Session:
         self._ended: Exception | None = None
         """Why nothing more is sent."""
 
-    def stuck_s(self) -> float:
+    def stalled_s(self) -> float:
         """Return how long the client has not read the message that is being sent; 0 if none is."""
         return time.monotonic() - self._writing_since_s if self._writer is not None else 0.0
 
-    def end_stuck(self, still_s: float) -> None:
+    def end_stalled(self, still_s: float) -> None:
         """End the session of a client that reads nothing, because its memory is needed. The client may reconnect at
         once."""
         self._end(
@@ -186,8 +199,8 @@ class _Session:
         if self._ended is not None:
             raise self._ended
 
-    def end_idle(self) -> None:
-        """End this session, the least recently used one, because another one needs its slot."""
+    def evict(self) -> None:
+        """End this session, the one stalled for the longest, because another one needs its slot."""
         if self._batches or self._writer is not None:
             self._end(Overloaded("no place among the sessions of this node (max_sessions): open another one"))
         elif self._reading is not None:
@@ -236,9 +249,11 @@ class _Session:
                 batch[0].cancel()
 
     def _answer_small(self, batch_id: int, request: pb.BatchRequest) -> tuple[Message, int] | None:
-        """Answer a request on the fast path; None if it must take the ordinary path. That is the case if it would
-        overtake other tenants' turns, while batches are rejected, and for more than one entry while tenants share the
-        node or its memory is exhausted."""
+        """Answer a request on the fast path; None if it must take the ordinary path.
+
+        None while other tenants are due first. None while memory is critical. None for several entries while tenants
+        share the node or its memory is full.
+        """
         service, tenant = self._service, request.tenant
         if not service.resources.slots.may_pass(tenant) or service.node.load.memory_is_critical():
             return None
@@ -312,8 +327,8 @@ class _Session:
         def evict() -> None:
             nonlocal evicted
             evicted = True
-            if self.stuck_s() >= service.node.config.limits.still_s:
-                self.end_stuck(service.node.config.limits.still_s)
+            if self.stalled_s() >= service.node.config.limits.still_s:
+                self.end_stalled(service.node.config.limits.still_s)
             else:
                 self._batches[batch_id][0].cancel()
 

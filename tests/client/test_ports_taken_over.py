@@ -49,6 +49,6 @@ def test_who_connects_there_is_told(cluster: LocalCluster) -> None:
     url = f"grpc://{cluster.nodes[1].peer_endpoint}"
     with (
         connect(url, options=ClusterOptions(retry_s=0.0)) as client,
-        pytest.raises(errors.NodeUnavailable, match="no node for clients is there: .* clients have another one"),
+        pytest.raises(errors.NodeUnavailable, match=r"no node for clients is there: .* clients have another one"),
     ):
         client.bucket(BUCKET).get("00")

@@ -232,7 +232,7 @@ def test_who_takes_nothing_of_one_holds_up_nobody_else(
             deaf.send(batch_id, request=request_of("00"))
         assert [client.bucket("b").get(name) for name in DATA] == list(DATA.values())
         assert node.batches is not None
-        eventually(lambda: any(session.stuck_s() > 0 for session in node.batches._sessions))  # type: ignore[union-attr]
+        eventually(lambda: any(session.stalled_s() > 0 for session in node.batches._sessions))  # type: ignore[union-attr]
         for batch_id in range(1, 40):
             response = deaf.response()
             assert response.batch_id == batch_id

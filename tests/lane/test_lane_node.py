@@ -203,7 +203,7 @@ def test_who_ends_a_lane_while_much_is_due_to_him_leaves_nothing(node: NodeServe
     assert batches is not None
 
     def being_written() -> bool:
-        return batches.resources.reserved_bytes > 0 and any(session.stuck_s() > 0.1 for session in batches._sessions)
+        return batches.resources.reserved_bytes > 0 and any(session.stalled_s() > 0.1 for session in batches._sessions)
 
     with open_lane(node, tcp=tcp) as lane:
         for batch in range(1, 4):
