@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +16,13 @@ from ais_loader.errors import DriveFull
 from ais_loader.testing import eventually
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.cluster.replication import invalidation
+from storage_node.cluster.replication.commit import CommitProtocol, SnapshotBarrier
 from tests.node.cluster_kit import LocalCluster
 from tests.node.write_kit import DOUBT, NOTHING, Writer, name_with, said
 
-OLD, NEW = b"old", b"new"
+OLD, NEW, ID = b"old", b"new", b"W1".rjust(16, b"i")
 TIMEOUT_S = 30.0
 
 
@@ -78,6 +84,61 @@ def test_a_node_whose_connection_breaks_before_it_commits_is_told(
         assert begun.is_set()
         assert said(cluster, 0, name) == NEW
         assert said(cluster, 1, name) == DOUBT
+
+
+def test_a_node_that_an_earlier_try_has_lost_is_told_before_the_repeat_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both tries are staged before the first one commits on two nodes, and the first one never tells the third."""
+    arrived = [threading.Event(), threading.Event()]
+    go_on = [threading.Event(), threading.Event()]
+    committed, over = threading.Event(), threading.Event()
+    passing, invalidate_lost = SnapshotBarrier.passing, CommitProtocol._invalidate_lost
+
+    @asynccontextmanager
+    async def late(barrier: SnapshotBarrier, buckets: Iterable[bytes]) -> AsyncIterator[None]:
+        number = [event.is_set() for event in arrived].index(False)
+        arrived[number].set()
+        await asyncio.to_thread(go_on[number].wait, TIMEOUT_S)
+        async with passing(barrier, buckets):
+            yield
+
+    async def stand_still_once(*arguments: Any) -> bool:
+        if not committed.is_set():
+            committed.set()
+            await asyncio.to_thread(over.wait, TIMEOUT_S)
+        return await invalidate_lost(*arguments)
+
+    def fail(_: object) -> object:
+        raise RuntimeError("a commit that fails in an unforeseen way")
+
+    with (
+        LocalCluster(tmp_path, 3, copies=3, repair_interval_s=600.0) as cluster,
+        Writer(cluster.nodes[0].url) as first,
+        Writer(cluster.nodes[1].url) as second,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        hold_fetching(cluster, monkeypatch)
+        cluster.map.bucket[0].min_copies = 2
+        cluster.learn()
+        first.put("name", OLD)
+        monkeypatch.setattr(SnapshotBarrier, "passing", late)
+        monkeypatch.setattr(CommitProtocol, "_invalidate_lost", stand_still_once)
+        monkeypatch.setattr(cluster.batches(2).node.store, "commit_many", fail)
+        try:
+            one = pool.submit(first.put, "name", NEW, condition=pb.PutCondition(write_id=ID))
+            assert arrived[0].wait(TIMEOUT_S)
+            other = pool.submit(second.put, "name", NEW, condition=pb.PutCondition(write_id=ID, repeat_ms=60_000))
+            assert arrived[1].wait(TIMEOUT_S)
+            go_on[0].set()
+            assert committed.wait(TIMEOUT_S)
+            go_on[1].set()
+            assert other.result(TIMEOUT_S).size_bytes == len(NEW)
+            assert [said(cluster, number, "name") for number in range(3)] == [NEW, NEW, DOUBT]
+        finally:
+            for event in (*go_on, over):
+                event.set()
+        assert one.result(TIMEOUT_S).version == other.result().version
 
 
 @pytest.mark.parametrize("change", ["put", pytest.param("delete", marks=pytest.mark.slow)])

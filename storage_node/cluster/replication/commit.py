@@ -350,7 +350,7 @@ class CommitProtocol:
         await asyncio.gather(*(self._commit_on(part, looked_s) for part in parts if part not in first and part.planned))
         for short in short_writes(plans):
             self._track(asyncio.ensure_future(self._on_short(*short)))
-        notified = await self._invalidate_lost([write for write in plans if write.committed], map_version, notified_s)
+        notified = await self._invalidate_lost([write for write in plans if write.made[1]], map_version, notified_s)
         for write in plans:
             write.conclude(notified)
 
@@ -400,15 +400,17 @@ class CommitProtocol:
         """
         if not writes:
             return True
-        lost = any(set(write.plan.commits) - set(write.committed) for write in writes if write.plan is not None)
-        lost |= clock_s() - notified_s > invalidation.GIVEN_UP_S / 2  # they may assume by now the write did not happen
+        lost = any(set(write.plan.commits) - set(write.made[1]) for write in writes if write.plan is not None)
+        lost |= (
+            clock_s() - notified_s > invalidation.GIVEN_UP_S / 2
+        )  # they may assume by now that the write did not happen
         for _ in range(_MOST_MAPS):
             if not await self._replicas.keep_up() or self._replicas.membership.position is None:
                 return False
             if map_version == (map_version := self._map_version) and not lost:
                 return True
             lost = False
-            if not await self._invalidate({write: write.committed for write in writes}):
+            if not await self._invalidate({write: write.made[1] for write in writes}):
                 return False
         return False
 

@@ -266,8 +266,8 @@ class PendingWrite(ReplicaSelection):
     plan: WritePlan | None = None
     committed: list[int] = field(default_factory=list)
     """The nodes that have committed the plan's version."""
-    overtaken_by: list[Version] = field(default_factory=list)
-    """Versions of other attempts that participants have instead."""
+    overtaken_by: dict[int, Version] = field(default_factory=dict)
+    """The participants that have another attempt's version instead, and which."""
     too_late: int = 0
     """Number of participants that did not commit because they may have missed another write since `looked_s`."""
     settled: Result | None = None
@@ -403,17 +403,26 @@ class PendingWrite(ReplicaSelection):
             if node == self.plan.first:
                 self.fail(self.unfinished(0) if is_late or answer.refusal is None else answer.refusal)
         else:
-            self.overtaken_by.append(answer)
+            self.overtaken_by[node] = answer
+
+    @property
+    def made(self) -> tuple[Version, Collection[int]]:
+        """The version that exists by this write or by another attempt of it, and the nodes that are known to have it.
+        Before the commits, it is the plan's version and no node."""
+        assert self.plan is not None
+        if self.overtaken_by and not self.committed:
+            return max(self.overtaken_by.values()), self.overtaken_by
+        return self.plan.version, self.committed
 
     def conclude(self, notified: bool) -> None:
-        """Set the result. `notified`: whether every invalidation was delivered."""
+        """Set the result. `notified`: whether every node that missed the write was told, or can no longer be read from."""
         assert self.plan is not None
         count = sum(node in self.taking for node in self.committed)
         if self.overtaken_by:
             # Replicas of two attempts then have two versions, until an attempt that knows both repeats the write.
             enough = not self.committed and len(self.overtaken_by) >= self.replica_set.min_copies
-            if enough:
-                self._succeed(max(self.overtaken_by), 0)
+            if enough and notified:
+                self._succeed(self.made[0], 0)
             else:
                 self.fail(self.unfinished(count))
         elif 0 < self.too_late == len(self.plan.commits):
@@ -469,10 +478,9 @@ def nonparticipants(
         concerned = view.concerned(bucket, [write.name for write in writes])
         for write, positions in zip(writes, concerned, strict=True):
             taking = {replica_set.view.nodes[node].uuid for node in participants[write]}
-            assert write.plan is not None
             for node in (view.nodes[at] for at in positions if view.nodes[at].uuid not in taking):
                 names = missed.setdefault((node.uuid, node.peer_endpoint, (bucket.name, bucket.uuid)), {})
-                names[write.name] = max(write.plan.version, names.get(write.name, NOTHING))
+                names[write.name] = max(write.made[0], names.get(write.name, NOTHING))
     return missed
 
 
