@@ -163,18 +163,15 @@ class ClusterPromotion:
         method: Transfer = "copied"
         held: OwnCopy | None = None
         try:
+            header = pb.PutHeader(bucket=self._job.bucket, name=name, metadata=stamp_metadata(source))
             if replica_set.is_owner(name):
                 held = OwnCopy(self._store, await self._work(self._stage, replica_set, source))
-            header = pb.PutHeader(bucket=self._job.bucket, name=name, metadata=stamp_metadata(source))
             if held is not None and isinstance(held.upload, Upload):
                 method = held.upload.method
             info = await self._writes.put(replica_set, header, self._messages(replica_set, source, held), held)
             return stored_of(info), method
         except LoaderError as error:
             return error, method
-        finally:
-            if held is not None:
-                await asyncio.shield(asyncio.ensure_future(self._work(held.drop)))
 
     def _stage(self, replica_set: ReplicaSet, source: SourceFile) -> Upload | LoaderError:
         """Stage this node's replica. Raises errors of the source; returns errors of this node, which other replicas

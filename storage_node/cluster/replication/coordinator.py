@@ -12,6 +12,7 @@ While one node waits for another, it holds nothing but staged files. Belongs to 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from ais_loader.errors import BucketNotFound, InvalidRequest, LoaderError, ObjectNotFound
@@ -24,7 +25,13 @@ from storage_node.cluster.replication.conditions import decide, misplaced, resol
 from storage_node.cluster.replication.listing_filter import Listed, not_deleted
 from storage_node.cluster.replication.read_lease import clock_s
 from storage_node.cluster.replication.replica import HeldWrite
-from storage_node.cluster.replication.replicas import Replicas, StagedReplicas, close_all, outcome
+from storage_node.cluster.replication.replicas import (
+    LocalReplicaStream,
+    Replicas,
+    StagedReplicas,
+    close_all,
+    outcome,
+)
 from storage_node.cluster.replication.write_plan import PendingWrite, ReplicaSet, Result, by_replica_set
 from storage_node.context.channels import STEP_TIMEOUT_S
 from storage_node.context.errors import LeftBehind, ReplicaLost, TooFewCopies, of_one_of_many, refused
@@ -112,16 +119,20 @@ class WriteCoordinator:
     ) -> pb.ObjectInfo:
         """Store an object whose header has been received. Raises LoaderError.
 
-        `held` receives this node's own replica, if it is an owner.
+        `held` receives this node's own replica, if it is an owner. It belongs to this call and to its commit, which
+        continues if the caller is cancelled.
         """
-        check_object_name(header.name)
-        write = _write_of(replica_set, header)
-        if write.is_repeat and (done := await self.done_earlier(replica_set, header)) is not None:
-            return done
-        if write.is_conditional and (done := await self._decided(replica_set, header)) is not None:
-            return done
         parts: list[StagedReplicas] = []
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(close_all, parts)
+            if held is not None:
+                undo.push_async_callback(LocalReplicaStream(self._replicas.node, held).close)
+            check_object_name(header.name)
+            write = _write_of(replica_set, header)
+            if write.is_repeat and (done := await self.done_earlier(replica_set, header)) is not None:
+                return done
+            if write.is_conditional and (done := await self._decided(replica_set, header)) is not None:
+                return done
             await self._open(write, header, parts, held)
             async for message in messages:
                 part = message.WhichOneof("part")
@@ -134,9 +145,7 @@ class WriteCoordinator:
                     raise InvalidRequest(f"a message of a PUT that is neither data nor end: {part}")
             else:
                 raise InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
-        except BaseException:
-            await close_all(parts)
-            raise
+            undo.pop_all()
         return _raised((await self._commits.commit([write], parts))[0])
 
     async def done_earlier(self, replica_set: ReplicaSet, header: pb.PutHeader) -> pb.ObjectInfo | None:

@@ -140,7 +140,7 @@ class OwnCopy(HeldWrite):
     """The replica on this node, staged before the write began, by a coordinator that already has the bytes.
 
     The coordinator sends the bytes to the other owners only. Before the commit, the length and checksum of this replica
-    are compared with what the others were sent. Call `drop` when the write has ended, whatever the result.
+    are compared with what the others were sent.
     """
 
     def __init__(self, store: Store, upload: Upload | LoaderError) -> None:
@@ -158,8 +158,7 @@ class OwnCopy(HeldWrite):
     def has_ended(self) -> bool:
         return not isinstance(self.upload, Upload) or self.upload.has_ended
 
-    def drop(self) -> None:
-        """Remove what was staged; does nothing after a commit."""
+    def abort(self) -> None:
         if isinstance(self.upload, Upload):
             self.upload.abort()
 

@@ -415,7 +415,7 @@ class PendingWrite(ReplicaSelection):
         return self.plan.version, self.committed
 
     def conclude(self, notified: bool) -> None:
-        """Set the result. `notified`: whether every node that missed the write was told, or can no longer be read from."""
+        """Set the result. `notified`: whether each node that missed the write was told, or is not read from any more."""
         assert self.plan is not None
         count = sum(node in self.taking for node in self.committed)
         if self.overtaken_by:

@@ -215,15 +215,11 @@ class NodeStore:
             bucket=bucket, name=name, metadata=metadata, size_bytes=content.size_bytes, checksum=content.checksum
         )
         held: OwnCopy | None = None
-        try:
-            if replica_set.is_owner(name):
-                held = OwnCopy(self._node.store, await self._node.read(self._stage, replica_set, header, content))
-            alone = held is not None and isinstance(held.upload, Upload) and replica_set.bucket.copies == 1
-            async with contextlib.aclosing(put_messages(content, self._node.read, with_data=not alone)) as messages:
-                return stored_of(await self._writes.put(replica_set, header, messages, held))
-        finally:
-            if held is not None and not held.has_ended:
-                await asyncio.shield(asyncio.ensure_future(self._node.read(held.drop)))
+        if replica_set.is_owner(name):
+            held = OwnCopy(self._node.store, await self._node.read(self._stage, replica_set, header, content))
+        alone = held is not None and isinstance(held.upload, Upload) and replica_set.bucket.copies == 1
+        async with contextlib.aclosing(put_messages(content, self._node.read, with_data=not alone)) as messages:
+            return stored_of(await self._writes.put(replica_set, header, messages, held))
 
     def _stage(self, replica_set: ReplicaSet, header: pb.PutHeader, content: Content) -> Upload | LoaderError:
         """Stage this node's own replica in one step, without copying the data. If it fails, other nodes store the
