@@ -1,8 +1,9 @@
-"""Writes whose callers go away while they commit: they end as if nobody had gone."""
+"""Writes whose callers go away while they commit: they end as if nobody had gone, and their faults are logged."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ais_loader.testing import seeded_bytes
-from storage_node.cluster.replication.commit import SnapshotBarrier
+from storage_node.cluster.replication.commit import CommitProtocol, SnapshotBarrier
+from storage_node.cluster.replication.write_plan import Result
 from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.values import Content
 from storage_node.promote.cluster import ClusterPromotion
@@ -84,3 +86,22 @@ def test_the_replica_of_the_own_node_is_committed(
         cancelled_while_it_commits(cluster, monkeypatch, lambda: write(cluster, name, tmp_path / "file"))
         assert [said(cluster, owner, name) for owner in cluster.owners(name)] == [DATA] * copies
         assert not staged_files(cluster)
+
+
+def test_an_unforeseen_fault_is_logged_even_if_the_caller_goes_away_at_that_moment(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async def fail(*_: object) -> list[Result]:
+            caller.cancel()
+            raise RuntimeError("a fault of the commit")
+
+        patched.setattr(CommitProtocol, "_run", fail)
+        caller = asyncio.ensure_future(CommitProtocol(None, None).commit([]))  # type: ignore[arg-type]
+        await asyncio.wait([caller])
+        assert caller.cancelled()
+
+    with monkeypatch.context() as patched:
+        asyncio.run(run())
+    gc.collect()
+    assert "a fault of the commit" in caplog.text

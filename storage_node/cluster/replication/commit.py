@@ -228,7 +228,8 @@ class CommitProtocol:
         """
         task = asyncio.ensure_future(self._run(writes, staged))
         self._track(task)
-        return await asyncio.shield(task)
+        await asyncio.wait([task])  # unlike `shield`, leaves the error of a task whose caller has gone to be logged
+        return task.result()
 
     async def _run(self, writes: Sequence[PendingWrite], staged: Sequence[StagedReplicas]) -> list[Result]:
         lease = self._replicas.membership.lease
