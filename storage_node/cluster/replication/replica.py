@@ -12,6 +12,7 @@ from ais_loader.errors import LoaderError, WriteTooLate
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
+from storage_node.cluster.replication.read_lease import clock_s, ms_since
 from storage_node.store.drive.preconditions import SUPERSEDED, Condition, checked, id_of
 from storage_node.store.drive.version_clock import MAX_EPOCH, check_counter
 from storage_node.store.format import CatalogEntry, Version
@@ -51,6 +52,8 @@ class HeldWrite:
         self._header: wire.WriteHeader | None = None
         self._uploads: list[Upload | LoaderError] | None = None
         self._committed = False
+        self._begun_s = self._staged_s = 0.0
+        """Times by `clock_s`: of the header, and of the answer `staged`."""
 
     def take(self, request: wire.WriteRequest) -> wire.WriteResponse | None:
         """Process a message; return its answer if it has one. Raises InvalidRequest for a message out of order."""
@@ -59,7 +62,7 @@ class HeldWrite:
             self._write(request.data)
             return None
         if part == "header" and self._uploads is None:
-            self._header = request.header
+            self._header, self._begun_s = request.header, clock_s()
             self._uploads = [self._begin(request.header)]
             failed = self._uploads[0]
             return self._staged() if isinstance(failed, LoaderError) else wire.WriteResponse(ready=wire.WriteReady())
@@ -125,6 +128,7 @@ class HeldWrite:
 
     def _staged(self) -> wire.WriteResponse:
         assert self._uploads is not None
+        self._staged_s = clock_s()
         staged = wire.Staged(clock=self._store.replicas.clock, wall_ms=self._store.clock.wall_ms())
         for at, upload in enumerate(self._uploads):
             if isinstance(upload, Upload):
@@ -146,6 +150,9 @@ class HeldWrite:
 
     def _commit(self, uploads: Sequence[Upload | LoaderError], commit: wire.WriteCommit) -> wire.WriteResponse:
         self._committed = True
+        # However long the commit was on its way, the coordinator began to look after the answer to the header, and at
+        # most `looked_ms` before the answer to its look.
+        looked_ms = ms_since(max(self._begun_s, self._staged_s - commit.looked_ms / 1000))
         given_up = LoaderError("given up by the coordinator")
         wanted: list[Upload | LoaderError] = []
         mending: dict[int, tuple[bytes, str]] = {}
@@ -158,7 +165,7 @@ class HeldWrite:
                 version, writes = from_wire(chosen.version), checked(chosen.writes)
                 if not commit.is_copy:
                     self._store.replicas.require_believable(version, commit.wall_ms)
-                    if (late := late_fault(self._store, *upload.of, version, writes, commit.looked_ms)) is not None:
+                    if (late := late_fault(self._store, *upload.of, version, writes, looked_ms)) is not None:
                         upload.abort()
                         wanted.append(late)
                         continue
