@@ -343,6 +343,12 @@ class CommitProtocol:
             for write in plans:
                 write.fail(write.untold())
             return
+        for part in (part for part in staged if part.stream.has_failed):
+            for write in part.planned:
+                write.taking.remove(part.node)
+                write.lose(ReplicaLost(f"{part.endpoint}: it has ended the write"))
+        for write in plans:
+            write.fail(write.shortage())
         parts: list[Participant] = [*staged, *self._tombstones(plans)]
         looked_s = min(write.looked_s for write in plans)
         first = [part for part in parts if any(plans[write].first == part.node for write in part.planned)]

@@ -68,6 +68,11 @@ class ReplicaStream(ABC):
     @abstractmethod
     async def close(self) -> None: ...
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the node is known to have dropped what it has staged."""
+        return False
+
     async def ask(self, request: wire.WriteRequest, timeout_s: float) -> wire.WriteResponse:
         await self.send(request, timeout_s)
         return await self.receive(timeout_s)
@@ -134,6 +139,10 @@ class RemoteReplicaStream(ReplicaStream):
 
     async def close(self) -> None:
         self._call.cancel()
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self._call.done())
 
 
 class OwnCopy(HeldWrite):
