@@ -343,10 +343,10 @@ class CommitProtocol:
             for write in plans:
                 write.fail(write.untold())
             return
-        for part in (part for part in staged if part.stream.has_failed):
-            for write in part.planned:
-                write.taking.remove(part.node)
-                write.lose(ReplicaLost(f"{part.endpoint}: it has ended the write"))
+        for gone in (replica for replica in staged if replica.stream.has_failed):
+            for write in gone.planned:
+                write.taking.remove(gone.node)
+                write.lose(ReplicaLost(f"{gone.endpoint}: it has ended the write"))
         for write in plans:
             write.fail(write.shortage())
         parts: list[Participant] = [*staged, *self._tombstones(plans)]

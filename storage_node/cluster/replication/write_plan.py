@@ -415,7 +415,7 @@ class PendingWrite(ReplicaSelection):
         return self.plan.version, self.committed
 
     def conclude(self, notified: bool) -> None:
-        """Set the result. `notified`: whether each node that missed the write was told, or is not read from any more."""
+        """Set the result. `notified`: whether each node that missed the write was told, or is no longer read from."""
         assert self.plan is not None
         count = sum(node in self.taking for node in self.committed)
         if self.overtaken_by:
