@@ -53,11 +53,12 @@ class HeldWrite:
         self._uploads: list[Upload | LoaderError] | None = None
         self._committed = False
         self._begun_s = self._staged_s = 0.0
-        """Times by `clock_s`: of the header, and of the answer `staged`."""
+        """Times by `clock_s`: of the first message, and of the answer `staged`."""
 
     def take(self, request: wire.WriteRequest) -> wire.WriteResponse | None:
         """Process a message; return its answer if it has one. Raises InvalidRequest for a message out of order."""
         part = request.WhichOneof("part")
+        self._begun_s = self._begun_s or clock_s()
         if part == "data" and self._header is not None and self._uploads is not None:
             self._write(request.data)
             return None
@@ -150,9 +151,9 @@ class HeldWrite:
 
     def _commit(self, uploads: Sequence[Upload | LoaderError], commit: wire.WriteCommit) -> wire.WriteResponse:
         self._committed = True
-        # However long the commit was on its way, the coordinator began to look after the answer to the header, and at
-        # most `looked_ms` before the answer to its look.
-        looked_ms = ms_since(max(self._begun_s, self._staged_s - commit.looked_ms / 1000))
+        # However long the commit was on its way, count back at least to the answer `staged`. The coordinator began to
+        # look after the header of an object, but before it sent a group.
+        looked_ms = max(commit.looked_ms, ms_since(max(self._begun_s, self._staged_s - commit.looked_ms / 1000)))
         given_up = LoaderError("given up by the coordinator")
         wanted: list[Upload | LoaderError] = []
         mending: dict[int, tuple[bytes, str]] = {}
