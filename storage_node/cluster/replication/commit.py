@@ -8,38 +8,45 @@ commit a tombstone. Deleting one object is deleting many with one name.
 
 The steps of one call of `commit`, in this order:
 
-1. Lease: pin the map version, so that no newer map is confirmed while the write is running.
+1. Map pin: until the write ends, this node reports that it still acts by this map.
 2. Name locks: writes of one name that this node coordinates run one after another.
-3. Repeats: if the client sent this write before, find out what became of that attempt (`conditions.resolve`).
-4. Conditions: the first owner of the name evaluates `if_version` and `if_absent` (`conditions.decide`).
-5. Look: ask the owners of what is to be deleted for their entries. Staging has done that for a put.
-6. Barrier: wait while a snapshot of the bucket is being cut.
-7. Former owners: while objects move between nodes, ask those that may have a newer version. A deletion of what nobody
+3. Check the puts: they end here if clocks differ too much, too few replicas are staged, all owners have changed, or a
+   retry of the same write has overtaken this one. Deletions are checked after step 6.
+4. Repeats: if the client sent this write before, find out what became of that attempt (`conditions.resolve`).
+5. Conditions: the first owner of the name evaluates `if_version` and `if_absent` (`conditions.decide`).
+6. Look: ask the owners of what is to be deleted for their entries, and the next nodes in the ranking for those that do
+   not answer. Staging has done that for a put.
+7. Barrier: wait while a snapshot of the bucket is being cut.
+8. Former owners: while objects move between nodes, ask those that may have a newer version. A deletion of what nobody
    has ends here.
-8. Plan: choose the version and the participants.
-9. Invalidate: tell nodes that may hold an older replica and do not take part in the write. No replica
-   commits before each of them has been told or has lost its read lease.
-10. Commit conditional writes on this node. If its replica has changed since step 4, they end here.
-11. Commit on all other participants, and record which ones failed.
-12. Invalidate the participants that failed.
+9. Plan: choose the version and the participants.
+10. Invalidate: tell nodes that may hold an older replica and do not take part in the write. No replica commits before
+    each of them has been told or can no longer be read from. If neither is reached for one of them, the whole call ends
+    here, with nothing changed.
+11. Count the staged replicas again: a put that has lost too many ends here.
+12. Commit on this node, if it has decided about conditions: all writes that it takes part in, before anyone else. The
+    conditional ones end here if that fails, or if its replica has changed since step 5.
+13. Commit on all other participants, and record which ones failed.
+14. Report objects that were committed on fewer nodes than they have owners (`OnShort`).
+15. Invalidate the participants that failed. Do the same for a repeat that finds another attempt of it on the others.
 
-The client is told of success when `min_copies` replicas have committed and every invalidation was delivered. Otherwise
-it is told to retry.
+The client is told of success when `min_copies` replicas have committed and every node that missed the write was told or
+can no longer be read from. Otherwise it is told to retry.
 
-If a replica dies before step 11, it is counted as lost. The write goes on if enough replicas remain. If it dies during
-step 11, it has either the old object or the new one, and repair compares it with the others when it is back. If the
-coordinator dies between two commits, some replicas have the new version and some the old one. Repair keeps the newer
-one everywhere. The client got no answer and repeats the write under the same id; step 3 then finds the commit, so that
-the write takes effect once. No file is visible under a name before its commit, so that a crash at any point leaves
-whole objects.
+A replica that fails while staging is dropped. A broken stream is noticed in step 11, any other failure after staging
+only in step 13. A replica that dies during its commit has either the old object or the new one, and compares it with
+the others when it is back. If the coordinator dies between two commits, some replicas have the new version and some the
+old one, so that readers may see the new object and then the old one. Each node's repair compares its names with the
+other owners at intervals, and keeps the newer version everywhere. The client got no answer and repeats the write under
+the same id; step 4 then finds the commit, so that the write takes effect once. No file is visible under a name before
+its commit, so that a crash at any point leaves whole objects.
 
-Nodes that missed the write. A node that was down when a write began may be back before it ends, and former owners keep
-objects that are being moved to other nodes. Their replicas become outdated when the write commits, so they are told
-just before, in step 9. From then on they do not answer reads of the object until they have the new version, or until
-the write turns out not to exist. See `invalidation` for nodes that cannot be reached. Several maps matter here: a node
-that knows a newer map may already have sent an old replica to a node that this coordinator has not heard of.
-Participants and told nodes therefore report the version of their map. A newer map is fetched, and the nodes that it
-adds are told as well, in step 12.
+Some nodes hold an older replica and do not take part: nodes that were down, and former owners. Step 10 tells them
+before any commit. From then on they do not answer reads of the object until they have the new version, or until the
+write turns out not to exist. See `invalidation` for nodes that cannot be reached. Several maps matter here: a node that
+knows a newer map may already have sent an old replica to a node that this coordinator has not heard of. Participants
+and told nodes therefore report the version of their map. A newer map is fetched, and the nodes that it adds are told as
+well, in step 15.
 """
 
 from __future__ import annotations
@@ -193,8 +200,8 @@ class SnapshotBarrier:
 
 
 OnShort: TypeAlias = Callable[[ClusterView, int, cluster_pb.MapBucket, Sequence[str]], Awaitable[None]]
-"""Called with objects that were committed on fewer nodes than the bucket requires: the map, one node that has them, the
-bucket, and the objects' names."""
+"""Called with objects that were committed on fewer nodes than the bucket's `copies`: the map, one node that has them,
+the bucket, and the objects' names."""
 _MOST_MAPS = 5
 """Most map changes during the acknowledgement of one write."""
 
@@ -238,14 +245,14 @@ class CommitProtocol:
         try:
             async with self._names.hold((write.replica_set.bucket.uuid, write.name) for write in writes):
                 self._check([write for write in writes if not write.is_deletion])
-                await resolve(self._replicas, [write for write in _open(writes) if write.is_repeat])
-                await decide(self._replicas, [write for write in _open(writes) if write.is_conditional])
-                await self._look([write for write in _open(writes) if write.is_deletion])
-                unsettled = _open(writes)
-                async with self.barrier.passing(write.replica_set.bucket.uuid for write in unsettled):
-                    await self._ask_former(unsettled)
-                    await self._end_absent(unsettled)
-                    await self._commit(_open(unsettled), staged)
+                await resolve(self._replicas, [write for write in _unsettled(writes) if write.is_repeat])
+                await decide(self._replicas, [write for write in _unsettled(writes) if write.is_conditional])
+                await self._look([write for write in _unsettled(writes) if write.is_deletion])
+                going = _unsettled(writes)
+                async with self.barrier.passing(write.replica_set.bucket.uuid for write in going):
+                    await self._ask_former(going)
+                    await self._end_absent(going)
+                    await self._commit(_unsettled(going), staged)
             return [write.settled or write.unfinished(0) for write in writes]
         finally:
             lease.end(version)
@@ -335,10 +342,10 @@ class CommitProtocol:
         except LoaderError as error:  # this node cannot issue versions
             for write in writes:
                 write.fail(error)
-        plans = {write: write.plan for write in _open(writes) if write.plan is not None}
+        plans = {write: write.plan for write in _unsettled(writes) if write.plan is not None}
         if not plans:
             return
-        map_version, notified_s = self._map_version, clock_s()
+        notified_map_version, notified_at_s = self._map_version, clock_s()
         if not await self._invalidate({write: plan.commits for write, plan in plans.items()}):
             for write in plans:
                 write.fail(write.untold())
@@ -357,7 +364,9 @@ class CommitProtocol:
         await asyncio.gather(*(self._commit_on(part, looked_s) for part in parts if part not in first and part.planned))
         for short in short_writes(plans):
             self._track(asyncio.ensure_future(self._on_short(*short)))
-        notified = await self._invalidate_lost([write for write in plans if write.made[1]], map_version, notified_s)
+        notified = await self._invalidate_lost(
+            [write for write in plans if write.made[1]], notified_map_version, notified_at_s
+        )
         for write in plans:
             write.conclude(notified)
 
@@ -396,11 +405,13 @@ class CommitProtocol:
                 steps.append(self._replicas.invalidations.invalidate(endpoint, bucket, versions))
         return all(await asyncio.gather(*steps))
 
-    async def _invalidate_lost(self, writes: Sequence[PendingWrite], map_version: int, notified_s: float) -> bool:
-        """After the commits, tell participants that were lost, and nodes that a newer map than `map_version` adds.
+    async def _invalidate_lost(
+        self, writes: Sequence[PendingWrite], notified_map_version: int, notified_at_s: float
+    ) -> bool:
+        """After the commits, tell lost participants, and nodes that a newer map than `notified_map_version` adds.
 
-        A write without any known commit is not acknowledged, so nobody needs to be told. If the commits took long, all
-        nodes are told once more; `notified_s` is when they were told before.
+        A write that no node is known to have is not acknowledged, so nobody needs to be told. If the commits took long,
+        all nodes are told once more; `notified_at_s` is when they were told before.
 
         Returns whether all have been told. Returns False if the map keeps changing, or if this node is no longer in the
         cluster.
@@ -408,13 +419,12 @@ class CommitProtocol:
         if not writes:
             return True
         lost = any(set(write.plan.commits) - set(write.made[1]) for write in writes if write.plan is not None)
-        lost |= (
-            clock_s() - notified_s > invalidation.GIVEN_UP_S / 2
-        )  # they may assume by now that the write did not happen
+        # By then they may assume that the write did not happen.
+        lost |= clock_s() - notified_at_s > invalidation.GIVEN_UP_S / 2
         for _ in range(_MOST_MAPS):
             if not await self._replicas.keep_up() or self._replicas.membership.position is None:
                 return False
-            if map_version == (map_version := self._map_version) and not lost:
+            if notified_map_version == (notified_map_version := self._map_version) and not lost:
                 return True
             lost = False
             if not await self._invalidate({write: write.made[1] for write in writes}):
@@ -422,6 +432,6 @@ class CommitProtocol:
         return False
 
 
-def _open(writes: Iterable[PendingWrite]) -> list[PendingWrite]:
+def _unsettled(writes: Iterable[PendingWrite]) -> list[PendingWrite]:
     """Return the writes that nothing has ended."""
     return [write for write in writes if write.settled is None]
