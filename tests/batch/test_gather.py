@@ -253,7 +253,7 @@ def test_the_rival_of_a_silent_sender_gets_credit_even_if_the_budget_is_exhauste
         taking = asyncio.create_task(reader.take())
         await settle()
         peers.resources.hedging.parts = Silences(0.0, 0.0)
-        gather._watch._look()
+        gather._watch._check()
         await taking
         peers.resources.assembly.release(LIMIT_BYTES)
         await reader.take_all()
