@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def plain_files(folder: Path, count: int, size_bytes: int) -> list[str]:
-    """As many files of their own: small objects of a store share some."""
+    """Write `count` objects to a file each; a store keeps several small ones in one file. Returns their paths."""
     folder.mkdir()
     pool = random.Random(0).randbytes(size_bytes + count)
     for at in range(count):

@@ -23,7 +23,7 @@ class Workers:
             self._processes.append(process)
 
     def ask(self, commands: Sequence[object]) -> list[Any]:
-        """As many processes as there are commands have one each, all at once; their answers, in order."""
+        """Give each process one of the commands, all at once. Returns their answers, in order."""
         pipes = self._pipes[: len(commands)]
         for pipe, command in zip(pipes, commands, strict=True):
             pipe.send(command)

@@ -97,11 +97,7 @@ class NodeTransforms:
     async def run(
         self, call: batch_pb.TransformCall, origin: Origin, content: Content, versions: Sequence[bytes] = ()
     ) -> Content:
-        try:
-            admitted = self.admit(call, versions)
-        except BaseException:
-            content.close()
-            raise
+        admitted = self._admit(call, versions, content)
         try:
             return await self.run_admitted(admitted, call, origin, content)
         finally:
@@ -120,6 +116,14 @@ class NodeTransforms:
                 self._release(one)
             raise
         return Admitted(admitted, self._release)
+
+    def _admit(self, call: batch_pb.TransformCall, versions: Sequence[bytes], content: Content) -> Admitted:
+        """Like `admit`, for an input that belongs to the call: it is closed if the call is not admitted."""
+        try:
+            return self.admit(call, versions)
+        except BaseException:
+            content.close()
+            raise
 
     async def run_admitted(
         self, admitted: Admitted, call: batch_pb.TransformCall, origin: Origin, content: Content
@@ -149,11 +153,7 @@ class NodeTransforms:
     ) -> PutResult:
         from storage_node.etl.servers.stage import ServerStage
 
-        try:
-            admitted = self.admit(call, versions)
-        except BaseException:
-            content.close()
-            raise
+        admitted = self._admit(call, versions, content)
         try:
             *before, last = admitted.stages
             assert isinstance(last, ServerStage)  # otherwise `puts` is false
