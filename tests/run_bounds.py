@@ -6,7 +6,9 @@ not come back to the interpreter is ended with its process a little later, and p
 the process that was ended had started is ended here.
 
 Processes are known by a variable that they inherit. Those that are left at the end, of whatever kind, are named and
-ended, and the run fails.
+ended, and the run fails. So is a process of pytest that does not end after its last test, with its stacks shown.
+
+Each failure is named as soon as it is known: a run that is ended from outside never writes its summary.
 
 A run also fails if `git status` shows changes at its end that it did not show before: a test has then written into the
 checkout. Nothing is compared outside a git checkout.
@@ -20,6 +22,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Generator
@@ -39,6 +42,8 @@ _GRACE_S = 15.0
 _INTERRUPTED_S = 90.0
 """What an interrupted test has to stop its nodes in, before its process is ended."""
 _TEARDOWN_S = 120.0
+_SESSION_END_S = 300.0
+"""From the last test to the end of its process."""
 
 _own_run = _RUN not in os.environ
 _run = os.environ.setdefault(_RUN, uuid.uuid4().hex)
@@ -56,10 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
     with capture.global_and_fixture_disabled():
         config.stash[_stderr] = os.dup(2)
     config.stash[_status_before] = git_status(_ROOT) if _own_run else None
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    os.close(config.stash[_stderr])
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
@@ -122,8 +123,26 @@ def pytest_testnodedown(node: Any, error: object) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+class _FailureNames:
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    @pytest.hookimpl(trylast=True)  # the letter comes first
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            reason = getattr(getattr(report.longrepr, "reprcrash", None), "message", None) or report.longreprtext
+            self._reporter.write_line(f"\n{report.nodeid} failed at {report.when}: {reason[:500]}")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if _own_run and reporter is not None:
+        session.config.pluginmanager.register(_FailureNames(reporter))
+
+
 @pytest.hookimpl(trylast=True)  # the processes of pytest-xdist have ended
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    faulthandler.dump_traceback_later(_SESSION_END_S, file=session.config.stash[_stderr], exit=True)
     _end_servers_of_multiprocessing()
     if not _own_run:
         return
@@ -152,19 +171,38 @@ def _end_what_is_left(session: pytest.Session) -> None:
 
 
 def _end_servers_of_multiprocessing() -> None:
-    """They serve this process until it ends: no test has left them. On a busy machine they outlive it for long."""
-    servers: list[Any] = [forkserver._forkserver, resource_tracker._resource_tracker]  # type: ignore[attr-defined]
-    for server in servers:
-        server._stop()
+    """They serve this process until it ends: no test has left them. On a busy machine they outlive it for long.
+
+    The tracker of resources ends only after each process that has inherited its pipe. A process that a test has left
+    is such a one, so the tracker is not waited for without a limit.
+    """
+    tracker: Any = resource_tracker._resource_tracker
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    for pid, stop in ((server._forkserver_pid, server._stop), (tracker._pid, tracker._stop)):
+        if pid is None:
+            continue
+        stopping = threading.Thread(target=stop, daemon=True)
+        stopping.start()
+        stopping.join(_GRACE_S)
+        if stopping.is_alive():
+            os.kill(pid, signal.SIGKILL)
+            stopping.join(_GRACE_S)
 
 
 def _left(worker: str | None = None) -> list[psutil.Process]:
-    """Processes that this run has started, or one process of pytest-xdist, and that still are there."""
-    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    """Processes that this run has started, or one process of pytest-xdist, and that still are there.
+
+    A fork shows the environment with which its parent began, so the first process knows its forks as its children.
+    """
+    own = psutil.Process()
+    mine = {own.pid, *(parent.pid for parent in own.parents())}
+    children = {child.pid for child in own.children(recursive=True)} if worker is None else set()
     found = []
     for process in psutil.process_iter(["environ", "cmdline", "status"]):
         environment = process.info["environ"] or {}
-        if environment.get(_RUN) != _run or process.pid in mine or process.info["status"] == psutil.STATUS_ZOMBIE:
+        if process.pid in mine or process.info["status"] == psutil.STATUS_ZOMBIE:
+            continue
+        if environment.get(_RUN) != _run and process.pid not in children:
             continue
         if worker is None or environment.get(_WORKER) == worker:
             found.append(process)

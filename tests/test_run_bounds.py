@@ -1,4 +1,4 @@
-"""A run of the tests fails if it leaves the checkout changed, in one process and in several."""
+"""A run of the tests fails if it leaves the checkout changed or a process, in one process and in several."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ def test_a():
 
 def test_b(tmp_path):
     (tmp_path / "kept-apart").write_text("")
+"""
+
+
+LEAVES = """
+import multiprocessing
+import time
+
+def test_a():
+    process = multiprocessing.get_context("{method}").Process(target=time.sleep, args=(600,))
+    process.start()
+
+def test_b():
+    assert False, "the reason"
 """
 
 
@@ -48,7 +61,6 @@ def run(root: Path, *options: str) -> tuple[int, str]:
     done = subprocess.run(
         command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100
     )
-    assert "2 passed" in done.stdout, done.stdout
     return done.returncode, done.stdout
 
 
@@ -57,10 +69,25 @@ def run(root: Path, *options: str) -> tuple[int, str]:
 def test_a_run_that_leaves_a_file_in_the_checkout_fails_and_names_it(checkout: Path, options: tuple[str, ...]) -> None:
     (checkout / "tests" / "test_it.py").write_text(WRITES + "# edited before the run\n")
     code, said = run(checkout, *options)
+    assert "2 passed" in said
     assert code == pytest.ExitCode.TESTS_FAILED and said.count("?? pipe:1") == 1, said
     assert "test_it.py" not in said.partition("git status")[2], said
     code, said = run(checkout, *options)  # it is there before this run
     assert code == 0 and "git status" not in said, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fork", ()), ("spawn", ("--numprocesses", "2"))],
+    ids=["fork of one process", "spawned by one of two"],
+)
+def test_a_run_that_leaves_a_process_ends_and_names_it(checkout: Path, method: str, options: tuple[str, ...]) -> None:
+    (checkout / "tests" / "test_it.py").write_text(LEAVES.format(method=method))
+    code, said = run(checkout, *options)
+    assert code == pytest.ExitCode.TESTS_FAILED and "1 passed" in said, said
+    assert "tests/test_it.py::test_b failed at call: AssertionError: the reason" in said, said
+    assert "Processes were left behind" in said, said
 
 
 @pytest.mark.slow
