@@ -3,7 +3,7 @@
 Creating one stops all commits of the store for a moment. Everything acknowledged before has a number up to the cut, and
 later commits get numbers above it: each object is in the snapshot whole, in one version, or not at all, and the
 snapshot never changes. It is written to the store record like a bucket. From its commit on, and shortly before,
-versions that it sees are retained on their drives (`drive.retained_versions`).
+versions that it sees are retained on their drives (`drive.ended_versions`).
 
 Deleting one removes it from the record first, and notes there that its bucket has to be trimmed. A crash in between
 leaves more than necessary, and the next start continues.

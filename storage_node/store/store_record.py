@@ -40,7 +40,7 @@ class BucketRecord:
 
     @property
     def cut(self) -> int | None:
-        """Cut of a snapshot of the bucket, see `drive.retained_versions`; None for the bucket itself."""
+        """Cut of a snapshot of the bucket, see `drive.ended_versions`; None for the bucket itself."""
         return None
 
 

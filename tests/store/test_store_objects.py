@@ -209,7 +209,7 @@ def test_the_file_of_a_replaced_object_goes_after_the_grace_period(tmp_path: Pat
 
 
 def test_garbage_beyond_its_limit_goes_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_node.store.drive.garbage.MAX_GARBAGE_BYTES", 2500)
+    monkeypatch.setattr("storage_node.store.drive.ended_versions.MAX_GARBAGE_BYTES", 2500)
     with store_at(tmp_path / "drive") as store:
         for _ in range(10):
             put(store, "a", bytes(1000))

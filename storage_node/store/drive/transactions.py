@@ -19,7 +19,7 @@ The steps of a put:
    before, and the names after the rename.
 5. Commit: one atomic write deletes the intents, puts the entries and their block checksums, and turns the
    replaced files into garbage or, if a snapshot sees them, into retained versions. With `power` it is synced.
-6. Release the stripes. Mark retained files, and queue dead ones for removal (garbage.py).
+6. Release the stripes. Mark retained files, and queue dead ones for removal (ended_versions.py).
 
 What a crash of the process leaves, by the step that it follows:
 
@@ -35,8 +35,8 @@ file. With `process`, commits may be lost, which the high-water mark does not co
 found when they are read. In both cases an unsynced intent may be lost although its rename was not, so the next start
 compares all files with the catalog (`Garbage.remove_unnamed`).
 
-If a step fails with an error, the files that did not get an entry are abandoned (garbage.py): the failed commit may
-have reached RocksDB's log. If even the catalog cannot be read, their intents stay for the next start.
+If a step fails with an error, the files that did not get an entry are abandoned (ended_versions.py): the failed commit
+may have reached RocksDB's log. If even the catalog cannot be read, their intents stay for the next start.
 
 Deletions and tombstones bring no file: they consist of step 2, a commit as in step 5, and step 6.
 
@@ -67,8 +67,8 @@ from storage_node.store import format as fmt
 from storage_node.store.drive.block_checksums import put_blocks
 from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.commit_files import CommitFiles, PendingObject, SequenceNumbers
+from storage_node.store.drive.ended_versions import Ended, Garbage, Retention
 from storage_node.store.drive.entry_cache import EntryCache
-from storage_node.store.drive.garbage import Garbage
 from storage_node.store.drive.preconditions import (
     REMEMBERED_NS,
     Condition,
@@ -80,7 +80,6 @@ from storage_node.store.drive.preconditions import (
     too_late,
     undecided,
 )
-from storage_node.store.drive.retained_versions import Ended, Retention
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles

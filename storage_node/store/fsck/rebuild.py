@@ -24,10 +24,9 @@ from storage_node.store import store_record as records
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.block_checksums import put_blocks
 from storage_node.store.drive.catalog import BINDING_FILE, Catalog, WriteBatch, held_by_this_process
-from storage_node.store.drive.garbage import is_object_path
+from storage_node.store.drive.ended_versions import enter_from_file, is_object_path
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.locking import hold
-from storage_node.store.drive.retained_versions import enter_from_file
 from storage_node.store.drive.version_clock import MAX_COUNTER
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles, drive_error

@@ -18,7 +18,7 @@ from storage_node.store import format as fmt
 from storage_node.store.drive.block_checksums import read_blocks
 from storage_node.store.drive.catalog import Catalog
 from storage_node.store.drive.drive import Drive
-from storage_node.store.drive.garbage import NamedFiles, is_object_path, named_by
+from storage_node.store.drive.ended_versions import NamedFiles, is_object_path, named_by
 from storage_node.store.files.segment_format import file_of, is_segment, is_slot
 from storage_node.store.format import BLOCK_BYTES, CatalogEntry, Identity, Version
 from storage_node.store.fsck.file_identity import (

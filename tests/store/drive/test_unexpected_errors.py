@@ -18,8 +18,7 @@ from ais_loader.errors import BucketNotFound, DriveFailed, DriveFull, ObjectNotF
 from storage_node.store import store_record
 from storage_node.store.drive.catalog import Catalog
 from storage_node.store.drive.commit_files import CommitFiles
-from storage_node.store.drive.garbage import Garbage
-from storage_node.store.drive.retained_versions import Retention
+from storage_node.store.drive.ended_versions import Garbage, Retention
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.segment_writer import SegmentDraft
 from storage_node.store.files.staged_file import StagedFile
