@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from ais_loader.transport.cluster.members import Members
+from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.transport import DIRECT_FROM_ENTRIES_PER_OWNER, DIRECT_TO_NODES, RemoteTransport
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.cluster_map import ClusterView

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from ais_loader.testing import seeded_bytes
-from ais_loader.transport.cluster.members import Members
+from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
 from ais_loader.transport.cluster.substream import SENDER_WINDOW_BYTES
 from ais_loader.transport.grpc.node_calls import NodeCalls

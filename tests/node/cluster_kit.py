@@ -11,7 +11,7 @@ from typing import Any
 
 from ais_loader.errors import LoaderError
 from ais_loader.testing import FaultyLink, eventually
-from ais_loader.transport.cluster.members import Members
+from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.values.options import ClusterOptions
 from ais_loader.wire.cluster_map import ClusterView

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ais_loader import errors
 from ais_loader.transport.base import FrameStream
-from ais_loader.transport.cluster.members import Members
+from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Members
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
 from ais_loader.transport.retry import RetryBudget
@@ -22,8 +22,6 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 
-QUICK_TIMEOUT_S = 2.0
-"""Timeout of a short answer, if another node can be tried, or the call again later."""
 _ALL: weakref.WeakSet[Discovery] = weakref.WeakSet()
 
 

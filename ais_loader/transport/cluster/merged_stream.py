@@ -54,8 +54,8 @@ import numpy as np
 
 from ais_loader import errors
 from ais_loader.transport.cluster.columns import Columns
+from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.frame_filter import FrameFilter
-from ais_loader.transport.cluster.members import Members
 from ais_loader.transport.cluster.routing import Routing
 from ais_loader.transport.cluster.substream import Arrivals, Sender, Share
 from ais_loader.transport.session.batch_stream import StreamPolicy

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from ais_loader import errors
 from ais_loader.transport.base import require_bucket, require_text
-from ais_loader.transport.cluster.members import Members
+from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.wire.generated import ais_promote_pb2 as wire

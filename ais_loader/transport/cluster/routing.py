@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ais_loader.transport.cluster.columns import Columns, grouped
-from ais_loader.transport.cluster.members import Members
+from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.substream import Share
 
 AGAIN = b"again"

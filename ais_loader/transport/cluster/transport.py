@@ -24,10 +24,9 @@ from ais_loader.transport.base import (
     require_text,
 )
 from ais_loader.transport.cluster.columns import Columns, grouped
-from ais_loader.transport.cluster.discovery import QUICK_TIMEOUT_S, Discovery, LateStream
-from ais_loader.transport.cluster.failover import Failover
+from ais_loader.transport.cluster.discovery import Discovery, LateStream
+from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Failover, Members
 from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
-from ais_loader.transport.cluster.members import Members
 from ais_loader.transport.cluster.merged_stream import MergedStream
 from ais_loader.transport.cluster.promote import promote, promote_request
 from ais_loader.transport.cluster.put_many import put_many
@@ -70,11 +69,16 @@ class RemoteTransport(Failover):
     """
 
     def __init__(self, url: str, options: ClusterOptions, *, known: Sequence[str] = ()) -> None:
-        super().__init__(url, Discovery(url, options, known), options.retry_s)
+        super().__init__(url, options.retry_s)
         self.options = options
+        self._discovery = Discovery(url, options, known)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _connect_again, (self.url, self.options, self._discovery.known)
+
+    @property
+    def members(self) -> Members:
+        return self._discovery.found or self._discovery.members()
 
     @property
     def _has_others(self) -> bool:
