@@ -51,7 +51,7 @@ storage_node.store.files
 storage_node.store.archives
 storage_node.store.store_record
 storage_node.store.drive
-storage_node.store.damaged_copies storage_node.store.stale_replicas
+storage_node.store.damaged_copies
 storage_node.store.pool
 storage_node.store.record_keeper
 storage_node.store.pool.membership

@@ -22,8 +22,8 @@ from storage_node.promote.job import (
 from storage_node.promote.source import SourceFile, Stamp, remove
 from storage_node.promote.store_folders import StoreFolders, of_store
 from storage_node.promote.walk import Found, FoundFile, NotFit, OpenFolder, Walk, Wanted, groups
+from storage_node.store.buckets import ReplicaStale
 from storage_node.store.failpoints import failpoint
-from storage_node.store.stale_replicas import ReplicaStale
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
 

@@ -12,7 +12,7 @@ from ais_loader import errors
 from ais_loader.wire.reserved import ERROR_KIND_KEY
 from storage_node.cluster.map.confirmation import NotConfirmed
 from storage_node.context.errors import LeftBehind, NotAMember, TooFewCopies, Unfinished
-from storage_node.store.stale_replicas import ReplicaStale
+from storage_node.store.buckets import ReplicaStale
 
 TELL_S = 5.0
 MAX_DETAILS = 600

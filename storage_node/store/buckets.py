@@ -11,6 +11,7 @@ from ais_loader.errors import (
     BucketNotEmpty,
     BucketNotFound,
     InvalidRequest,
+    NodeUnavailable,
     SnapshotNotFound,
     SnapshotReadOnly,
 )
@@ -19,10 +20,13 @@ from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_bucket_name, unfinished_name
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.record_keeper import RecordKeeper
-from storage_node.store.stale_replicas import ReplicaStale
 from storage_node.store.store_record import BucketRecord
 
 _PURGE_AT_ONCE = 1000
+
+
+class ReplicaStale(NodeUnavailable):
+    """Another node may have a newer version; read there, or retry in a moment."""
 
 
 class Buckets:

@@ -17,7 +17,7 @@ from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, ObjectNo
 from storage_node.store import store_record as records
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.open_archives import indexing_of
-from storage_node.store.buckets import Buckets
+from storage_node.store.buckets import Buckets, ReplicaStale
 from storage_node.store.damaged_copies import DamagedCopies
 from storage_node.store.drive.commit_files import PendingObject
 from storage_node.store.drive.drive import Drive, Durability
@@ -30,9 +30,8 @@ from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.pool.membership import DrivePool
 from storage_node.store.pool.open import DriveOptions, OpenDrives, drive_folders, open_drives
 from storage_node.store.record_keeper import RecordKeeper
-from storage_node.store.replica_state import ReplicaState, not_found_message
+from storage_node.store.replica_state import ReplicaState, not_found_message, stale_message
 from storage_node.store.snapshots import Snapshots
-from storage_node.store.stale_replicas import ReplicaStale, stale_message
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.write import StagedObject, Upload, WriteRouter, check_content, checked_metadata
 

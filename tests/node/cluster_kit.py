@@ -25,7 +25,7 @@ from storage_node.etl.values import TransformRunner
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
-from storage_node.store.stale_replicas import StaleReplicas
+from storage_node.store.replica_state import StaleReplicas
 from tests.node.node_kit import kept_port
 
 BUCKET = "b"

@@ -13,9 +13,9 @@ from ais_loader.errors import ObjectNotFound
 from ais_loader.wire.cluster_map import object_hashes
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
+from storage_node.store.buckets import ReplicaStale
 from storage_node.store.checksum import crc32c
 from storage_node.store.read.object_reader import StoredObjectReader, open_object
-from storage_node.store.stale_replicas import ReplicaStale
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, LocalCluster
 

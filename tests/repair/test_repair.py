@@ -17,10 +17,10 @@ from ais_loader.wire.generated import ais_batch_pb2 as batch_pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from storage_node.store.buckets import ReplicaStale
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.replica_state import StoredVersion
-from storage_node.store.stale_replicas import ReplicaStale
 from storage_node.store.store import Store
 from storage_node.store.write import Upload
 from tests.node.cluster_kit import BUCKET, LocalCluster

@@ -10,8 +10,8 @@ from ais_loader import ClusterOptions, connect, errors
 from ais_loader.errors import ObjectDeleted, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
+from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import Version
-from storage_node.store.stale_replicas import ReplicaStale
 from tests.node.cluster_kit import BUCKET, LocalCluster
 
 RETRY_S = 4.0

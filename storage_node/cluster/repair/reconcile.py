@@ -30,7 +30,7 @@ from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.store.format import Version
-from storage_node.store.stale_replicas import StaleName
+from storage_node.store.replica_state import StaleName
 
 BACKOFF, RETRY = Backoff(0.1, 1.0, jitter=0), Backoff(0.1, 5.0, jitter=0)
 RESOLVE_INTERVAL_S = 0.25

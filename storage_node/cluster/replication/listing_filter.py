@@ -14,8 +14,8 @@ from storage_node.cluster.replication.replica import from_wire
 from storage_node.cluster.replication.replicas import Replicas, outcome
 from storage_node.cluster.replication.write_plan import ReplicaSet
 from storage_node.context.errors import ReplicaLost
+from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import CatalogEntry, Version
-from storage_node.store.stale_replicas import ReplicaStale
 
 Listed = list[tuple[str, CatalogEntry]]
 

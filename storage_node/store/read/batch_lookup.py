@@ -15,6 +15,7 @@ import numpy as np
 from ais_loader.errors import BucketNotFound, LoaderError, NodeUnavailable, ObjectDeleted, StaleMap
 from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.buckets import ReplicaStale
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import CatalogEntry
@@ -23,8 +24,7 @@ from storage_node.store.read.batch_members import find_member, status_of
 from storage_node.store.read.batch_reader import FailureCode
 from storage_node.store.read.batch_table import MAX_ITEM_BYTES, BatchTable
 from storage_node.store.read.frame_plan import check_columns, check_range
-from storage_node.store.replica_state import not_found_message, version_gone
-from storage_node.store.stale_replicas import ReplicaStale, stale_message
+from storage_node.store.replica_state import not_found_message, stale_message, version_gone
 from storage_node.store.store import Store
 
 _Unfound: TypeAlias = dict[int, LoaderError | UnicodeEncodeError | None]
