@@ -35,5 +35,5 @@ def test_a_test_that_is_run_again_draws_others() -> None:
 
 def test_what_places_nothing_stays_random(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Counter(seeded_draws._drawn)
-    exec("import uuid\nuuid.uuid4()", {"__name__": "ais_loader.objects.parts"})
+    exec("import uuid\nuuid.uuid4()", {"__name__": "ais_loader.objects.multipart"})
     assert seeded_draws._drawn == before

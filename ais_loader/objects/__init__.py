@@ -1,3 +1,3 @@
 """Operations on objects, one module each, behind the methods of Bucket. In reading order: `put_spec`, `put_many`,
-`delete`, `pinned` (reads of one version), `copy`, `metadata`, `append`, `multipart` over `parts` and `compose_request`.
+`delete`, `pinned` (reads of one version), `copy`, `metadata`, `append`, `multipart` over `compose_request`.
 """

@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ais_loader import errors
-from ais_loader.objects import parts
 from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
+from ais_loader.objects.multipart import new_id, part_name, put_part, remove
+from ais_loader.objects.put_spec import require_ordinary
 from ais_loader.transport.base import Transport, member_name_fault
 from ais_loader.transport.retry import RetryBudget, WriteTries
 from ais_loader.values.entry import ObjectInfo
@@ -43,7 +44,7 @@ class _Tail(NamedTuple):
 
 def append(transport: Transport, bucket: str, name: str, data: Content, timeout_s: float) -> ObjectInfo:
     """See Bucket.append."""
-    parts.require_ordinary(name)
+    require_ordinary(name)
 
     def read_end() -> tuple[str, int]:
         info = transport.head(bucket, name)
@@ -57,7 +58,7 @@ def append_members(
     transport: Transport, bucket: str, shard: str, members: Sequence[tuple[str, Content]], timeout_s: float
 ) -> ObjectInfo:
     """See Bucket.append_members."""
-    parts.require_ordinary(shard)
+    require_ordinary(shard)
     if not shard.lower().endswith(".tar"):  # the store looks at what is there, but it may not be there
         kind = errors.ArchiveUnsupported if shard.lower().endswith(ARCHIVE_EXTENSIONS) else errors.NotAnArchive
         raise kind(f"{bucket}/{shard}: members can be added only to plain tars, whose names end in .tar")
@@ -148,13 +149,13 @@ def _stored(transport: Transport, bucket: str, source: Source) -> Iterator[_Tail
         data = b"".join(source.chunks())
         yield _Tail(pb.ComposePart(data=data), len(data), crc32c(data))
         return
-    name = parts.part_name(parts.new_id(), 1)
-    info = parts.put_part(transport, bucket, name, source, {})
+    name = part_name(new_id(), 1)
+    info = put_part(transport, bucket, name, source, {})
     try:
         yield _Tail(make_range(bucket, name, info.version, 0, info.size_bytes), info.size_bytes, info.checksum)
     finally:
         with suppress(errors.LoaderError):  # what cannot be removed now is swept with old uploads
-            parts.remove(transport, bucket, name)
+            remove(transport, bucket, name)
 
 
 def _check_members(names: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from ais_loader import errors
 from ais_loader.objects.compose_request import make_range, make_request
-from ais_loader.objects.parts import require_ordinary
+from ais_loader.objects.put_spec import require_ordinary
 from ais_loader.transport.base import Transport
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.changes import CopySummary, Failure, OnError, OnProgress, RenameSummary, Tally, check_on_error

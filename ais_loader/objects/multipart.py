@@ -7,25 +7,31 @@
 
 An upload is a marker next to its parts. Any process that has its id can continue it. To find an abandoned upload, use
 `Bucket.uploads`; to end it, use `abort`. After a crash at any point, completion can be repeated.
+
+Parts are objects in the bucket of the future object, below a prefix that no ordinary name can begin with, and are thus
+replicated, repaired and deleted with it. Listings show them only for that prefix.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ais_loader import errors
-from ais_loader.objects import parts
 from ais_loader.objects.compose_request import make_range, make_request
-from ais_loader.objects.parts import MAX_PARTS, PREFIX, folder, part_name, put_part, remove
-from ais_loader.transport.base import Transport
+from ais_loader.objects.put_spec import PARTS_PREFIX, require_ordinary
+from ais_loader.transport.base import PutSpec, Transport
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.source import Content, Source
 
+MAX_PARTS = 10_000
+_ID = re.compile(r"[0-9a-f]{32}\Z")
 _MARKER = "upload"
 _DONE = "completed"
 _PAGE_SIZE = 1000
@@ -188,11 +194,11 @@ class MultipartUpload:
 def begin_upload(
     transport: Transport, bucket: str, name: str, *, part_bytes: int | None, metadata: dict[str, str]
 ) -> MultipartUpload:
-    parts.require_ordinary(name)
+    require_ordinary(name)
     if part_bytes is not None and part_bytes < 1:
         raise errors.InvalidRequest(f"part_bytes={part_bytes}: need at least 1")
     make_request(bucket, name, [], metadata=metadata)  # an upload that cannot be completed is not begun
-    upload_id = parts.new_id()
+    upload_id = new_id()
     _put_marker(transport, bucket, upload_id, name, part_bytes, metadata, {})
     return MultipartUpload(transport, bucket, name, upload_id, part_bytes, metadata)
 
@@ -231,8 +237,8 @@ def _read_marker(transport: Transport, bucket: str, upload_id: str) -> dict[str,
 
 def uploads(transport: Transport, bucket: str) -> Iterator[UploadInfo]:
     """See Bucket.uploads."""
-    found = transport.objects(bucket, prefix=PREFIX, page_size=_PAGE_SIZE)
-    for upload_id, group in itertools.groupby(found, key=lambda info: info.name[len(PREFIX) :].partition("/")[0]):
+    found = transport.objects(bucket, prefix=PARTS_PREFIX, page_size=_PAGE_SIZE)
+    for upload_id, group in itertools.groupby(found, key=lambda info: info.name[len(PARTS_PREFIX) :].partition("/")[0]):
         group_infos = list(group)
         stored = [info for info in group_infos if not info.name.endswith(_MARKER)]
         marker = _read_marker(transport, bucket, upload_id) if len(stored) < len(group_infos) else None
@@ -260,3 +266,34 @@ def _part(info: ObjectInfo) -> PartInfo:
 
 def _no_upload(upload_id: str, name: str) -> errors.ObjectNotFound:
     return errors.ObjectNotFound(f"no upload {upload_id} of {name!r}: it was completed or aborted, or never begun")
+
+
+# -- stored parts
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def folder(upload_id: str) -> str:
+    """Return the folder of an upload. Raises InvalidRequest for an invalid id."""
+    if not isinstance(upload_id, str) or not _ID.match(upload_id):
+        raise errors.InvalidRequest(f"upload_id={upload_id!r}: need one as `MultipartUpload.id` has it")
+    return f"{PARTS_PREFIX}{upload_id}/"
+
+
+def part_name(upload_id: str, number: int) -> str:
+    return f"{folder(upload_id)}{number:05d}"
+
+
+def put_part(transport: Transport, bucket: str, name: str, source: Source, metadata: dict[str, str]) -> ObjectInfo:
+    """Store a part under its name."""
+    return transport.put(PutSpec(bucket=bucket, name=name, metadata=metadata, size_bytes=source.size_bytes), source)
+
+
+def remove(transport: Transport, bucket: str, name: str) -> None:
+    """Remove a part, which may be gone already."""
+    try:
+        transport.delete(bucket, name)
+    except errors.ObjectNotFound:
+        return

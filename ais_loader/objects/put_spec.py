@@ -7,13 +7,14 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
-from ais_loader.errors import InvalidRequest
-from ais_loader.objects.parts import require_ordinary
+from ais_loader.errors import InvalidName, InvalidRequest
 from ais_loader.transport.base import PutSpec
 from ais_loader.values.source import Content, Source
 
 ToPut: TypeAlias = tuple[str, Content] | tuple[str, Content, Mapping[str, str] | None]
 """A name, its bytes, and optionally metadata."""
+PARTS_PREFIX = "/.parts/"
+"""Prefix of the names of stored parts, see `multipart`."""
 
 
 def put_spec(
@@ -73,3 +74,9 @@ def check_version(version: str) -> None:
     parts = version.split(".") if isinstance(version, str) else []
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
         raise InvalidRequest(f"if_version={version!r}: need a version as ObjectInfo shows it, such as '1.42.0'")
+
+
+def require_ordinary(name: str) -> None:
+    """Require an ordinary object name. Raises InvalidName for names reserved for parts."""
+    if isinstance(name, str) and name.startswith(PARTS_PREFIX):
+        raise InvalidName(f"object name {name[:80]!r}: names below {PARTS_PREFIX} are those of parts of uploads")

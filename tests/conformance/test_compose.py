@@ -14,7 +14,7 @@ from conformance_kit import Heard, MiB, fill, names_in
 
 from ais_loader import Bucket, Client, CopySummary, ObjectInfo, Progress, RenameSummary, errors
 from ais_loader.objects.compose_request import INLINE_BYTES, make_range, make_request
-from ais_loader.objects.parts import PREFIX
+from ais_loader.objects.put_spec import PARTS_PREFIX
 from ais_loader.testing import seeded_bytes
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 
@@ -198,7 +198,7 @@ def test_appending_keeps_what_was_there_and_its_metadata(bucket: Bucket) -> None
         assert bucket.get("a") == whole
         assert (info.checksum, info.metadata) == (google_crc32c.value(whole), {"k": "v"})
         assert bucket.head("a") == info
-    assert list(bucket.objects(PREFIX)) == []
+    assert list(bucket.objects(PARTS_PREFIX)) == []
     with pytest.raises(errors.BucketNotFound):
         bucket.client.bucket("no-such-bucket").append("a", b"x")
     with pytest.raises(errors.InvalidName):

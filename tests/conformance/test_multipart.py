@@ -9,7 +9,7 @@ import pytest
 from conformance_kit import MiB
 
 from ais_loader import Bucket, Client, errors
-from ais_loader.objects.parts import PREFIX
+from ais_loader.objects.put_spec import PARTS_PREFIX
 from ais_loader.testing import seeded_bytes
 
 DATA = seeded_bytes(2 * MiB + 77)
@@ -35,11 +35,11 @@ def test_parts_sent_side_by_side_and_out_of_order_become_the_object(bucket: Buck
     info = upload.complete(size_bytes=len(DATA), checksum=google_crc32c.value(DATA))
     assert bucket.get("big") == DATA
     assert (info.size_bytes, info.checksum, info.metadata) == (len(DATA), google_crc32c.value(DATA), {"k": "v"})
-    assert names(bucket) == ["big"] and names(bucket, PREFIX) == []
+    assert names(bucket) == ["big"] and names(bucket, PARTS_PREFIX) == []
     for call in (upload.complete, lambda: upload.put_part(1, b"late")):
         with pytest.raises(errors.ObjectNotFound):
             call()
-    assert names(bucket, PREFIX) == []
+    assert names(bucket, PARTS_PREFIX) == []
 
 
 def test_an_upload_goes_on_by_its_id(bucket: Bucket) -> None:
@@ -107,7 +107,7 @@ def test_completing_again_after_an_interruption_ends_it(bucket: Bucket, monkeypa
     with pytest.raises(errors.ObjectNotFound):
         upload.put_part(1, b"late")
     assert bucket.multipart("a", upload_id=upload.id).complete() == made
-    assert (bucket.get("a"), names(bucket, PREFIX)) == (b"onetwo", [])
+    assert (bucket.get("a"), names(bucket, PARTS_PREFIX)) == (b"onetwo", [])
 
 
 def test_an_aborted_upload_leaves_nothing(bucket: Bucket) -> None:
@@ -115,12 +115,12 @@ def test_an_aborted_upload_leaves_nothing(bucket: Bucket) -> None:
     upload.put_part(1, b"one")
     upload.abort()
     upload.abort()
-    assert names(bucket, PREFIX) == []
+    assert names(bucket, PARTS_PREFIX) == []
     with pytest.raises(errors.ObjectNotFound):
         upload.put_part(2, b"two")
     with pytest.raises(errors.ObjectNotFound):
         upload.complete()
-    assert names(bucket, PREFIX) == []
+    assert names(bucket, PARTS_PREFIX) == []
 
 
 def test_forgotten_uploads_are_listed_and_swept(bucket: Bucket) -> None:
@@ -131,15 +131,15 @@ def test_forgotten_uploads_are_listed_and_swept(bucket: Bucket) -> None:
     assert found.keys() == {one.id, two.id}
     assert bucket.sweep_uploads(older_than_s=24 * 3600) == []
     assert {upload.id for upload in bucket.sweep_uploads(older_than_s=-3600)} == {one.id, two.id}
-    assert list(bucket.uploads()) == [] and names(bucket, PREFIX) == []
+    assert list(bucket.uploads()) == [] and names(bucket, PARTS_PREFIX) == []
 
 
 def test_no_ordinary_name_reaches_parts(bucket: Bucket) -> None:
     bucket.put("a", b"x")
     upload = bucket.multipart("b")
-    part = f"{PREFIX}{upload.id}/00001"
+    part = f"{PARTS_PREFIX}{upload.id}/00001"
     upload.put_part(1, b"one")
-    for name in (part, PREFIX + "x"):
+    for name in (part, PARTS_PREFIX + "x"):
         with pytest.raises(errors.InvalidName):
             bucket.put(name, b"")
         with pytest.raises(errors.InvalidName):

@@ -13,7 +13,7 @@ import pytest
 
 from ais_loader import Bucket, Entry, errors
 from ais_loader.objects.compose_request import INLINE_BYTES
-from ais_loader.objects.parts import PREFIX
+from ais_loader.objects.put_spec import PARTS_PREFIX
 from ais_loader.testing import seeded_bytes
 
 OLD = {"en/a.wav": seeded_bytes(1000), "en/empty": b"", "en/zeros": bytes(5000)}
@@ -89,7 +89,7 @@ def test_more_than_fits_a_request_is_appended_in_one_step_too(bucket: Bucket) ->
     large = {"large": seeded_bytes(INLINE_BYTES), "small": b"x"}
     bucket.append_members("a.tar", list(large.items()))
     check(bucket, "a.tar", OLD | large)
-    assert list(bucket.objects(PREFIX)) == []
+    assert list(bucket.objects(PARTS_PREFIX)) == []
 
 
 def test_what_cannot_be_appended_changes_nothing(bucket: Bucket) -> None:

@@ -14,7 +14,7 @@ import pytest
 import ais_loader
 from ais_loader import errors
 from ais_loader.errors import CorruptObject, InvalidRequest
-from ais_loader.objects.parts import PREFIX
+from ais_loader.objects.put_spec import PARTS_PREFIX
 from ais_loader.wire.generated import ais_compose_pb2 as pb
 from storage_node.store.compose import MAX_PARTS, check_parts, compose_object
 from storage_node.store.format import BLOCK_BYTES
@@ -157,7 +157,7 @@ def test_a_crash_leaves_the_old_or_the_new_and_doing_it_again_ends_it(
             assert there["source"] == (b"source" if point in ("put.staged", "put.renamed") else b"onetwo")
             for left in bucket.uploads():
                 bucket.multipart("source", upload_id=left.id).complete()
-            assert bucket.get("source") == b"onetwo" and list(bucket.objects(PREFIX)) == []
+            assert bucket.get("source") == b"onetwo" and list(bucket.objects(PARTS_PREFIX)) == []
     with store_at(tmp_path) as store:
         assert set(contents(store)) <= {"a.tar", "source", "to"}
     assert_sound(tmp_path)
