@@ -1,4 +1,4 @@
-"""Catalog of one drive: RocksDB, with the precautions that it needs around processes.
+"""Catalog of one drive: RocksDB, with the precautions that it needs around processes, and a cache of its entries.
 
 A writer opens it read-write and holds RocksDB's own lock. Readers in other processes open it as *secondary*: they take
 no lock, write nothing to the drive, and see the writer's commits when they catch up.
@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -32,6 +32,7 @@ from storage_node.store.drive.locking import hold, lock_holder
 from storage_node.store.drive.log_guard import LogGuard, copy_for_salvage
 from storage_node.store.files.error_counters import OUT_OF_DESCRIPTORS, ErrorCounters
 from storage_node.store.files.object_files import drive_error
+from storage_node.store.format import CatalogEntry
 from storage_node.store.permissions import FOLDER_MODE
 
 with needs("rocksdict", "a store on this machine"):
@@ -48,13 +49,15 @@ with needs("rocksdict", "a store on this machine"):
     )
 
 T = TypeVar("T")
-__all__ = ["Catalog", "WriteBatch", "held_by_this_process"]
+__all__ = ["Catalog", "EntryCache", "WriteBatch", "held_by_this_process"]
 
 _READER_OPENS = 10
 _REOPEN_S = 5.0
 """Maximum time for calls in progress on the old handle to end, and for descriptors to become available."""
 _REOPEN_DESCRIPTORS = 32
 """Approximate number of descriptors that RocksDB needs besides those of its tables and logs."""
+_CACHED_ENTRIES = 1 << 16
+"""About 25 MiB. Above it everything is dropped: batches select at random, so all entries are equally valuable."""
 BINDING_FILE = "rocksdict-config.json"
 REBUILD_HINT = "`ais-loader doctor --rebuild` makes it anew from the files"
 
@@ -523,3 +526,59 @@ def _successor(prefix: bytes) -> bytes | None:
     """Return the smallest key above every key with this prefix; None if there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else None
+
+
+class EntryCache:
+    """Cache in front of RocksDB: a look-up takes a tenth of a microsecond here, two microseconds there.
+
+    It is never stale with respect to commits of this process, not even between the catalog's write and its return: a
+    look-up finds whatever a listing shows. A commit removes the entries that it changes before it writes. Meanwhile
+    look-ups read the catalog, and a look-up in progress cannot restore an old entry. Thread-safe.
+    """
+
+    def __init__(self, max_entries: int = _CACHED_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._lock = threading.Lock()
+        self._records: dict[bytes, CatalogEntry] = {}  # guarded by _lock for changes
+        self._changing: set[bytes] = set()  # guarded by _lock
+        self.generation = 0  # guarded by _lock for changes
+
+    def get_many(self, keys: Sequence[bytes]) -> list[CatalogEntry | None]:
+        """Return entries in the order of `keys`; None means that the catalog has to be read."""
+        get = self._records.get
+        return [get(key) for key in keys]
+
+    def add(self, found: Iterable[tuple[bytes, CatalogEntry]], generation: int) -> None:
+        """Keep what was read from the catalog, unless entries were invalidated since `generation`."""
+        with self._lock:
+            if generation == self.generation:
+                if len(self._records) >= self._max_entries:
+                    self._records = {}
+                for key, entry in found:
+                    if key in self._changing:
+                        continue
+                    # Of two look-ups beside a commit, the one that read the catalog first may arrive here last.
+                    before = self._records.get(key)
+                    if before is None or before.version <= entry.version:
+                        self._records[key] = entry
+
+    @contextlib.contextmanager
+    def changing(self, keys: Collection[bytes]) -> Iterator[None]:
+        """Return a context for the catalog write that changes these keys. Only one thread changes a key at a time."""
+        with self._lock:
+            self._changing.update(keys)
+            self.generation += 1
+            for key in keys:
+                self._records.pop(key, None)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._changing.difference_update(keys)
+                self.generation += 1
+
+    def forget(self) -> None:
+        """Drop everything: the catalog has changed."""
+        with self._lock:
+            self.generation += 1
+            self._records = {}

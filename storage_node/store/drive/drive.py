@@ -33,10 +33,9 @@ from storage_node.store.checksum import combine_blocks
 from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive import clean_shutdown
 from storage_node.store.drive.block_checksums import read_blocks
-from storage_node.store.drive.catalog import REBUILD_HINT, Catalog
+from storage_node.store.drive.catalog import REBUILD_HINT, Catalog, EntryCache
 from storage_node.store.drive.commit_files import PendingObject, SequenceNumbers
 from storage_node.store.drive.ended_versions import GRACE_S, Garbage, Retention, find_retained, scan_at
-from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.drive.transactions import Transactions
