@@ -32,6 +32,7 @@ from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, Prover
 from ais_loader.wire.reserved import ERROR_KIND_KEY, NODE_ROLE, OPERATOR_ROLE, ROLE_KEY
 from ais_loader.wire.suspects import Suspects
 from storage_node.context.errors import ReplicaLost, refused
+from storage_node.context.membership import Membership
 from storage_node.settings.config import ServerConfig, is_loopback
 from storage_node.store.permissions import others_access
 
@@ -50,6 +51,11 @@ class Caller:
     secret: str = field(default="", repr=False)
     node_uuid: bytes = b""
     map_version: Callable[[], int] = int
+
+    @classmethod
+    def of_node(cls, membership: Membership, secret: str) -> Caller:
+        """Return the identity of a node, with the newest map version that it knows at each call."""
+        return cls(secret, membership.node_uuid, lambda: membership.map_version)
 
     def prover(self, endpoint: str) -> Prover | None:
         """Return a prover for the calls of one channel to this endpoint; None without a secret."""
