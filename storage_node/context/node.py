@@ -132,7 +132,7 @@ class Node:
         self.peer_clocks = PeerClocks(lambda: store.clock.wall_ms())
         store.clock.max_offset_ms = round(config.cluster.max_clock_offset_s * 1000)
         self.metrics = NodeCounters()
-        self.load = LoadMonitor(config, lambda: readers.submit(give_memory_back))
+        self.load = LoadMonitor(config.limits, lambda: readers.submit(give_memory_back))
         self.streams = Streams(
             config.limits.max_streams,
             config.limits.still_s,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from storage_node.settings.config import ServerConfig
+from storage_node.settings.declarations import LimitSettings
 
 RSS_INTERVAL_S = 0.25
 """Reading it takes about 20 microseconds, so it is not read for every batch."""
@@ -102,16 +102,16 @@ def retry_after_ms(base_ms: int, resident: int, critical: int) -> int:
     return min(int(base_ms * (1 + _DELAYS_PER_EXCESS * excess)), max(base_ms, int(MAX_RETRY_S * 1000)))
 
 
-def pause_s(lag_s: float, wait_s: float, config: ServerConfig) -> tuple[float, str]:
+def pause_s(lag_s: float, wait_s: float, limits: LimitSettings) -> tuple[float, str]:
     """Return the pause of a batch before its next frame, and its cause: "cpu" or "drives".
 
     The pause is the excess of the worse delay over its threshold, capped at `max_throttle_s`.
     """
-    cpu_s, drives_s = lag_s - config.limits.throttle_cpu_lag_s, wait_s - config.limits.throttle_drive_wait_s
+    cpu_s, drives_s = lag_s - limits.throttle_cpu_lag_s, wait_s - limits.throttle_drive_wait_s
     longest_s = max(cpu_s, drives_s)
     if longest_s <= 0:
         return 0.0, ""
-    return min(longest_s, config.limits.max_throttle_s), "cpu" if cpu_s >= drives_s else "drives"
+    return min(longest_s, limits.max_throttle_s), "cpu" if cpu_s >= drives_s else "drives"
 
 
 class LoadMonitor:
@@ -121,10 +121,10 @@ class LoadMonitor:
         relieve: called from time to time while memory exceeds its limit.
     """
 
-    def __init__(self, config: ServerConfig, relieve: Callable[[], object]) -> None:
-        self._config = config
+    def __init__(self, limits: LimitSettings, relieve: Callable[[], object]) -> None:
+        self._limits = limits
         self._relieve = relieve
-        self.critical_bytes = config.limits.critical_memory_bytes or int(machine_memory_bytes() * _SHARE_OF_MACHINE)
+        self.critical_bytes = limits.critical_memory_bytes or int(machine_memory_bytes() * _SHARE_OF_MACHINE)
         self.measure: Callable[[], int] = resident_bytes
         self.resident_bytes = 0
         self._measured_at_s = -RSS_INTERVAL_S
@@ -155,7 +155,7 @@ class LoadMonitor:
 
     def retry_after_ms(self) -> int:
         """Return the retry delay of a batch that is rejected because of memory."""
-        return retry_after_ms(self._config.limits.reject_retry_after_ms, self.resident_bytes, self.critical_bytes)
+        return retry_after_ms(self._limits.reject_retry_after_ms, self.resident_bytes, self.critical_bytes)
 
     def reader_waited(self, wait_s: float) -> None:
         """Note a wait, on a reader thread. Of two simultaneous calls, one measurement may be lost."""
@@ -163,7 +163,7 @@ class LoadMonitor:
 
     def pause(self) -> tuple[float, str]:
         """Return the current pause; see `pause_s`."""
-        return pause_s(self.lag_s, self.reader_wait_s, self._config)
+        return pause_s(self.lag_s, self.reader_wait_s, self._limits)
 
     def wait_us(self) -> int:
         """Return how long a read waits here before it begins, for replica choice by clients; 0 if it is negligible."""

@@ -125,7 +125,7 @@ def test_a_pause_is_bounded_and_only_for_what_passes_its_threshold(
     lag_s: float, wait_s: float, cpu_s: float, drives_s: float, longest_s: float
 ) -> None:
     config = ServerConfig(throttle_cpu_lag_s=cpu_s, throttle_drive_wait_s=drives_s, max_throttle_s=longest_s)
-    pause, cause = pause_s(lag_s, wait_s, config)
+    pause, cause = pause_s(lag_s, wait_s, config.limits)
     assert 0 <= pause <= longest_s
     if pause:
         excess = {"cpu": lag_s - cpu_s, "drives": wait_s - drives_s}
