@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
 
 from ais_loader.errors import InvalidRequest, StaleMap
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.readahead import BatchAhead
-from storage_node.batch.resources import BatchResources, look_up
-from storage_node.limits.call_slots import CallSlot
-from storage_node.limits.counters import BatchTally, clock_s
+from storage_node.batch.resources import BatchCall, Message, look_up
 from storage_node.limits.fair_scheduler import FrameSlot
-from storage_node.limits.memory_budget import Credit
 from storage_node.limits.tasks import retrieve, settled
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FILE_FRAME_BYTES, FrameSpan
-
-Message: TypeAlias = bytes | FileFrame | list[bytes | memoryview]
-"""A serialized SessionResponse: complete, with its payload still in files, or in parts."""
 
 _FEW_FILES = 8
 """Up to this many files, opening on the event loop is faster than on a thread, if the previous frame was cached."""
@@ -29,27 +21,10 @@ _FEW_FILES = 8
 class LocalBatch:
     """One batch from look-up to END."""
 
-    def __init__(
-        self,
-        resources: BatchResources,
-        batch_id: int,
-        request: pb.BatchRequest,
-        credit: Credit,
-        send: Callable[[Message], Awaitable[None]],
-        tally: BatchTally,
-        call_slot: CallSlot,
-        *,
-        sends_files: bool = False,
-    ) -> None:
+    def __init__(self, call: BatchCall, *, sends_files: bool = False) -> None:
         """`sends_files`: whether `send` accepts FileFrames."""
-        self._resources = resources
-        self._batch_id = batch_id
-        self._request = request
-        self._credit = credit
-        self._send = send
-        self._tally = tally
-        self._call_slot = call_slot
-        self._sends_files = sends_files and request.receiver_checks
+        self._call, self._resources, self._request = call, call.resources, call.request
+        self._sends_files = sends_files and call.request.receiver_checks
         self._cached = False
         """Whether the last frame came entirely from the page cache."""
 
@@ -67,7 +42,7 @@ class LocalBatch:
         run = self._run_buffered if self._request.buffered else self._run_streaming
         try:
             end = await run(batch, ahead)
-            self._tally.ended(batch, end)
+            self._call.tally.ended(batch, end)
             return end
         finally:
             ahead.close()
@@ -84,14 +59,14 @@ class LocalBatch:
         try:
             for span in batch.spans():
                 ahead.reading(span)
-                await self._spend_credit(span.payload_bytes)
+                await self._call.spend_credit(span.payload_bytes)
                 await resources.throttle()
                 slot = await resources.turn(self._request.tenant, span.payload_bytes, span.payload_bytes)
                 message: Message = b""
                 try:
                     message, ended = await self._message(batch, span)
                     slot.writing()
-                    self._credit.add(span.payload_bytes - batch.bytes_in(span))
+                    self._call.credit.add(span.payload_bytes - batch.bytes_in(span))
                     if sending is not None:
                         await asyncio.shield(sending)
                 except BaseException:
@@ -103,7 +78,7 @@ class LocalBatch:
                 sending = asyncio.create_task(self._send_and_release(message, slot, span.payload_bytes))
                 entries = span.stop
                 if self._request.fail_fast and batch.status[span.first : span.stop].any():
-                    self._tally.stopped_at(batch.status[span.first : span.stop])
+                    self._call.tally.stopped_at(batch.status[span.first : span.stop])
                     break
             if sending is not None:
                 await asyncio.shield(sending)
@@ -114,34 +89,28 @@ class LocalBatch:
             raise
         return None if ended else batch.end(entries)
 
-    async def _spend_credit(self, payload_bytes: int) -> None:
-        began_s = clock_s()
-        with self._call_slot.waiting():
-            await self._credit.spend(payload_bytes)
-        self._resources.node.metrics.client_wait_s += clock_s() - began_s
-
     async def _message(self, batch: StoreBatch, span: FrameSpan) -> tuple[Message, bool]:
         """Like `_read`, or from files if possible."""
         if not self._sends_files:
             return await self._read(batch, span)
         message: Message
         few = self._cached and span.stop - span.first <= _FEW_FILES
-        if few and (opened := batch.open_message(span, self._batch_id)) is not None:
+        if few and (opened := batch.open_message(span, self._call.batch_id)) is not None:
             message, ended = opened
         else:
-            message, ended = await self._resources.node.read(batch.read_message, span, self._batch_id)
+            message, ended = await self._resources.node.read(batch.read_message, span, self._call.batch_id)
         self._cached = isinstance(message, FileFrame) and message.cached
         return message, ended
 
     async def _read(self, batch: StoreBatch, span: FrameSpan) -> tuple[bytes, bool]:
-        return await self._resources.node.read(batch.read_encoded, span, self._batch_id)
+        return await self._resources.node.read(batch.read_encoded, span, self._call.batch_id)
 
     async def _send_and_release(self, message: Message, slot: FrameSlot, payload_bytes: int) -> None:
         try:
-            with self._call_slot.waiting():
-                await self._send(message)
-            self._call_slot.moved()
-            self._tally.frame_sent()
+            with self._call.call_slot.waiting():
+                await self._call.send(message)
+            self._call.call_slot.moved()
+            self._call.tally.frame_sent()
         finally:
             if isinstance(message, FileFrame):
                 message.close()
@@ -155,7 +124,7 @@ class LocalBatch:
             raise InvalidRequest(
                 f"{held_bytes:,} bytes, at most {budget.limit_bytes:,} are collected before sending: use streaming=True"
             )
-        self._resources.collect(held_bytes, self._call_slot)
+        self._resources.collect(held_bytes, self._call.call_slot)
         try:
             messages: list[tuple[int, bytes]] = []
             entries, ended = 0, False
@@ -170,16 +139,16 @@ class LocalBatch:
                 messages.append((span.payload_bytes, message))
                 entries = span.stop
                 if self._request.fail_fast and batch.status[span.first : span.stop].any():
-                    self._tally.stopped_at(batch.status[span.first : span.stop])
+                    self._call.tally.stopped_at(batch.status[span.first : span.stop])
                     break
             for payload_bytes, message in messages:
-                await self._spend_credit(payload_bytes)
-                with self._call_slot.waiting():
-                    await settled(asyncio.ensure_future(self._send(message)))
-                self._call_slot.moved()
-                self._tally.frame_sent()
+                await self._call.spend_credit(payload_bytes)
+                with self._call.call_slot.waiting():
+                    await settled(asyncio.ensure_future(self._call.send(message)))
+                self._call.call_slot.moved()
+                self._call.tally.frame_sent()
                 held_bytes -= payload_bytes
-                self._resources.uncollect(payload_bytes, self._call_slot)
+                self._resources.uncollect(payload_bytes, self._call.call_slot)
         finally:
-            self._resources.uncollect(held_bytes, self._call_slot)
+            self._resources.uncollect(held_bytes, self._call.call_slot)
         return None if ended else batch.end(entries)

@@ -1,28 +1,46 @@
-"""Shared resources of a node's batches: memory budgets, tenants' turns, read-ahead, sessions to peers."""
+"""Shared resources of a node's batches (memory budgets, tenants' turns, read-ahead, sessions to peers), and the call of
+one batch that uses them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.outcomes import Busy
 from storage_node.batch.peers import PeerPool
 from storage_node.batch.readahead import Readahead
 from storage_node.context.node import Node
 from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.run.transformed_run import TransformedRun
 from storage_node.limits.call_slots import CallSlot, CallSlots
-from storage_node.limits.counters import clock_s
+from storage_node.limits.counters import BatchTally, clock_s
 from storage_node.limits.fair_scheduler import FrameSlot, FrameSlots
-from storage_node.limits.memory_budget import MemoryBudget
+from storage_node.limits.memory_budget import Credit, MemoryBudget
 from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.file_frame import FileFrame
+
+Message: TypeAlias = bytes | FileFrame | list[bytes | memoryview]
+"""A serialized SessionResponse: complete, with its payload still in files, or in parts."""
 
 _PARTS_PER_BATCH = 16
 """Number of nodes that may each request a part for every batch that this node may serve."""
+
+
+class Gone(Exception):
+    """The client cannot be written to any more."""
+
+
+class Busy(Exception):
+    """The client must request the batch again later. `reason` is the label under which the node counts it."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class BatchResources:
@@ -130,6 +148,26 @@ class BatchResources:
         if pause_s:
             await asyncio.sleep(pause_s)
             self.node.metrics.throttle_s[cause] += pause_s
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCall:
+    """One accepted batch. `send` sends a message to its client, and raises Gone if that is impossible."""
+
+    resources: BatchResources
+    batch_id: int
+    request: pb.BatchRequest
+    credit: Credit
+    send: Callable[[Message], Awaitable[None]]
+    tally: BatchTally
+    call_slot: CallSlot
+
+    async def spend_credit(self, size_bytes: int) -> None:
+        """Wait for the client's credit. The slot does not count as idle meanwhile."""
+        began_s = clock_s()
+        with self.call_slot.waiting():
+            await self.credit.spend(size_bytes)
+        self.resources.node.metrics.client_wait_s += clock_s() - began_s
 
 
 async def look_up(resources: BatchResources, tenant: str, request: pb.BatchRequest) -> StoreBatch:

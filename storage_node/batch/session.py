@@ -30,9 +30,8 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.fast_path import MAX_BYTES_TOGETHER, answer_from_file, answer_inline, answer_kept
 from storage_node.batch.gather.assembled_batch import AssembledBatch
 from storage_node.batch.gather.routing import ReplicaRouting
-from storage_node.batch.local_batch import LocalBatch, Message
-from storage_node.batch.outcomes import Busy, Gone
-from storage_node.batch.resources import BatchResources
+from storage_node.batch.local_batch import LocalBatch
+from storage_node.batch.resources import BatchCall, BatchResources, Busy, Gone, Message
 from storage_node.batch.transformed_batch import TransformedBatch
 from storage_node.context.node import Node
 from storage_node.etl.local_etl import LocalEtl
@@ -339,7 +338,8 @@ class _Session:
                 raise InvalidRequest(f"tenant: {len(request.tenant)} characters, at most {MAX_TENANT}")
             with service.resources.admit(request, evict) as call_slot:
                 async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
-                    run = await self._run_for(batch_id, request, credit, tally, call_slot)
+                    call = BatchCall(service.resources, batch_id, request, credit, self._send, tally, call_slot)
+                    run = await self._run_for(call)
                     end = await run.run()
             if end is None:
                 return
@@ -372,12 +372,10 @@ class _Session:
         response.reject.retry_after_ms = self._service.node.load.retry_after_ms()
         response.reject.wait_us = self._service.node.load.wait_us()
 
-    async def _run_for(
-        self, batch_id: int, request: pb.BatchRequest, credit: Credit, tally: BatchTally, call_slot: CallSlot
-    ) -> LocalBatch | AssembledBatch | TransformedBatch:
+    async def _run_for(self, call: BatchCall) -> LocalBatch | AssembledBatch | TransformedBatch:
         """Return the run of a batch: from this node's own drives, or gathered if other nodes may have some of its
         entries."""
-        service = self._service
+        service, request = self._service, call.request
         if request.first_index + len(request.name) > 1 << 32:
             raise InvalidRequest(f"first_index={request.first_index}: indexes have 32 bits")
         membership = service.node.membership
@@ -393,22 +391,10 @@ class _Session:
             )
             request.map_version = view.version
             if routing.elsewhere:
-                return AssembledBatch(
-                    service.resources,
-                    batch_id,
-                    request,
-                    credit,
-                    self._send,
-                    tally,
-                    call_slot,
-                    routing,
-                    in_parts=self._lane is not None,
-                )
+                return AssembledBatch(call, routing, in_parts=self._lane is not None)
         if request.transform:
-            return TransformedBatch(service.resources, batch_id, request, credit, self._send, tally, call_slot)
-        return LocalBatch(
-            service.resources, batch_id, request, credit, self._send, tally, call_slot, sends_files=self._sends_files
-        )
+            return TransformedBatch(call)
+        return LocalBatch(call, sends_files=self._sends_files)
 
 
 def _refused(kind: str, message: str) -> pb.End:

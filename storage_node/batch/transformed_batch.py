@@ -7,33 +7,20 @@ is charged for the workers' time, which is accounted by the transforms.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 from ais_loader.errors import InvalidRequest, StaleMap
 from ais_loader.wire.frame import Frame, encode_frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.batch.resources import BatchResources
-from storage_node.limits.call_slots import CallSlot
-from storage_node.limits.counters import BatchTally, clock_s
-from storage_node.limits.memory_budget import Credit
+from storage_node.batch.resources import BatchCall
 from storage_node.limits.tasks import settled
 
 
 class TransformedBatch:
     """One batch from look-up to END."""
 
-    def __init__(
-        self,
-        resources: BatchResources,
-        batch_id: int,
-        request: pb.BatchRequest,
-        credit: Credit,
-        send: Callable[[bytes], Awaitable[None]],
-        tally: BatchTally,
-        call_slot: CallSlot,
-    ) -> None:
-        self._resources, self._batch_id, self._request = resources, batch_id, request
-        self._credit, self._send, self._tally, self._call_slot = credit, send, tally, call_slot
+    def __init__(self, call: BatchCall) -> None:
+        self._call, self._resources, self._request = call, call.resources, call.request
 
     async def run(self) -> pb.End:
         """Return the END that is still to be sent. Raises LoaderError, Busy, Gone."""
@@ -49,24 +36,24 @@ class TransformedBatch:
                 else:
                     await self._deliver(frame)
                 if self._request.fail_fast and frame.status.any():
-                    self._tally.stopped_at(frame.status)
+                    self._call.tally.stopped_at(frame.status)
                     break
             while held:
                 await self._deliver(held[0])
-                self._resources.uncollect(len(held.pop(0).payload), self._call_slot)
+                self._resources.uncollect(len(held.pop(0).payload), self._call.call_slot)
             end = run.end()
-            self._tally.ended(run, end)
+            self._call.tally.ended(run, end)
             return end
         finally:
-            self._resources.uncollect(sum(len(frame.payload) for frame in held), self._call_slot)
+            self._resources.uncollect(sum(len(frame.payload) for frame in held), self._call.call_slot)
             await run.close()
 
     async def _next(self, waiting: Awaitable[Frame | None]) -> Frame | None:
-        with self._call_slot.waiting():  # a transform takes time: meanwhile the slot must not count as idle
+        with self._call.call_slot.waiting():  # a transform takes time: meanwhile the slot must not count as idle
             return await waiting
 
     def _collect(self, held: list[Frame], frame: Frame) -> None:
-        self._resources.collect(len(frame.payload), self._call_slot)
+        self._resources.collect(len(frame.payload), self._call.call_slot)
         held.append(frame)
         if sum(len(one.payload) for one in held) > self._resources.buffered.limit_bytes:
             raise InvalidRequest(
@@ -76,17 +63,14 @@ class TransformedBatch:
 
     async def _deliver(self, frame: Frame) -> None:
         size_bytes = len(frame.payload)
-        began_s = clock_s()
-        with self._call_slot.waiting():
-            await self._credit.spend(size_bytes)
-        self._resources.node.metrics.client_wait_s += clock_s() - began_s
+        await self._call.spend_credit(size_bytes)
         slot = await self._resources.turn(self._request.tenant, size_bytes, size_bytes)
         try:
-            message = encode_frame(self._batch_id, frame)
-            with self._call_slot.waiting():
-                await settled(asyncio.ensure_future(self._send(message)))
-            self._call_slot.moved()
-            self._tally.frame_sent()
+            message = encode_frame(self._call.batch_id, frame)
+            with self._call.call_slot.waiting():
+                await settled(asyncio.ensure_future(self._call.send(message)))
+            self._call.call_slot.moved()
+            self._call.tally.frame_sent()
         finally:
             slot.release()
             self._resources.slots.release_memory(size_bytes)

@@ -15,6 +15,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.batch import session
 from storage_node.batch.local_batch import LocalBatch
+from storage_node.batch.resources import BatchCall
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from tests.node.cluster_kit import BUCKET, LocalCluster
@@ -25,10 +26,10 @@ LARGE = seeded_bytes(3 << 20, seed=3)
 NAMES = [f"{at}" for at in range(12)]
 
 
-def ignores_them(resources: Any, batch_id: int, request: Any, *others: Any) -> LocalBatch:
+def ignores_them(call: BatchCall) -> LocalBatch:
     """As protobuf has it of fields that a version does not know."""
-    del request.transform[:], request.transform_index[:]
-    return LocalBatch(resources, batch_id, request, *others)
+    del call.request.transform[:], call.request.transform_index[:]
+    return LocalBatch(call)
 
 
 def test_what_a_node_of_the_version_before_sends_fails_in_its_place(
@@ -93,10 +94,10 @@ def client_of(cluster: LocalCluster) -> Client:
 def make_old(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, *old: int) -> None:
     """These nodes ignore transforms, and the map says of the others alone that they know them."""
 
-    def ignored_there(resources: Any, *others: Any) -> Any:
-        if any(resources.node is cluster.nodes[at].batches.node for at in old):  # type: ignore[union-attr]
-            return ignores_them(resources, *others)
-        return transformed(resources, *others)
+    def ignored_there(call: BatchCall) -> Any:
+        if any(call.resources.node is cluster.nodes[at].batches.node for at in old):  # type: ignore[union-attr]
+            return ignores_them(call)
+        return transformed(call)
 
     transformed = session.TransformedBatch
     monkeypatch.setattr(session, "TransformedBatch", ignored_there)

@@ -7,7 +7,7 @@ has arrived, under the client's credit. Alternatively, they are collected first,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,43 +18,20 @@ from ais_loader.wire.frame import MAX_PAYLOAD_BYTES, TARGET_PAYLOAD_BYTES, U8, F
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.gather.gather import Gather
 from storage_node.batch.gather.routing import ReplicaRouting
-from storage_node.batch.local_batch import Message
-from storage_node.batch.outcomes import Busy
-from storage_node.batch.resources import BatchResources
-from storage_node.limits.call_slots import CallSlot
-from storage_node.limits.counters import BatchTally, clock_s
+from storage_node.batch.resources import BatchCall, Busy, Message
 from storage_node.limits.fair_scheduler import FrameSlot
-from storage_node.limits.memory_budget import Credit
 from storage_node.limits.tasks import retrieve, settled
 
 
 class AssembledBatch:
     """One batch from its sub-requests to END."""
 
-    def __init__(
-        self,
-        resources: BatchResources,
-        batch_id: int,
-        request: pb.BatchRequest,
-        credit: Credit,
-        send: Callable[[Message], Awaitable[None]],
-        tally: BatchTally,
-        call_slot: CallSlot,
-        routing: ReplicaRouting,
-        *,
-        in_parts: bool = False,
-    ) -> None:
+    def __init__(self, call: BatchCall, routing: ReplicaRouting, *, in_parts: bool = False) -> None:
         """`in_parts`: whether `send` accepts messages in parts without copying them."""
         self._frame_bytes = MAX_PAYLOAD_BYTES if in_parts else TARGET_PAYLOAD_BYTES
-        self._resources = resources
-        self._batch_id = batch_id
-        self._request = request
-        self._credit = credit
-        self._send = send
-        self._tally = tally
-        self._call_slot = call_slot
-        self._n = len(request.name)
-        self._gather = Gather(resources, request, routing)
+        self._call, self._resources, self._request = call, call.resources, call.request
+        self._n = len(call.request.name)
+        self._gather = Gather(call.resources, call.request, routing)
         self._passed: npt.NDArray[np.bool_] = np.zeros(self._n, bool)
         """Entries that have been sent or are being sent to the client."""
         self._entries = 0
@@ -81,7 +58,7 @@ class AssembledBatch:
             end = await (self._run_buffered() if self._request.buffered else self._run_streaming())
         finally:
             await self._gather.close()
-        self._tally.ended(self, end)
+        self._call.tally.ended(self, end)
         return end
 
     async def _run_streaming(self) -> pb.End | None:
@@ -91,12 +68,12 @@ class AssembledBatch:
             while self._entries < self._n and end is None:
                 await self._resources.throttle()
                 frame, held_bytes, end = await self._take()
-                await self._spend_credit(frame.payload_bytes)
+                await self._call.spend_credit(frame.payload_bytes)
                 slot = await self._turn(frame.payload_bytes)
                 try:
                     if sending is not None:
                         await asyncio.shield(sending)
-                    message = encode_parts(self._batch_id, frame, end)
+                    message = encode_parts(self._call.batch_id, frame, end)
                 except BaseException:
                     slot.release()
                     raise
@@ -125,24 +102,24 @@ class AssembledBatch:
                         f"more than {budget.limit_bytes:,} bytes, the most that is collected before sending: use "
                         "streaming=True"
                     )
-                self._resources.collect(size, self._call_slot)
+                self._resources.collect(size, self._call.call_slot)
                 collected_bytes += size
-                messages.append((size, encode_frame(self._batch_id, frame, end)))
+                messages.append((size, encode_frame(self._call.batch_id, frame, end)))
                 self._gather.memory.release(held_bytes)
             for size, message in messages:
-                await self._spend_credit(size)
+                await self._call.spend_credit(size)
                 slot = await self._turn(size)
                 try:
-                    with self._call_slot.waiting():
-                        await settled(asyncio.ensure_future(self._send(message)))
+                    with self._call.call_slot.waiting():
+                        await settled(asyncio.ensure_future(self._call.send(message)))
                 finally:
                     slot.release()
-                self._call_slot.moved()
-                self._tally.frame_sent()
+                self._call.call_slot.moved()
+                self._call.tally.frame_sent()
                 collected_bytes -= size
-                self._resources.uncollect(size, self._call_slot)
+                self._resources.uncollect(size, self._call.call_slot)
         finally:
-            self._resources.uncollect(collected_bytes, self._call_slot)
+            self._resources.uncollect(collected_bytes, self._call.call_slot)
         return None if end is not None else self._end()
 
     async def _take(self) -> tuple[Frame, int, pb.End | None]:
@@ -171,12 +148,6 @@ class AssembledBatch:
             digest=digest(status, checksum),
         )
 
-    async def _spend_credit(self, payload_bytes: int) -> None:
-        began_s = clock_s()
-        with self._call_slot.waiting():
-            await self._credit.spend(payload_bytes)
-        self._resources.node.metrics.client_wait_s += clock_s() - began_s
-
     async def _turn(self, payload_bytes: int) -> FrameSlot:
         """Wait for the turn to send a received frame. Its slot is not held for long."""
         slot = await self._resources.turn(self._request.tenant, payload_bytes)
@@ -185,10 +156,10 @@ class AssembledBatch:
 
     async def _send_and_release(self, message: Message, slot: FrameSlot, release: Callable[[], None]) -> None:
         try:
-            with self._call_slot.waiting():
-                await self._send(message)
-            self._call_slot.moved()
-            self._tally.frame_sent()
+            with self._call.call_slot.waiting():
+                await self._call.send(message)
+            self._call.call_slot.moved()
+            self._call.tally.frame_sent()
         finally:
             slot.release()
             release()
