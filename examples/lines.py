@@ -18,7 +18,7 @@ from ais_loader import Bucket, Entry, Item, MapDataset
 
 
 def lines_of(bucket: Bucket, name: str) -> Iterator[Entry]:
-    """What fetches each line, without its end."""
+    """Iterate over the entries of all lines, without their line ends."""
     with bucket.open(name) as file:
         start = 0
         for line in file:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("ais_loader", "storage_node", "integrations")
+FOLDERS = ("ais_loader", "storage_node", "integrations", "examples", "benchmarks", "scripts")
 OPENINGS = frozenset({"As", "By", "Of", "That", "What", "Whoever", "Whom", "Whose"})
 
 

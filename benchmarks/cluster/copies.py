@@ -69,7 +69,7 @@ def connected(url: str, choice: bool, hedge_budget: float) -> ais_loader.Client:
 
 
 def latencies_s(client: ais_loader.Client, seed: int) -> tuple[list[float], int]:
-    """Of batches one after another, and how many of their entries were hedged."""
+    """Return the latencies of successive batches, and the number of their entries that were hedged."""
     draw = random.Random(seed)
     taken: list[float] = []
     hedged = 0
@@ -84,7 +84,7 @@ def latencies_s(client: ais_loader.Client, seed: int) -> tuple[list[float], int]
 
 
 def table(found: dict[str, list[tuple[list[float], int]]]) -> str:
-    """Of all rounds together; ratios are within a round, whose four ways ran one after another."""
+    """Format all rounds as one table. Ratios are within a round, whose four ways ran one after another."""
     lines = [
         "| what | batches | mean ms | P50 ms | P99 ms | entries hedged | mean ÷ neither | P50 ÷ neither |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",

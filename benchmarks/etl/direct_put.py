@@ -88,7 +88,7 @@ def _server(held: ExitStack, host: str, nodes: Sequence[str]) -> str:
 
 
 def contestants(held: ExitStack, counts: dict[str, int], machines: Machines | None = None) -> Contestants:
-    """By the names of `counts`, each with its number of objects; on `machines`, where there are any."""
+    """Return the contestants named in `counts`, each with its number of objects; on `machines`, if there are any."""
     folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
     nodes = [f"http://{place.address}:{HTTP_PORT}" for place in machines.places] if machines else []
     address = _server(held, machines.here if machines else "127.0.0.1", nodes)

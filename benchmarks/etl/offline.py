@@ -134,7 +134,7 @@ def contestants(
 
 
 def _processor_s() -> float:
-    """Of this process and all that it has started."""
+    """Return the CPU time of this process and its descendants."""
     total = 0.0
     here = psutil.Process()
     for process in [here, *here.children(recursive=True)]:

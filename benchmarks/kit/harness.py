@@ -42,8 +42,8 @@ class Outcome:
 
 
 def run_rounds(contestants: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """What each contestant returns in each round, as its rate per second; the order turns, so that none always follows
-    another."""
+    """Return the results of each contestant, one a round, as rates per second. The order rotates, so that none always
+    follows another."""
     rates: dict[str, list[T]] = {name: [] for name in contestants}
     names = list(contestants)
     for number in range(rounds):

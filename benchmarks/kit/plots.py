@@ -47,7 +47,7 @@ def plain_log(panel: Any) -> None:
 def draw_rounds(
     rates: Mapping[str, Sequence[float]], outcomes: Sequence[Outcome], unit: str, path: Path, *, width: float = 5.2
 ) -> None:
-    """What a harness' run found: medians and ranges of rates, and of each ratio beside what was wanted."""
+    """Plot the result of a harness' run: medians and ranges of rates, and each ratio beside its target."""
     figure, axes = new_figure(2, width=width)
     left, right = axes[0]
     names = list(rates)[::-1]

@@ -16,7 +16,7 @@ import psutil
 
 
 class ProcessorTime:
-    """Of rounds. `node_pid`: the storage node that some of the contestants ask."""
+    """CPU time of rounds. `node_pid`: the storage node that some of the contestants use."""
 
     def __init__(self, node_pid: int) -> None:
         self._node = psutil.Process(node_pid)
@@ -44,5 +44,5 @@ class ProcessorTime:
         return "\n".join(lines)
 
     def forget(self) -> None:
-        """What was measured so far: passes that warm up."""
+        """Discard the measurements so far, which are of warm-up passes."""
         self._spent_s.clear()

@@ -102,7 +102,7 @@ class Peer:
     checksums: str
     network: str
     package: str | None = None
-    """What `pip install` calls it, unless it is here anyway."""
+    """Name for `pip install`; None if it is installed anyway."""
     module: str = ""
 
     @property

@@ -227,7 +227,7 @@ def wanted_rows(rounds: Mapping[str, Sequence[Latencies]]) -> tuple[str, bool]:
 
 
 def curves(pooled: Mapping[str, Latencies]) -> dict[str, dict[str, list[list[float]]]]:
-    """What the picture shows, for JSON: of each pattern, for batches and samples, [ms, share that takes as long]."""
+    """Return the plotted curves for JSON: by pattern, for batches and samples, [ms, share that takes as long]."""
     return {
         name: {"batches": _curve(latencies.batches_s), "samples": _curve(latencies.samples_s)}
         for name, latencies in pooled.items()

@@ -92,7 +92,7 @@ CLAIMS = {
 }
 PAPER = {10 << 10: 15.0, 100 << 10: 6.2, 1 << 20: 1.7}
 COUNTS = {10 << 10: 20_000, 100 << 10: 20_000, 1 << 20: 4_000}
-"""What stays in the page cache of a machine with 16 GiB."""
+"""Number of objects by size, all of which fit into the page cache of a machine with 16 GiB."""
 
 
 @click.command(help=__doc__)

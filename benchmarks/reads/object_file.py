@@ -69,7 +69,7 @@ def _serve_file(path: str, ready: Connection) -> None:
 
 
 class _EchoFile(io.RawIOBase):
-    """What a stream of messages is made to look like for tarfile: no retry, no check."""
+    """Adapter of a stream of messages for tarfile, without retries and checks."""
 
     def __init__(self, messages: Iterator[bytes]) -> None:
         self._messages = messages

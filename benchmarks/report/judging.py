@@ -19,7 +19,7 @@ def ratios(rates: Mapping[str, Sequence[float]], pairs: Mapping[str, tuple[str, 
 
 
 def fallen(found: Mapping[str, float], recorded: Mapping[str, float]) -> list[str]:
-    """What is below 80 % of what was recorded, or is not measured any more, a line each."""
+    """Return a line for each rate that is below 80 % of the recorded one, or is no longer measured."""
     lines = []
     for name, before in recorded.items():
         now = found.get(name)

@@ -41,7 +41,7 @@ def get(where: str) -> str:
 
 
 def claims(batch: int) -> list[Claim]:
-    """What three nodes that share the cores of one are wanted to reach of it."""
+    """Return the targets of three nodes that share the cores of one, relative to that one."""
     return [
         Claim(batch_of(DIRECT, batch), batch_of(ONE, batch), 0.8),
         Claim(batch_of(TARGET, batch), batch_of(ONE, batch), 0.6),

@@ -1,4 +1,4 @@
-"""What this library wants to reach, each as a ratio in one run, measured by the benchmark whose table it stands in."""
+"""Targets of this library, each a ratio within one run, measured by the benchmark in whose table it is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BATCH = 128
 
 
 def of_size(size_bytes: int, rates: Mapping[str, Sequence[float]], claims: Sequence[Claim]) -> list[Outcome]:
-    """As `judge`; the outcomes name the objects' size."""
+    """Judge like `judge`. The outcomes name the objects' size."""
     ends = f"of {label(size_bytes)}"
     named = {f"{name} {ends}": found for name, found in rates.items()}
     return judge(named, [Claim(f"{one.subject} {ends}", f"{one.baseline} {ends}", one.at_least) for one in claims])

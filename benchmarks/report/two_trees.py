@@ -47,12 +47,12 @@ MANY = 2_000
 SETTLE_S, REST_S = 2.0, 0.5
 AT_LEAST = 0.97
 QUIETEST = 8
-"""Of so many parts of a tree's turns the cheapest one counts."""
+"""Number of parts of a tree's turns, of which the cheapest one counts."""
 BEFORE, AFTER = "before", "after"
 
 
 class Turn(NamedTuple):
-    """What one tree has done in a round."""
+    """Work of one tree in a round."""
 
     objects: int
     wall_s: float
@@ -243,7 +243,7 @@ HEADER = f"""\
 
 
 def row(workload: str, turns: dict[str, list[Turn]]) -> tuple[str, bool]:
-    """Of the table, and whether what is wanted was reached."""
+    """Return a row of the table, and whether the target was reached."""
     quiet_us = {
         name: statistics.quantiles([1e6 / turn.rate for turn in of], n=QUIETEST)[0] for name, of in turns.items()
     }

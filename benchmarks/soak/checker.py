@@ -49,7 +49,7 @@ EXPECTED_ERRORS = frozenset(
         "unsupported",
     }
 )
-"""What a client may be told; anything else is a violation of its own."""
+"""Permitted answers to a client; any other answer is a violation of its own."""
 NOTHING_THERE = ("object-not-found", "object-deleted")
 ANSWERS = frozenset({*NOTHING_THERE, "object-replaced", "snapshot-not-found", "overloaded", "timeout"})
 """How a read may end where all nodes are up and an intact copy of everything exists: a version that it asked for may
@@ -58,13 +58,13 @@ have been replaced, and a machine may be busy."""
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a run promises."""
+    """Guarantees of a run."""
 
     model: Model
     deadline_s: float = 120.0
     """Every call ends within it."""
     slack_s: float = 0.0
-    """By how much readers beside a writer may be behind."""
+    """Maximum delay of readers beside a writer."""
     copies: int = 1
     """How many copies there are of each object after quiescence."""
     also_allowed: frozenset[str] = frozenset()
@@ -232,7 +232,7 @@ def _version(text: str | None) -> tuple[int, ...] | None:
 
 
 def _byte_faults(one: Operation, key: str, value: str | None, size: int | None, crc: int | None) -> Iterable[Violation]:
-    """Of what was read: the bytes of the value that they say they are, as many as were asked for."""
+    """Check that the bytes read are those of the value that they name, in the requested number."""
     if value is None or size is None:
         return
     start, length = one.arguments.get("start", 0), one.arguments.get("length")
@@ -261,7 +261,7 @@ def _form_faults(one: Operation) -> Iterable[Violation]:
 
 
 def _list_faults(one: Operation, registers: _ByKey, rules: Rules, slack_ns: int) -> Iterable[Violation]:
-    """What was there for the whole time is listed; what was not there for the whole time is not."""
+    """Check that a listing has all objects that existed throughout it, and none that was absent throughout."""
     names = {item[0] for item in one.result["items"]}
     begin_ns = one.begin_ns - (slack_ns if one.arguments.get("beside") else 0)
     for key, register in list(registers.items()):
@@ -278,7 +278,7 @@ def _list_faults(one: Operation, registers: _ByKey, rules: Rules, slack_ns: int)
 
 
 class _Snapshot:
-    """What readers of one snapshot found, which has to be one moment of the bucket."""
+    """Reads of one snapshot, which must all show one moment of the bucket."""
 
     def __init__(self, made: Operation) -> None:
         self.made = made

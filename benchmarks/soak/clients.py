@@ -127,7 +127,7 @@ class SoakClient:
         self._write(number, call)
 
     def _cas(self) -> None:
-        """What a counter does: read, and put back in place of what was read."""
+        """Read an object and replace it conditionally, like a counter."""
         key = self._key()
         found = self._head(key)
         if found is None:
@@ -379,7 +379,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def _judged(error: BaseException) -> tuple[Outcome, str]:
-    """What is known of a write that ended so."""
+    """Return the outcome of a write that ended with this error, and the kind of the error."""
     return ("failed" if isinstance(error, _DONE_NOT) else "unknown"), kind_of(error)
 
 

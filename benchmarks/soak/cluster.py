@@ -70,7 +70,7 @@ EVENTS: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Of the bucket."""
+    """Copies and minimum copies of the bucket."""
 
     copies: int
     min_copies: int
@@ -82,13 +82,13 @@ class Copies:
 
     @property
     def excluded(self) -> frozenset[str]:
-        """What docs/cluster.md promises nothing for: two nodes that fail in turn are ordered by their clocks alone."""
+        """Faults that docs/cluster.md excludes: two nodes that fail in turn are ordered by their clocks alone."""
         return frozenset({"clock jump"}) if self.min_copies == 1 else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a process of clients is told."""
+    """Task of a process of clients."""
 
     url: str
     folder: str
@@ -98,7 +98,7 @@ class Task:
     clients: Sequence[tuple[str, Mapping[str, float], Sequence[str]]] = ()
     """Name, mix and assemblies of each."""
     drives: Mapping[str, str] = field(default_factory=dict)
-    """Of each node, for those who read them."""
+    """Drives of each node, for processes that read them."""
     pause_s: float = 0.01
     copies: int = 1
     sizes: Sizes = field(default_factory=Sizes)
@@ -162,7 +162,7 @@ def read_all(task: Task) -> None:
 
 
 def read_copies(task: Task) -> None:
-    """What each node has on its own drives, once all have the same, or after a while."""
+    """Read the contents of each node's own drives, once all are equal or the wait is over."""
     with recording(Path(task.folder), task.name) as (recorder, _):
         deadline = time.monotonic() + QUIET_S
         while True:

@@ -36,7 +36,7 @@ def content(value: str) -> bytes:
 
 
 def value_in(data: bytes) -> str | None:
-    """Of which value the first whole mark in these bytes is; None where there is none."""
+    """Return the value whose mark is the first complete one in these bytes; None without one."""
     found = _MARK.search(data)
     return None if found is None else found[1].decode(errors="replace")
 

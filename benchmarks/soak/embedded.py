@@ -39,7 +39,7 @@ RULES = Rules("atomic", deadline_s=DEADLINE_S, slack_s=2.0)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a process is told."""
+    """Task of a process."""
 
     store: str
     folder: str
@@ -85,7 +85,7 @@ def read(task: Task) -> None:
 
 
 def read_all(task: Task) -> None:
-    """What there is, by one that opens the store for writing, and then by a new reader."""
+    """Read all objects in a process that opens the store for writing, then in a new reader."""
     with recording(Path(task.folder), task.name) as (recorder, _):
         for mode in ("a", "r"):
             opened = recorder.begin(task.name, "open", mode=mode)

@@ -45,7 +45,7 @@ GROWTH_BYTES = 512 << 20
 UNTYPED = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 _DEEPEST = 4
 _CHANGING = ("Put", "Delete", "Create", "Set", "Compose", "Run", "Snapshot")
-"""What a client may rightfully change: these words are in its methods' names, and they are given no name of KEPT."""
+"""Words in the names of methods that change something. These methods are called with no name in KEPT."""
 _PEER_SERVICES = ("Replica", "Repair", "SnapshotCopies", "ContentsReplica", "Drives", "Cluster")
 
 
@@ -190,7 +190,7 @@ class Fuzzer:
         self._methods = methods()
         self.statuses: Counter[str] = Counter()
         self.untyped: dict[str, str] = {}
-        """What methods said with such a status."""
+        """Messages with such a status, by method."""
         self.calls = 0
 
     def call(self) -> None:
@@ -249,7 +249,7 @@ def _fill(client: Client) -> dict[str, bytes]:
 
 
 def _state(client: Client, objects: Mapping[str, bytes]) -> Iterator[str]:
-    """What of the bucket that nobody may change is not as it was."""
+    """Yield the differences of the protected bucket from its original contents."""
     for bucket in (client.bucket(KEPT), client.bucket(KEPT, snapshot="s")):
         if (names := [info.name for info in bucket.objects()]) != sorted(objects):
             yield f"{bucket.name} has {len(names)} names of {len(objects)}"
@@ -289,7 +289,7 @@ def fuzz(root: Path, seed: int, duration_s: float, say: Callable[[str], None]) -
             return caller.metadata(path, caller.prover(node.peer_endpoint))
 
         def strange(path: str) -> Metadata:
-            """Of one who is nobody: something is missing or wrong."""
+            """Return the metadata of an invalid caller: a part is missing or wrong."""
             right = of(Caller(SECRET, uuid, lambda: 1) if draw.random() < 0.5 else operator, path)
             kind = draw.randrange(3)
             if kind == 0:

@@ -24,7 +24,7 @@ _STATE = struct.Struct("qq")
 
 
 class Shim:
-    """What stands between one node and its kernel."""
+    """Layer between one node and its kernel."""
 
     def __init__(self, scratch: Path, folder: Path) -> None:
         """`folder`: where the node's drives are."""
@@ -48,7 +48,7 @@ class Shim:
 
     @property
     def ahead_s(self) -> float:
-        """By how much the wall clock is ahead of this machine's. May be set at any time."""
+        """Seconds by which the wall clock is ahead of this machine's. May be set at any time."""
         return float(_STATE.unpack(self._state[:])[0]) / 1e9
 
     @ahead_s.setter

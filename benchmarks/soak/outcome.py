@@ -21,13 +21,13 @@ _AROUND = 400
 
 @dataclass(slots=True)
 class Outcome:
-    """What a part did and found."""
+    """Actions and findings of a part."""
 
     name: str
     seed: int
     duration_s: float = 0.0
     events: Counter[str] = field(default_factory=Counter)
-    """What was done to processes and nodes."""
+    """Actions on processes and nodes, such as kills."""
     counts: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     figures: dict[str, float] = field(default_factory=dict)
@@ -39,9 +39,9 @@ class Outcome:
     tree: str = ""
     """The commit that ran, and whether anything was changed since."""
     note: str = ""
-    """By whoever has looked into it: written into the outcome's file by hand."""
+    """Note of a person who examined it, written into the outcome's file by hand."""
     series: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """What was measured again and again: minutes since the beginning, and what it was then."""
+    """Repeated measurements: minutes since the start, and the value at that time."""
 
     @property
     def clean(self) -> bool:
@@ -70,7 +70,7 @@ class Outcome:
 
     @classmethod
     def of_json(cls, said: Mapping[str, Any]) -> Outcome:
-        """What `json` has made; without the operations that show violations."""
+        """Return the outcome that `json` wrote, without the operations that show violations."""
         plain = ("name", "seed", "duration_s", "undecided", "slowest_s", "evidence", "figures")
         made = cls(
             **{name: said[name] for name in plain},

@@ -41,7 +41,7 @@ MIX: Mapping[str, float] = {**READS, "batch": 12, **WRITES, "snapshot": 0}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a process of clients is told."""
+    """Task of a process of clients."""
 
     url: str
     folder: str

@@ -22,7 +22,7 @@ from benchmarks.soak.history import FOREVER, Operation, Outcome
 Model = Literal["atomic", "regular"]
 SEARCHED_STATES = 200_000
 ANY = "*"
-"""What a write expects that has no condition."""
+"""Expectation of a write without a condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What cannot be, and the operations that show it."""
+    """Violation of a guarantee, and the operations that show it."""
 
     kind: str
     key: str
@@ -92,7 +92,7 @@ class Register:
         return self._effects
 
     def check(self, model: Model) -> tuple[list[Violation], bool]:
-        """What is wrong; and whether the search came to its end."""
+        """Return the violations, and whether the search was complete."""
         found = [*self._values(model), *self._order(), *self._winners()]
         effects = self.effects(model)
         faults: dict[tuple[str, str | None], Violation] = {}
@@ -157,8 +157,8 @@ class Register:
                 yield Violation("later write below", self.key, said, (highest.operation, write.operation))
 
     def _winners(self) -> Iterable[Violation]:
-        """Of writes with the same condition one at most is acknowledged; of those that found nothing there may be more,
-        after deletions.
+        """Check that at most one of the writes with the same condition is acknowledged. Of writes that require absence,
+        there may be more after deletions.
         """
         first: dict[str, Write] = {}
         for write in self.writes:
@@ -223,7 +223,7 @@ class _Effects:
         return self._first_put[at] if at < len(self._first_put) else None
 
     def fault(self, read: Read) -> Violation | None:
-        """What is wrong with what a read found, by what was acknowledged before it began."""
+        """Return the violation by a read, given the writes acknowledged before it began."""
         if read.value is None:
             return self._absent_fault(read)
         write = self.by_value.get(read.value)

@@ -40,7 +40,7 @@ METHODS[AHEAD], COLORS[AHEAD] = "GetBatch, 2 asked for ahead", "#92c5de"
 RUN_S = 1800.0
 
 Rows = dict[str, list[dict[str, Any]]]
-"""Of each way to read, the lines of its steps."""
+"""Rows of the steps, by way of reading."""
 
 
 def trained(url: str, output: Path, steps: int, *options: str) -> Rows:
@@ -99,7 +99,7 @@ def report_of(source: str, rows: Sequence[Mapping[str, Any]]) -> RunReport:
 
 
 def mean_batch_ratios(rounds: Sequence[Rows], subject: str, baseline: str) -> list[float]:
-    """What a batch takes on average with one, by what it takes with the other, in each round."""
+    """Return the ratio of the mean batch times of the two, for each round."""
     means = [
         {name: statistics.fmean(row["fetch_s"] for row in rows[name]) for name in (subject, baseline)}
         for rows in rounds

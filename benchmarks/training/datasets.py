@@ -26,7 +26,7 @@ TABLE = Path(__file__).with_suffix(".md")
 
 
 class FileDataset(Dataset[bytes]):
-    """What people write first."""
+    """The simplest dataset."""
 
     def __init__(self, paths: list[str]) -> None:
         self._paths = paths

@@ -26,7 +26,7 @@ from benchmarks.kit.pages import publish
 
 SIZES = {"10 KiB": 10 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
 NOTICED = 0.9
-"""What counts as "not slower": rounds differ by more than a tenth."""
+"""Ratio that counts as "not slower": rounds differ by more than a tenth."""
 TABLE = Path(__file__).with_suffix(".md")
 
 

@@ -184,7 +184,7 @@ LAYERS = {
     ),
     "catalog": ("Rdict", "WriteBatch"),
 }
-"""By what the names of functions contain that spend it in the system; all else is the interpreter."""
+"""Parts of the names of functions that spend time in the system; the rest is the interpreter's."""
 INTERPRETER = "interpreter"
 
 

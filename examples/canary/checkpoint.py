@@ -22,7 +22,7 @@ class CheckpointMismatch(Exception):
 
 
 class Checkpoints:
-    """Of one rank. `settings` are those that have to be the same for a run to go on."""
+    """Checkpoints of one rank. A run continues only if `settings` are equal."""
 
     def __init__(self, folder: Path, *, rank: int, settings: dict[str, object], barrier: Callable[[], None]) -> None:
         self.folder = folder

@@ -44,7 +44,7 @@ class Task:
     pnc: str
     """Whether the text has punctuation and capitals: `yes` or `no`."""
     key: str
-    """Of the prompt: the same in each language. Training and validation are told apart by it."""
+    """Key of the prompt, equal in all languages. It decides between training and validation."""
 
     @property
     def name(self) -> str:

@@ -30,9 +30,9 @@ class RunReport:
     source: str
     steps: int
     samples: int
-    """Of rank 0."""
+    """Number of samples of rank 0."""
     samples_per_s: float
-    """Of all ranks."""
+    """Rate of all ranks together."""
     wait_share: float
     """Part of the step time in which the trainer waited for bytes, 0 to 1."""
     loss_first_tenth: float

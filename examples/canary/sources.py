@@ -33,24 +33,24 @@ SHUFFLE_BUFFER = 64
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a trainer takes: the batch, and the seconds until its bytes were there, for all and for each sample.
+    """A batch, and the seconds until its bytes had arrived, in total and for each sample.
 
-    Of batches that are asked for ahead it is what the trainer still had to wait, with decoding.
+    If batches are requested ahead, it is the remaining wait of the trainer, including decoding.
     """
 
     batch: CanaryBatch
     fetch_s: float
     sample_s: tuple[float, ...]
     decoded_ahead: bool = False
-    """By other threads, while the trainer did something else."""
+    """Whether other threads decoded it while the trainer was busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
-    """What decides which cuts make up a batch. The same values give the same batches."""
+    """Settings that determine which cuts form a batch. Equal values give equal batches."""
 
     max_duration_s: float = 40.0
-    """Of a batch, in seconds of audio with its padding."""
+    """Maximum duration of a batch with its padding, in seconds of audio."""
     num_buckets: int = 4
     seed: int = 0
     rank: int = 0

@@ -208,7 +208,7 @@ def run(config: Config) -> None:
 
 
 def report_of(config: Config) -> RunReport:
-    """What rank 0 left in its folder."""
+    """Return the report that rank 0 wrote to its folder."""
     output = Path(config.output)
     rows = read_lines(output / "batches-0.jsonl")
     result = json.loads((output / "result.json").read_text())

@@ -48,7 +48,7 @@ class StepLog:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What the trained model writes for one utterance of the training set."""
+    """Output of the trained model for one utterance of the training set."""
 
     lang: str
     name: str

@@ -108,7 +108,7 @@ def train(model: SpeechModel, loader: DataLoader[Batch], *, steps: int, num_work
 def transcribe(
     client: Client, model: SpeechModel, corpus: Sequence[Utterance], entries: Sequence[Entry], alphabet: Alphabet
 ) -> list[Example]:
-    """What the model writes for every utterance, in order; read as pipelined batches."""
+    """Return the model's output for every utterance, in order. Utterances are read as pipelined batches."""
     model.eval()
     size = 20
     parts = [list(entries[start : start + size]) for start in range(0, len(entries), size)]
