@@ -21,8 +21,6 @@ from ais_loader.objects.client import Client
 from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.snapshots import SNAPSHOT_MARK
 
-_ARGUMENTS = "ais://BUCKET/NAME, or BUCKET/NAME"
-
 
 @dataclass(slots=True)
 class _Done:

@@ -29,7 +29,6 @@ MISSING = "__404__"
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK_BYTES = 1 << 20
 _ZIP_COMMENT_BYTES = 65_535
-_SHORT_EXTENSIONS: dict[str, ArchiveFormat] = {".tgz": "tar.gz", ".tlz4": "tar.lz4", ".tzst": "tar.zst"}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time of the format
 
 
@@ -43,14 +42,6 @@ def check_options(archive: str, names: str) -> None:
         raise InvalidRequest(f"archive={archive!r}: one of {', '.join(map(repr, FORMATS))}")
     if names not in ("bucket", "object"):
         raise InvalidRequest(f"archive_names={names!r}: 'bucket' or 'object'")
-
-
-def format_of(path: str) -> ArchiveFormat | None:
-    """Return the format that a file's extension indicates."""
-    for short, known in _SHORT_EXTENSIONS.items():
-        if path.endswith(short):
-            return known
-    return next((known for known in FORMATS if path.endswith(f".{known}")), None)
 
 
 def member_name(entry: Entry, names: ArchiveNames, *, failed: bool = False) -> str:

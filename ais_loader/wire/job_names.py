@@ -13,7 +13,6 @@ from ais_loader.wire.generated import ais_etl_pb2 as pb
 
 MAX_NAMES_BYTES = 256 << 10
 """Limit for the names that a job lists, since they are part of the cluster's map."""
-_SNAPSHOT_MARK = "@"
 _OF_PATTERNS = "*?["
 
 

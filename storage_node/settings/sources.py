@@ -32,7 +32,6 @@ Settings = dict[str, Any]
 DEFAULT = "default"
 """Value that restores the default."""
 NODES = "nodes"
-WEIGHTS = "tenant_weights"
 _BYTES = {
     "": 1,
     "b": 1,

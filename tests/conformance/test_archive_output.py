@@ -16,7 +16,7 @@ import zstandard
 
 from ais_loader import Bucket, Entry
 from ais_loader.errors import Closed, InvalidName, InvalidRequest, ObjectNotFound
-from ais_loader.objects.archive import FORMATS, ArchiveFormat, ArchiveNames, format_of
+from ais_loader.objects.archive import FORMATS, ArchiveFormat, ArchiveNames
 from ais_loader.testing import seeded_bytes
 from tests.tar_kit import packed_tar
 
@@ -173,12 +173,6 @@ def test_other_formats_and_names_are_refused(filled: Bucket) -> None:
         filled.client.get_batch([], archive="rar")  # type: ignore[call-overload]
     with pytest.raises(InvalidRequest, match="archive_names='x'"):
         filled.client.get_batch([], archive="tar", archive_names="x")  # type: ignore[call-overload]
-
-
-def test_a_files_name_promises_a_format() -> None:
-    names = ("a.tar", "b/a.tar.gz", "a.tgz", "a.tar.lz4", "a.tlz4", "a.tar.zst", "a.tzst", "a.zip", "a.gz")
-    promised = ["tar", "tar.gz", "tar.gz", "tar.lz4", "tar.lz4", "tar.zst", "tar.zst", "zip", None]
-    assert [format_of(name) for name in names] == promised
 
 
 @pytest.mark.parametrize("names", ["bucket", "object"])

@@ -70,7 +70,6 @@ class ResultCache:
         self._making: dict[Hashable, _Making] = {}
         self.held_bytes = 0
         self.hits = 0
-        self.misses = 0
 
     def touched(self, key: Hashable) -> Content | None:
         """Return a cached result. The caller must read its bytes at once, because it may be closed. May be called from
@@ -107,7 +106,6 @@ class ResultCache:
             return found
         making = self._making.get(key)
         if making is None:
-            self.misses += 1
             making = self._making[key] = _Making(asyncio.ensure_future(self._make(key, make)))
             making.task.add_done_callback(retrieve)
             making.task.add_done_callback(lambda _: done())

@@ -177,12 +177,6 @@ class Archive:
         for _ in self.pieces(member):
             pass
 
-    def read_member(self, name: str | Member, start: int = 0, length: int | None = None) -> bytes:
-        """Raises MemberNotFound, and as `pieces` does."""
-        member = self.index.find(name) if isinstance(name, str) else name
-        parts = list(self.pieces(member, start, length))
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
     def _pieces(self, member: Member, start: int, stop: int) -> Iterator[bytes]:
         if self._view is not None:
             return self._view.pieces(member.offset_bytes + start, member.offset_bytes + stop)
@@ -214,18 +208,6 @@ class Archive:
             )
         if held:
             yield held
-
-
-def open_archive(
-    source: ByteSource, name: str, index: MemberIndex | None = None, limits: Limits = DEFAULT_LIMITS
-) -> Archive:
-    """Open an object as an archive, by its name and first bytes. Builds the index first if there is none.
-
-    Raises NotAnArchive, and as ShardIndexer and Archive do.
-    """
-    if index is None:
-        index = index_shard(source, name, limits)
-    return Archive(source, index, limits)
 
 
 def decoder_for(kind: ArchiveKind, limits: Limits = DEFAULT_LIMITS) -> Decoder:

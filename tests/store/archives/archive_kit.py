@@ -16,10 +16,11 @@ from pathlib import Path
 import lz4.frame
 import zstandard
 
-from storage_node.store.archives.archive import Archive, open_archive
+from storage_node.store.archives.archive import Archive, index_shard
 from storage_node.store.archives.index import MemberIndex
+from storage_node.store.archives.member import DEFAULT_LIMITS, Limits, Member
 from storage_node.store.archives.reframe import reframe
-from storage_node.store.archives.source import BytesSource
+from storage_node.store.archives.source import ByteSource, BytesSource
 from storage_node.store.archives.tar_index import TarIndexer
 from tests.tar_kit import packed_tar
 
@@ -90,13 +91,23 @@ def index_of(tar: bytes, borders: Sequence[int] = ()) -> MemberIndex:
     return indexer.finish()
 
 
+def open_archive(source: ByteSource, name: str, limits: Limits = DEFAULT_LIMITS) -> Archive:
+    """Open an object as an archive, with an index made for it."""
+    return Archive(source, index_shard(source, name, limits), limits)
+
+
+def read_member(archive: Archive, name: str | Member, start: int = 0, length: int | None = None) -> bytes:
+    member = archive.index.find(name) if isinstance(name, str) else name
+    return b"".join(archive.pieces(member, start, length))
+
+
 def served(data: bytes, name: str = "shard.tar") -> dict[str, bytes]:
     """Every member, through an index made for it."""
     return members_of(open_archive(BytesSource(data), name))
 
 
 def members_of(archive: Archive) -> dict[str, bytes]:
-    return {member.name: archive.read_member(member) for member in archive.index}
+    return {member.name: read_member(archive, member) for member in archive.index}
 
 
 def run(command: Sequence[str], stdin: bytes = b"", cwd: Path | None = None) -> bytes:

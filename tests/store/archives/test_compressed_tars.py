@@ -29,7 +29,7 @@ from ais_loader.errors import (
     RangeError,
 )
 from ais_loader.extras import install_command
-from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard, open_archive, unpacked
+from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard, unpacked
 from storage_node.store.archives.kinds import MAGIC_BYTES, ArchiveKind, recognise
 from storage_node.store.archives.member import Limits
 from storage_node.store.archives.reframe import SEEKABLE_MAGIC, SKIPPABLE_MAGIC, reframe
@@ -44,7 +44,9 @@ from tests.store.archives.archive_kit import (
     lz4_frame,
     make_tar,
     members_of,
+    open_archive,
     packed_in_every_way,
+    read_member,
     served,
     tar_members,
 )
@@ -65,10 +67,10 @@ def test_members_and_their_ranges_are_those_of_the_tar_inside(name: str, data: b
     assert members_of(archive) == tar_members(TAR) == dict(FILES)
     for start, length in ((0, 10), (350_000, 70_000), (699_999, 1), (700_000, None), (123, None)):
         stop = None if length is None else start + length
-        assert archive.read_member(NAMES[3], start, length) == FILES[3][1][start:stop]
+        assert read_member(archive, NAMES[3], start, length) == FILES[3][1][start:stop]
     for start, length in ((700_001, None), (-1, 2), (0, -1), (699_999, 2)):
         with pytest.raises(RangeError, match="of a member of 700000 bytes"):
-            archive.read_member(NAMES[3], start, length)
+            read_member(archive, NAMES[3], start, length)
 
 
 @each_way
@@ -98,7 +100,7 @@ def test_a_member_costs_about_itself_and_not_the_shard(way: str) -> None:
     index = index_shard(source, name)
     archive = Archive(source, index)
     source.read_bytes = 0
-    assert archive.read_member("0240") == content(240, 40_000)
+    assert read_member(archive, "0240") == content(240, 40_000)
     assert not archive.needs_copy
     assert archive.stretch_bytes < 2 << 20
     assert source.read_bytes < 3 << 20  # of 10 MB
@@ -127,7 +129,7 @@ def test_frames_that_are_skipped_cost_a_reader_nothing(way: str) -> None:
     source.total = source.most = 0
     archive = Archive(source, index)
     for member, data in members.items():
-        assert archive.read_member(member) == data
+        assert read_member(archive, member) == data
     assert source.most <= 2 << 20
     assert source.total <= 5 * 3 << 20
 
@@ -139,7 +141,7 @@ def test_what_has_no_restart_points_is_read_through_a_copy(way: str) -> None:
     archive = open_archive(BytesSource(data), name, limits=Limits(expansion=100_000))
     assert (archive.needs_copy, archive.stretch_bytes) == (True, len(tar))
     copy = BytesSource(b"".join(archive.content()))
-    assert archive.on_copy(copy).read_member("c") == content(2, 1000) == archive.read_member("c")
+    assert read_member(archive.on_copy(copy), "c") == content(2, 1000) == read_member(archive, "c")
     assert archive.on_copy(copy).file_range(archive.index.find("a")) == (tar.index(content(1, 1000)), 1000)
 
 
@@ -155,7 +157,7 @@ def test_threads_may_share_an_archive() -> None:
         failures: list[str] = []
 
         def read(archive: Archive = archive, failures: list[str] = failures) -> None:
-            failures += [name for name, data in FILES if archive.read_member(name) != data]
+            failures += [name for name, data in FILES if read_member(archive, name) != data]
 
         threads = [threading.Thread(target=read) for _ in range(3)]
         for thread in threads:
@@ -254,7 +256,7 @@ def test_a_damaged_stream_gives_a_typed_error_or_bytes_of_the_checksum(way: str,
     except LoaderError:
         return
     for member in archive.index:
-        assert crc32c(archive.read_member(member)) == member.checksum
+        assert crc32c(read_member(archive, member)) == member.checksum
 
 
 @settings(max_examples=150, deadline=None)
@@ -272,7 +274,7 @@ def test_a_shard_that_changed_under_its_index_never_gives_wrong_members(way: str
     archive = Archive(BytesSource(bytes(data)), index)
     for member in index:
         try:
-            assert archive.read_member(member) == expected[member.name]
+            assert read_member(archive, member) == expected[member.name]
         except (ArchiveDamaged, MemberCorrupt):
             continue
 
@@ -290,7 +292,7 @@ def test_restart_points_that_lie_are_refused_and_never_lead_astray() -> None:
             moved = plan[:8] + struct.pack("<Q", 1) * count + plan[8 + 8 * count :]
             lying = Archive(BytesSource(data), archive.index.with_plan(archive.index.kind, moved))
             with pytest.raises((ArchiveDamaged, MemberCorrupt)):
-                lying.read_member("text")
+                read_member(lying, "text")
 
 
 def test_reframed_shards_are_what_standard_tools_read_and_their_table_is_right() -> None:
