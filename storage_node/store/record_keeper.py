@@ -58,12 +58,6 @@ class RecordKeeper:
                     self._follow(newest)
         self._read_at_s, self._marks = now_s, marks
 
-    def refresh_reader(self) -> None:
-        """Refresh the record in a reader: a missing object may be on a drive that the writer has added since. Does
-        nothing in the writer."""
-        if not self._drives.writable and not self._drives.closed:
-            self.refresh(only_if_stale=False)
-
     # -- changing
 
     def change(self, change: Callable[[StoreRecord], StoreRecord]) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -63,12 +64,12 @@ class StaleReplicas:
     @property
     def any(self) -> bool:
         """Whether any replica may be stale, so that readers have to check."""
-        return self._any or self._is_unsure is not None or _clock_s() > self._until_s
+        return self._any or self._is_unsure is not None or clock_s() > self._until_s
 
     # -- asked by readers
 
     def whole(self, bucket_uuid: bytes) -> bool:
-        return bucket_uuid in self._buckets or (_clock_s() > self._until_s and bucket_uuid in self._guarded)
+        return bucket_uuid in self._buckets or (clock_s() > self._until_s and bucket_uuid in self._guarded)
 
     def gaps(self, bucket_uuid: bytes) -> bool:
         """Whether names that the store lacks may exist on other nodes."""
@@ -94,7 +95,7 @@ class StaleReplicas:
             entry = self._names.get(bucket_uuid, {}).get(name)
             if entry is not None and entry.version < version and entry.since_s > time.monotonic() - for_s:
                 return True
-            now = _clock_s()
+            now = clock_s()
             changed_s = self._in_touch_since_s if now <= self._until_s else self._until_s
             return bucket_uuid in self._guarded and changed_s > now - for_s
 
@@ -152,7 +153,7 @@ class StaleReplicas:
         A process that was stopped for longer has missed changes of other nodes: until its next call, `guarded` buckets
         are in doubt.
         """
-        now = _clock_s()
+        now = clock_s()
         with self._lock:
             kept = now <= self._until_s
             self._guarded = frozenset(guarded)
@@ -166,7 +167,7 @@ class StaleReplicas:
     def hold_until(self, until_s: float, guarded: Iterable[bytes]) -> None:
         """Allow reads of `guarded` buckets until this time, by the clock that continues while the machine is suspended.
         Unlike with `awake`, missed writes have been announced by name before there is a later end."""
-        now = _clock_s()
+        now = clock_s()
         with self._lock:
             if self._until_s < now <= until_s:
                 self._in_touch_since_s = now
@@ -209,9 +210,14 @@ class StaleReplicas:
         self._any = bool(self._buckets or self._gaps or self._names)
 
 
-def _clock_s() -> float:
-    """Return the clock that continues while the machine is suspended."""
+def clock_s() -> float:
+    """Return a clock that continues while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def ms_since(moment_s: float) -> int:
+    """Return milliseconds since a moment of `clock_s`, rounded up."""
+    return max(0, math.ceil((clock_s() - moment_s) * 1000))
 
 
 def stale_message(name: str) -> str:

@@ -15,8 +15,9 @@ from typing import Literal
 
 from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, ObjectNotFound, StoreFormatError
 from storage_node.store import store_record as records
+from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.archives.limits import ShardLimits
-from storage_node.store.archives.open_archives import indexing_of
+from storage_node.store.archives.open_archives import Indexing
 from storage_node.store.buckets import Buckets, ReplicaStale
 from storage_node.store.damaged_copies import DamagedCopies
 from storage_node.store.drive.commit_files import PendingObject
@@ -47,7 +48,7 @@ class Store:
             opened.record,
             opened.drives,
             opened.problems,
-            lambda: self.record.refresh_reader(),
+            lambda: self.record.refresh(only_if_stale=False),
             writable=options.writable,
         )
         """Open drives, and the locations of a name's entries."""
@@ -143,7 +144,7 @@ class Store:
         A drive that cannot be read raises its error when it is used. Raises Closed.
         """
         self.drive_set.require_open()
-        self.record.refresh_reader()
+        self.drive_set.refresh()
         for drive in self.drive_set.live():
             with contextlib.suppress(DriveFailed, StoreFormatError):
                 drive.catch_up()
@@ -241,7 +242,7 @@ class Store:
         metadata = checked_metadata(metadata) if metadata else {}
         placement = self.drive_set.placement
         drive = self.drive_set.at(placement.owner(bucket_uuid, name))
-        indexing = indexing_of(name)
+        indexing = None if kind_of_name(name) is None else Indexing(name)
         # An archive needs a file of its own, so that its members can be read.
         file = drive.stage(held=True) if grouped and indexing is None else stage(drive)
         pending = PendingObject(bucket_uuid, name, file, metadata, version)

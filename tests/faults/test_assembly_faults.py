@@ -24,10 +24,10 @@ from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import decode_response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
-from storage_node.cluster.replication.read_lease import clock_s
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version
+from storage_node.store.replica_state import clock_s
 from storage_node.store.store import Store
 from tests.node.cluster_kit import BUCKET, Answer, to_one_node
 from tests.node.node_kit import RawSession, batch_of

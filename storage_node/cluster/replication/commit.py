@@ -64,7 +64,6 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from storage_node.cluster.replication import invalidation
 from storage_node.cluster.replication.conditions import decide, resolve
-from storage_node.cluster.replication.read_lease import clock_s, ms_since
 from storage_node.cluster.replication.replica import from_state
 from storage_node.cluster.replication.replicas import (
     Participant,
@@ -84,7 +83,7 @@ from storage_node.cluster.replication.write_plan import (
 )
 from storage_node.context.channels import STEP_TIMEOUT_S
 from storage_node.context.errors import ReplicaLost, TooFewCopies
-from storage_node.store.replica_state import not_found_message
+from storage_node.store.replica_state import clock_s, ms_since, not_found_message
 
 HOLD_S = 10.0
 DRAIN_S = 5.0
@@ -245,8 +244,10 @@ class CommitProtocol:
         try:
             async with self._names.hold((write.replica_set.bucket.uuid, write.name) for write in writes):
                 self._check([write for write in writes if not write.is_deletion])
-                await resolve(self._replicas, [write for write in _unsettled(writes) if write.is_repeat])
-                await decide(self._replicas, [write for write in _unsettled(writes) if write.is_conditional])
+                if repeats := [write for write in _unsettled(writes) if write.is_repeat]:
+                    await resolve(self._replicas, repeats)
+                if conditional := [write for write in _unsettled(writes) if write.is_conditional]:
+                    await decide(self._replicas, conditional)
                 await self._look([write for write in _unsettled(writes) if write.is_deletion])
                 going = _unsettled(writes)
                 async with self.barrier.passing(write.replica_set.bucket.uuid for write in going):

@@ -23,7 +23,6 @@ from ais_loader.wire.generated import ais_replica_pb2 as wire
 from storage_node.cluster.replication.commit import CommitProtocol, OnShort
 from storage_node.cluster.replication.conditions import decide, misplaced, resolve
 from storage_node.cluster.replication.listing_filter import Listed, not_deleted
-from storage_node.cluster.replication.read_lease import clock_s
 from storage_node.cluster.replication.replica import HeldWrite
 from storage_node.cluster.replication.replicas import (
     LocalReplicaStream,
@@ -39,7 +38,7 @@ from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.store.drive.preconditions import Condition, condition_of
 from storage_node.store.names import check_object_name, object_name_fault
-from storage_node.store.replica_state import not_found_message
+from storage_node.store.replica_state import clock_s, not_found_message
 from storage_node.store.write import checked_metadata
 
 _LOOK_BEFORE_BYTES = 1 << 20

@@ -27,10 +27,10 @@ import grpc.aio
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.replication.lease_keeper import ReadLeases
-from storage_node.cluster.replication.read_lease import clock_s
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.context.channels import REACH_TIMEOUT_S, STEP_TIMEOUT_S, Channels
 from storage_node.store.format import Version
+from storage_node.store.replica_state import clock_s
 
 CONNECT_S = 0.3
 """A running node accepts a new connection within this time after one has broken."""

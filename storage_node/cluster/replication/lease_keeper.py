@@ -25,20 +25,14 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
 from storage_node.cluster.replication.lease_renewal import LeaseRenewal, WantedLease
-from storage_node.cluster.replication.read_lease import (
-    LEAST_NODES,
-    LeaseHeld,
-    LeasesGranted,
-    clock_s,
-    lease_s,
-    over_s,
-)
+from storage_node.cluster.replication.read_lease import LEAST_NODES, LeaseHeld, LeasesGranted, lease_s, over_s
 from storage_node.cluster.replication.replica import to_wire
 from storage_node.context.channels import REACH_TIMEOUT_S, Channels
 from storage_node.context.node import Node
 from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.format import Version
 from storage_node.store.permissions import private
+from storage_node.store.replica_state import clock_s
 
 FILE_NAME = "withheld.json"
 _FORMAT = 1

@@ -23,8 +23,8 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
-from storage_node.cluster.replication.read_lease import clock_s
 from storage_node.context.channels import Caller
+from storage_node.store.replica_state import clock_s
 
 _RENEWALS = 6
 """Renewals per lease duration."""

@@ -23,24 +23,12 @@ Pure: times are seconds of the caller's clock and are passed as arguments.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Collection, Mapping
 
 DRIFT = 1 / 64
 LEAST_NODES = 3
 """Two nodes have no majority without each other, so they serve their replicas when the other one is down."""
 _NODES_OF_THE_BASE = 32
-
-
-def clock_s() -> float:
-    """Return a clock that continues while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def ms_since(moment_s: float) -> int:
-    """Return milliseconds since a moment of `clock_s`, rounded up."""
-    return max(0, math.ceil((clock_s() - moment_s) * 1000))
 
 
 def lease_s(base_s: float, nodes: int) -> float:

@@ -12,11 +12,11 @@ from ais_loader.errors import LoaderError, WriteTooLate
 from ais_loader.wire.generated import ais_contents_pb2 as contents
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
-from storage_node.cluster.replication.read_lease import clock_s, ms_since
 from storage_node.store.drive.preconditions import SUPERSEDED, Condition, checked, id_of
 from storage_node.store.drive.version_clock import MAX_EPOCH, check_counter
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.listing import PAGE_BYTES, within
+from storage_node.store.replica_state import clock_s, ms_since
 from storage_node.store.store import Store
 from storage_node.store.write import Upload, check_content
 

@@ -24,7 +24,7 @@ from ais_loader.errors import ArchiveError, ArchiveIndexError, ArchiveIndexStale
 from storage_node.store.archives.archive import Archive, ShardIndexer, index_shard
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import ShardState
-from storage_node.store.archives.kinds import kind_of_name, recognise
+from storage_node.store.archives.kinds import recognise
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.source import CheckedSource, FdSource, chunks_of
 from storage_node.store.archives.unpack_cache import UnpackCache
@@ -321,11 +321,6 @@ class Indexing:
     def _refuse(self, error: Exception) -> None:
         self._indexer = None
         log.info("a shard is stored without an index of its members: %s", error)
-
-
-def indexing_of(name: str) -> Indexing | None:
-    """Return an indexer, or None if the object's name is not an archive's."""
-    return Indexing(name) if kind_of_name(name) is not None else None
 
 
 def _verify(source: FdSource, entry: CatalogEntry, name: str) -> None:

@@ -168,7 +168,7 @@ class DriveSet:
         *,
         writable: bool,
     ) -> None:
-        """`refresh` updates the placement with what another process may have changed."""
+        """`refresh` updates the placement of a reader with what another process may have changed."""
         self.writable = writable
         self.closed = False
         """Set once, by `RecordKeeper.end`."""
@@ -271,9 +271,15 @@ class DriveSet:
 
     # -- finding
 
+    def refresh(self) -> None:
+        """Refresh the placement in a reader: a missing object may be on a drive that the writer has added since. Does
+        nothing in the writer."""
+        if not self.writable and not self.closed:
+            self._refresh()
+
     def still(self, placement: DrivePlacement) -> bool:
         """Whether the placement is still this one after a refresh. If not, a failed look-up has to be repeated."""
-        self._refresh()
+        self.refresh()
         return self.placement is placement
 
     def cached(self, bucket_uuid: bytes, name: str) -> tuple[Drive, CatalogEntry] | None:
