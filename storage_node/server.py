@@ -7,7 +7,6 @@ therefore neither block it nor be blocked by it, and can stop it from another th
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,15 +27,21 @@ from storage_node.context.channels import Caller, Channels, make_secret, read_se
 from storage_node.context.node import Node
 from storage_node.etl.values import TransformRunner
 from storage_node.etl.worker.environments import Environments
-from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.lane.listener import LaneListener
 from storage_node.limits.call_slots import note_tenant, tenant_of
 from storage_node.limits.load_monitor import descriptor_limit, raise_descriptor_limit
 from storage_node.metrics.exporter import metrics_served, require_library
 from storage_node.metrics.running_node import RunningNode
-from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.services.access import ANYONE, INSIDE, Role
-from storage_node.services.lifecycle import STOP_TIMEOUT_S, Addresses, NodeLifecycle, NodePart, start, stop
+from storage_node.services.lifecycle import (
+    STOP_TIMEOUT_S,
+    Addresses,
+    NodeLifecycle,
+    NodePart,
+    check_folders,
+    start,
+    stop,
+)
 from storage_node.settings.config import ServerConfig
 from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.drive.identity import SECRET_FILE_NAME
@@ -44,7 +49,6 @@ from storage_node.store.files.object_files import drive_error
 from storage_node.store.store import Store
 
 START_TIMEOUT_S = 30.0
-log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 32 << 20
 """Maximum size of an incoming message: ten thousand entries with names and members of maximum length."""
@@ -148,9 +152,7 @@ class NodeServer:
         try:
             if self._makes_secret and not self.config.listen.peer_secret_file:
                 self.config = self.config.replace(peer_secret_file=str(_own_secret(self._store)))
-            require_apart(self.config.store.promote_roots, of_store(self._store), self.config.etl.command_paths)
-            for warning in sandbox_warnings(self.config.etl, of_store(self._store)):
-                log.warning("%s", warning)
+            check_folders(self._store, self.config)
             self.membership, self._acceptor_store = open_membership(self._store)
         except BaseException:
             self._store.close()

@@ -38,8 +38,9 @@ from storage_node.etl.local_etl import LocalEtl
 from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import NodeRegistry
 from storage_node.etl.transform_http import TransformHttp
+from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.limits.tasks import keep_going
-from storage_node.promote.store_folders import require_apart
+from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.services.access import Methods, PeerCheck
 from storage_node.services.calls import RequestReader
 from storage_node.services.compose import ComposeService
@@ -57,12 +58,24 @@ if TYPE_CHECKING:
     from storage_node.context.node import Node
     from storage_node.etl.values import TransformRunner
     from storage_node.etl.worker.environments import Environments
+    from storage_node.settings.config import ServerConfig
     from storage_node.store.drive.drive import Drive
+    from storage_node.store.store import Store
 
 STOP_TIMEOUT_S = 10.0
 _REAP_INTERVAL_S = 2.0
 _FOLLOW_S = 1.0
 log = logging.getLogger(__name__)
+
+
+def check_folders(store: Store, config: ServerConfig) -> None:
+    """Check that promotions and commands cannot reach the store's folders, and log what a sandbox cannot prevent.
+
+    Raises InvalidRequest.
+    """
+    require_apart(config.store.promote_roots, of_store(store), config.etl.command_paths)
+    for warning in sandbox_warnings(config.etl, of_store(store)):
+        log.warning("%s", warning)
 
 
 class Addresses(NamedTuple):
