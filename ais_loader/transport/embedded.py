@@ -329,7 +329,7 @@ class EmbeddedTransport:
     ) -> FrameStream:
         store = self._store_here()
         if request.transform:
-            return TransformedStream(self._etl_here().frames(request))
+            return LocalStream(self._etl_here().frames(request))
         return EmbeddedStream(store, request, self._helpers_here())
 
     def open_long_batch(self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int) -> FrameStream | None:
@@ -379,54 +379,8 @@ class EmbeddedTransport:
         self._store = None
 
 
-class EmbeddedStream:
-    """Frames that are read on demand, in the caller's thread."""
-
-    retries, paused_s, hedged = 0, 0.0, 0
-
-    def node_of(self, index: int) -> str:
-        return "the store"
-
-    def __init__(self, store: Store, request: pb.BatchRequest, helpers: Executor | None) -> None:
-        self._store = store
-        self._helpers = helpers
-        self._request = request
-        self._batch: StoreBatch | None = None
-        self._frames = self._read_frames()
-
-    def __iter__(self) -> Iterator[Frame]:
-        return self
-
-    def __next__(self) -> Frame:
-        return next(self._frames)
-
-    def read_all(self) -> list[bytes] | None:
-        return self._store_batch().read_all(self._helpers, READ_PARTS)
-
-    def _store_batch(self) -> StoreBatch:
-        if self._batch is None:
-            self._batch = StoreBatch(self._store, self._request)
-        return self._batch
-
-    def _read_frames(self) -> Generator[Frame, None, None]:
-        batch = self._store_batch()
-        try:
-            for span in batch.spans():
-                frame = batch.read(span)
-                yield frame
-                if self._request.fail_fast and frame.status.any():
-                    return
-        finally:
-            batch.close()
-
-    def close(self) -> None:
-        # A generator that is running in another thread refuses to close; it then ends with its consumer.
-        with contextlib.suppress(ValueError):
-            self._frames.close()
-
-
-class TransformedStream:
-    """Frames of entries that pass through transforms, in the caller's thread."""
+class LocalStream:
+    """Frames from an iterator, in the caller's thread: those of entries that pass through transforms."""
 
     retries, paused_s, hedged = 0, 0.0, 0
 
@@ -449,6 +403,36 @@ class TransformedStream:
         # A generator that is running in another thread refuses to close; it then ends with its consumer.
         with contextlib.suppress(ValueError):
             self._frames.close()  # type: ignore[attr-defined]
+
+
+class EmbeddedStream(LocalStream):
+    """Frames that are read on demand, in the caller's thread."""
+
+    def __init__(self, store: Store, request: pb.BatchRequest, helpers: Executor | None) -> None:
+        self._store = store
+        self._helpers = helpers
+        self._request = request
+        self._batch: StoreBatch | None = None
+        super().__init__(self._read_frames())
+
+    def read_all(self) -> list[bytes] | None:
+        return self._store_batch().read_all(self._helpers, READ_PARTS)
+
+    def _store_batch(self) -> StoreBatch:
+        if self._batch is None:
+            self._batch = StoreBatch(self._store, self._request)
+        return self._batch
+
+    def _read_frames(self) -> Generator[Frame, None, None]:
+        batch = self._store_batch()
+        try:
+            for span in batch.spans():
+                frame = batch.read(span)
+                yield frame
+                if self._request.fail_fast and frame.status.any():
+                    return
+        finally:
+            batch.close()
 
 
 def _staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = False) -> Upload:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.frame import U8, U32, WIRE_U32, Frame, FrameError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -91,6 +92,24 @@ class AnswerCheck:
         """Prepare for a repeated request of what has not arrived: END counts from here. A large entry continues where
         it stopped."""
         self._base = self.received
+
+    def rest_of(self, request: pb.BatchRequest, arrived: int) -> pb.BatchRequest:
+        """Return a request for what has not arrived of an ordered one, of which `arrived` entries are complete, and
+        restart."""
+        rest = pb.BatchRequest()
+        rest.CopyFrom(request)
+        for values in entry_values(rest).values():
+            del values[:arrived]
+        rest.first_index = request.first_index + arrived
+        self.restart()
+        if (last := self.partial) is not None and last.piece is not None:
+            rest.resume_offset = last.piece.offset + len(last.payload)
+            rest.resume_checksum = int(last.checksum[0])
+            rest.resume_version = last.piece.version
+        elif arrived:
+            rest.resume_offset, rest.resume_version = 0, ""
+            rest.ClearField("resume_checksum")
+        return rest
 
     def take(self, frame: Frame) -> None:
         """Check the next frame, in order. Raises FrameError if it is not the expected one."""

@@ -107,10 +107,7 @@ class LocalBatch:
 
     async def _send_and_release(self, message: Message, slot: FrameSlot, payload_bytes: int) -> None:
         try:
-            with self._call.call_slot.waiting():
-                await self._call.send(message)
-            self._call.call_slot.moved()
-            self._call.tally.frame_sent()
+            await self._call.send_frame(message)
         finally:
             if isinstance(message, FileFrame):
                 message.close()

@@ -10,7 +10,6 @@ from typing import Any
 
 from ais_loader.wire.answer_check import AnswerCheck
 from ais_loader.wire.backoff import Backoff
-from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import Frame, FrameError, Response
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 
@@ -170,21 +169,8 @@ class PeerStream:
 
     def _rest(self) -> pb.BatchRequest:
         """Return the request for what has not arrived, after the peer has ended the batch in favor of others."""
-        rest = pb.BatchRequest()
-        rest.CopyFrom(self._request)
-        came = self._check.received - self._request.first_index
-        for values in entry_values(rest).values():
-            del values[:came]
-        rest.first_index = self._check.received
+        rest = self._check.rest_of(self._request, self._check.received - self._request.first_index)
         rest.initial_credit_bytes = max(0, self.credit_bytes)
-        self._check.restart()
-        if (last := self._check.partial) is not None and last.piece is not None:
-            rest.resume_offset = last.piece.offset + len(last.payload)
-            rest.resume_checksum = int(last.checksum[0])
-            rest.resume_version = last.piece.version
-        elif came:
-            rest.resume_offset, rest.resume_version = 0, ""
-            rest.ClearField("resume_checksum")
         return rest
 
     # -- checking

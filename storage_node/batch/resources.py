@@ -169,6 +169,13 @@ class BatchCall:
             await self.credit.spend(size_bytes)
         self.resources.node.metrics.client_wait_s += clock_s() - began_s
 
+    async def send_frame(self, message: Message) -> None:
+        """Send a frame, and count it."""
+        with self.call_slot.waiting():
+            await self.send(message)
+        self.call_slot.moved()
+        self.tally.frame_sent()
+
 
 async def look_up(resources: BatchResources, tenant: str, request: pb.BatchRequest) -> StoreBatch:
     """Look up the entries of a request. Raises InvalidRequest if its columns are inconsistent."""

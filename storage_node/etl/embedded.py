@@ -25,7 +25,7 @@ from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.transformed_run import TransformedRun
 from storage_node.etl.transform_http import TransformHttp
-from storage_node.limits.tasks import keep_going
+from storage_node.limits.tasks import cancel_others, keep_going
 from storage_node.settings.config import ServerConfig
 from storage_node.store.store import Store
 
@@ -51,7 +51,7 @@ class EmbeddedEtl:
         self._loop.run_until_complete(self._set_up())
         self._started.set()
         self._loop.run_forever()
-        self._loop.run_until_complete(_finish_tasks())
+        self._loop.run_until_complete(cancel_others(_STOP_S))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
@@ -181,7 +181,7 @@ class EmbeddedEtl:
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait([self._working])
-        await _finish_tasks()  # each returns its worker
+        await cancel_others(_STOP_S)  # batches that were not read to their end; each returns its worker
         await self._etl.close()
 
 
@@ -191,12 +191,3 @@ async def _next_of(run: TransformedRun) -> Frame | None:
     if run.exhausted:
         await run.close()
     return frame
-
-
-async def _finish_tasks() -> None:
-    """Cancel the tasks that are left over from batches that were not read to their end."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    if left:
-        await asyncio.wait(left, timeout=_STOP_S)

@@ -51,6 +51,15 @@ async def settled(future: asyncio.Future[T], cancel: Callable[[], object] = bool
         raise
 
 
+async def cancel_others(timeout_s: float) -> None:
+    """Cancel all other tasks of the event loop, and wait for them, `timeout_s` at most."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=timeout_s)
+
+
 def retrieve(finished: asyncio.Future[Any]) -> None:
     """Retrieve a result for which no task waits any more, so that asyncio does not log it."""
     if finished.done() and not finished.cancelled():

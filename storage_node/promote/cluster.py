@@ -61,7 +61,7 @@ class ClusterPromotion:
         stamps: dict[int, Stamp] = {}
         try:
             await self._work(self._open, files, existing, outcomes, sources, small, stamps)
-            answers = await self._put_small(list(small.values()))
+            answers = await self._writes.put_small(list(small.values())) if small else []
             for at, answer in zip(small, answers, strict=True):
                 outcomes[at] = _outcome(files[at], answer)
             async with asyncio.TaskGroup() as several:
@@ -139,23 +139,6 @@ class ClusterPromotion:
         return {info.name: stored_of(info) for info in answer.object if info.name}
 
     # -- storing
-
-    async def _put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
-        if not objects:
-            return []
-
-        async def gone(request: pb.PutManyRequest) -> pb.PutManyResponse:
-            why = f"bucket {self._job.bucket!r} has been deleted meanwhile"
-            error = pb.Error(kind=BucketNotFound.kind, message=why)
-            return pb.PutManyResponse(result=[pb.PutResult(error=error) for _ in request.object])
-
-        answer = await self._writes.put_many(pb.PutManyRequest(object=objects), gone)
-        return [
-            stored_of(result.info)
-            if result.HasField("info")
-            else errors.from_node(result.error.kind, result.error.message)
-            for result in answer.result
-        ]
 
     async def _put_large(self, replica_set: ReplicaSet, source: SourceFile) -> tuple[Stored | LoaderError, Transfer]:
         """Store a large file; also return how this node's own replica, if any, got its bytes."""

@@ -39,7 +39,7 @@ from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import NodeRegistry
 from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.worker.stage import sandbox_warnings
-from storage_node.limits.tasks import keep_going
+from storage_node.limits.tasks import cancel_others, keep_going
 from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.services.access import Methods, PeerCheck
 from storage_node.services.calls import RequestReader
@@ -197,7 +197,7 @@ class NodeLifecycle:
         background = _Background()
         return [
             NodePart(stop=self.promote.close),
-            NodePart(stop=_finish_tasks),
+            NodePart(stop=lambda: cancel_others(STOP_TIMEOUT_S)),  # calls that outlived the grace period
             NodePart(stop=self.writes.close),
             NodePart(stop=self.snapshots.close),
             NodePart(stop=self.batches.resources.peers.close),
@@ -274,12 +274,3 @@ async def _follow(etl: LocalEtl) -> None:
         await asyncio.sleep(_FOLLOW_S)
         etl.transforms.follow()
         etl.transforms.prepare(etl.registry.all())
-
-
-async def _finish_tasks() -> None:
-    """Cancel the calls that outlived the grace period, and wait until they have released their files."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    if left:
-        await asyncio.wait(left, timeout=STOP_TIMEOUT_S)

@@ -18,7 +18,6 @@ from ais_loader import errors
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.transport.session.session import Broken, Event, Inbox, Session
 from ais_loader.wire.answer_check import AnswerCheck, DamagedEntry, compare_unchecked
-from ais_loader.wire.batch_columns import entry_values
 from ais_loader.wire.frame import Frame, FrameError, Response
 from ais_loader.wire.gather.frame_edit import torn
 from ais_loader.wire.generated import ais_batch_pb2 as pb
@@ -166,17 +165,7 @@ class GrpcStream:
 
     def _resume(self) -> None:
         """Request the entries that have not arrived yet."""
-        rest = pb.BatchRequest()
-        rest.CopyFrom(self._request)
-        for values in entry_values(rest).values():
-            del values[: self._check.received]
-        rest.first_index = self._request.first_index + self._check.received
-        self._check.restart()
-        if (last := self._check.partial) is not None and last.piece is not None:
-            rest.resume_offset = last.piece.offset + len(last.payload)
-            rest.resume_checksum = int(last.checksum[0])
-            rest.resume_version = last.piece.version
-        self._begin(rest)
+        self._begin(self._check.rest_of(self._request, self._check.received))
 
     def _request_checked(self) -> None:
         """Request the rest with verification by the node: bytes that the node had not verified were wrong."""

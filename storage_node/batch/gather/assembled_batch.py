@@ -156,10 +156,7 @@ class AssembledBatch:
 
     async def _send_and_release(self, message: Message, slot: FrameSlot, release: Callable[[], None]) -> None:
         try:
-            with self._call.call_slot.waiting():
-                await self._call.send(message)
-            self._call.call_slot.moved()
-            self._call.tally.frame_sent()
+            await self._call.send_frame(message)
         finally:
             slot.release()
             release()

@@ -15,11 +15,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from ais_loader.errors import BucketNotFound, InvalidRequest, LoaderError, ObjectNotFound
+from ais_loader.errors import BucketNotFound, InvalidRequest, LoaderError, ObjectNotFound, from_node
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.object_info import Stored, stored_of
 from storage_node.cluster.replication.commit import CommitProtocol, OnShort
 from storage_node.cluster.replication.conditions import decide, misplaced, resolve
 from storage_node.cluster.replication.listing_filter import Listed, not_deleted
@@ -229,6 +230,20 @@ class WriteCoordinator:
         return pb.PutManyResponse(
             result=[next(results) if found[small.bucket] is None else _result(next(stored)) for small in request.object]
         )
+
+    async def put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
+        """Store a group of small objects of a job. Those whose bucket does not belong to the cluster fail."""
+
+        async def gone(request: pb.PutManyRequest) -> pb.PutManyResponse:
+            why = f"bucket {request.object[0].bucket!r} has been deleted meanwhile"
+            error = pb.Error(kind=BucketNotFound.kind, message=why)
+            return pb.PutManyResponse(result=[pb.PutResult(error=error) for _ in request.object])
+
+        answer = await self.put_many(pb.PutManyRequest(object=objects), gone)
+        return [
+            stored_of(result.info) if result.HasField("info") else from_node(result.error.kind, result.error.message)
+            for result in answer.result
+        ]
 
     async def _put_group(self, objects: Sequence[tuple[pb.SmallObject, ReplicaSet]]) -> list[Result]:
         """Store small objects with one message to each node. Returns one result per object, in order."""

@@ -191,19 +191,7 @@ class NodeStore:
     async def put_small(self, objects: Sequence[pb.SmallObject]) -> list[Stored | LoaderError]:
         if self._view is None:
             return await self._own.put_small(objects)
-
-        async def gone(request: pb.PutManyRequest) -> pb.PutManyResponse:
-            why = f"bucket {request.object[0].bucket!r} has been deleted meanwhile"
-            error = pb.Error(kind=BucketNotFound.kind, message=why)
-            return pb.PutManyResponse(result=[pb.PutResult(error=error) for _ in request.object])
-
-        answer = await self._writes.put_many(pb.PutManyRequest(object=objects), gone)
-        return [
-            stored_of(result.info)
-            if result.HasField("info")
-            else errors.from_node(result.error.kind, result.error.message)
-            for result in answer.result
-        ]
+        return await self._writes.put_small(objects)
 
     async def put_large(self, bucket: str, name: str, metadata: dict[str, str], content: Content) -> Stored:
         replica_set = self._writes.replica_set(bucket)
