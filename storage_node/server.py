@@ -43,7 +43,7 @@ from storage_node.services.lifecycle import (
     stop,
 )
 from storage_node.settings.config import ServerConfig
-from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.drive.identity import SECRET_FILE_NAME
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.store import Store

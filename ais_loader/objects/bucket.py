@@ -19,8 +19,7 @@ from ais_loader.objects.delete import delete_many, delete_prefix, iter_delete_ma
 from ais_loader.objects.download import download
 from ais_loader.objects.folders import put_folder
 from ais_loader.objects.head_many import head_many
-from ais_loader.objects.listed_entries import listed_entries
-from ais_loader.objects.listing import Listing
+from ais_loader.objects.listing import Listing, listed_entries
 from ais_loader.objects.metadata import set_metadata
 from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, pinned_members

@@ -1,10 +1,13 @@
-"""Listing of objects, fetched page by page as it is iterated. A notebook can show it without advancing it."""
+"""Listing of objects, fetched page by page as it is iterated, and its objects as batch entries. A notebook can show a
+listing without advancing it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ais_loader.values.entry import ObjectInfo
+from ais_loader.name_matching import Patterns, matcher, pattern_list
+from ais_loader.values.entry import Entry, ObjectInfo
+from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.html import html_of_objects
 
 
@@ -27,3 +30,15 @@ class Listing(Iterator[ObjectInfo]):
 
     def _repr_html_(self) -> str:
         return html_of_objects(self._title, self._listed())
+
+
+def listed_entries(
+    objects: Iterable[ObjectInfo], bucket: str, *, pattern: Patterns | None, pinned: bool
+) -> Sequence[Entry]:
+    """See `Bucket.entries`."""
+    if pattern is not None:
+        fits = matcher(pattern_list("pattern", pattern))
+        objects = (info for info in objects if fits(info.name))
+    if pinned:
+        return [info.entry(pinned=True) for info in objects]
+    return EntryTable(bucket, [info.name.encode() for info in objects])

@@ -18,7 +18,7 @@ from types import TracebackType
 import grpc
 
 from ais_loader.testing.node import NodeProcess, peer_secret_file
-from ais_loader.wire.features import FEATURES
+from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc as rpc
 from ais_loader.wire.peer_proof import PROOF_KEY, CallClaim, Prover

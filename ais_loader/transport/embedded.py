@@ -46,7 +46,7 @@ from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job
 from storage_node.promote.walk import Wanted
 from storage_node.store.archives.kinds import can_reframe
-from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.compose import compose_object, tar_end
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.format import CatalogEntry

@@ -24,9 +24,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ais_loader.wire.features import TRANSFORMS
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.placement import object_hash
+
+TRANSFORMS = "transforms"
+"""Feature of a node, which older nodes lack: entries of batches can be transformed (BatchRequest.transform)."""
+FEATURES: Sequence[str] = (TRANSFORMS,)
+"""Features of nodes of this version."""
+
 
 U64: TypeAlias = npt.NDArray[np.uint64]
 F64: TypeAlias = npt.NDArray[np.float64]

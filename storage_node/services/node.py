@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 
 from ais_loader.errors import LoaderError
-from ais_loader.wire.features import FEATURES
+from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from ais_loader.wire.generated import ais_objects_pb2 as objects_pb

@@ -16,8 +16,7 @@ from typing import Literal
 from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, ObjectNotFound, StoreFormatError
 from storage_node.store import store_record as records
 from storage_node.store.archives.kinds import kind_of_name
-from storage_node.store.archives.limits import ShardLimits
-from storage_node.store.archives.open_archives import Indexing
+from storage_node.store.archives.open_archives import Indexing, ShardLimits
 from storage_node.store.buckets import Buckets, ReplicaStale
 from storage_node.store.damaged_copies import DamagedCopies
 from storage_node.store.drive.commit_files import PendingObject

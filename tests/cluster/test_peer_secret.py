@@ -12,7 +12,7 @@ import pytest
 
 from ais_loader import connect
 from ais_loader.testing.node import NodeProcess
-from ais_loader.wire.features import FEATURES
+from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.change import change_map
 from storage_node.cluster.consensus.errors import ChangeFailed

@@ -10,7 +10,7 @@ import pytest
 
 from ais_loader import Client, Entry, Status, connect, errors
 from ais_loader.testing import eventually, seeded_bytes
-from ais_loader.wire.features import FEATURES
+from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_cluster_pb2_grpc
 from storage_node.batch import session

@@ -14,8 +14,7 @@ from ais_loader.testing import FaultyLink, eventually
 from ais_loader.transport.cluster.failover import Members
 from ais_loader.transport.cluster.transport import RemoteTransport
 from ais_loader.values.options import ClusterOptions
-from ais_loader.wire.cluster_map import ClusterView
-from ais_loader.wire.features import FEATURES
+from ais_loader.wire.cluster_map import FEATURES, ClusterView
 from ais_loader.wire.frame import EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb

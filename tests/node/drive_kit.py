@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.testing import eventually
-from ais_loader.wire.features import FEATURES
+from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.context.channels import OPERATOR
 from storage_node.ops import drive_commands, node_file

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from storage_node.store import format as fmt
-from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
 from storage_node.store.fsck.fsck import Report, check

@@ -13,7 +13,7 @@ import pytest
 from ais_loader.errors import ArchiveDamaged, ArchiveTooLarge, CorruptObject, MemberNotFound
 from ais_loader.testing import eventually, seeded_bytes
 from storage_node.store.archives import open_archives as shards
-from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
 from tests.store.store_kit import BUCKET, assert_sound, file_of, flip_a_byte, put, read, store_at

@@ -29,8 +29,7 @@ from ais_loader.values.entry import ObjectInfo
 from ais_loader.values.options import ClusterOptions
 from ais_loader.values.source import Buffer
 from ais_loader.wire.backoff import Backoff
-from ais_loader.wire.cluster_map import ClusterView
-from ais_loader.wire.features import TRANSFORMS
+from ais_loader.wire.cluster_map import TRANSFORMS, ClusterView
 from ais_loader.wire.gather.hedging import Hedging
 from ais_loader.wire.gather.replica_choice import NodeLoads, choose
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from ais_loader.errors import LoaderError
 from ais_loader.wire.backoff import Backoff
-from ais_loader.wire.features import FEATURES
+from ais_loader.wire.cluster_map import FEATURES
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from storage_node.cluster.consensus.acceptor_store import AcceptorStore
 from storage_node.cluster.consensus.change import AsyncChannels, change_map_async

@@ -17,6 +17,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,6 @@ from storage_node.store.archives.archive import Archive, ShardIndexer, index_sha
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.index_format import ShardState
 from storage_node.store.archives.kinds import recognise
-from storage_node.store.archives.limits import ShardLimits
 from storage_node.store.archives.source import CheckedSource, FdSource, chunks_of
 from storage_node.store.archives.unpack_cache import UnpackCache
 from storage_node.store.checksum import crc32c
@@ -58,6 +58,23 @@ def naming(name: str, member: str | None = None) -> Iterator[None]:
         yield
     except LoaderError as error:
         raise type(error)(named_message(error, name, member)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLimits:
+    """Limits on the open archives and decompressed copies of one drive. Raises ValueError."""
+
+    open_shards: int = 128
+    """Maximum number of open shards, least recently used closed first. Each has two descriptors: the shard's and its
+    index's."""
+    copy_bytes: int = 4 << 30
+    """Disk budget for decompressed copies of shards without restart points. Their files disappear with the process."""
+
+    def __post_init__(self) -> None:
+        if self.open_shards < 1:
+            raise ValueError(f"open_shards={self.open_shards}: need at least 1")
+        if self.copy_bytes < 0:
+            raise ValueError(f"shard_copy_bytes={self.copy_bytes}: need at least 0")
 
 
 class OpenShard:

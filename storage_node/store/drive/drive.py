@@ -27,8 +27,7 @@ from ais_loader.errors import (
     StoreReadOnly,
 )
 from storage_node.store import format as fmt
-from storage_node.store.archives.limits import ShardLimits
-from storage_node.store.archives.open_archives import OpenArchives
+from storage_node.store.archives.open_archives import OpenArchives, ShardLimits
 from storage_node.store.checksum import combine_blocks
 from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive import clean_shutdown

@@ -27,7 +27,7 @@ from ais_loader.errors import (
     StoreReadOnly,
 )
 from storage_node.store import store_record as records
-from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.drive import identity as identities
 from storage_node.store.drive.drive import Drive, Durability
 from storage_node.store.drive.identity import DriveIdentity, not_a_folder
