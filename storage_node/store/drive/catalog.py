@@ -536,8 +536,7 @@ class EntryCache:
     look-ups read the catalog, and a look-up in progress cannot restore an old entry. Thread-safe.
     """
 
-    def __init__(self, max_entries: int = _CACHED_ENTRIES) -> None:
-        self._max_entries = max_entries
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._records: dict[bytes, CatalogEntry] = {}  # guarded by _lock for changes
         self._changing: set[bytes] = set()  # guarded by _lock
@@ -552,7 +551,7 @@ class EntryCache:
         """Keep what was read from the catalog, unless entries were invalidated since `generation`."""
         with self._lock:
             if generation == self.generation:
-                if len(self._records) >= self._max_entries:
+                if len(self._records) >= _CACHED_ENTRIES:
                     self._records = {}
                 for key, entry in found:
                     if key in self._changing:
