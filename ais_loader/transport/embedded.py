@@ -329,7 +329,7 @@ class EmbeddedTransport:
     ) -> FrameStream:
         store = self._store_here()
         if request.transform:
-            return IteratorStream(self._etl_here().frames(request))
+            return GeneratedStream(self._etl_here().frames(request))
         return EmbeddedStream(store, request, self._helpers_here())
 
     def open_long_batch(self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int) -> FrameStream | None:
@@ -379,7 +379,7 @@ class EmbeddedTransport:
         self._store = None
 
 
-class IteratorStream:
+class GeneratedStream:
     """Frames from an iterator, in the caller's thread: those of entries that pass through transforms."""
 
     retries, paused_s, hedged = 0, 0.0, 0
@@ -405,7 +405,7 @@ class IteratorStream:
             self._frames.close()  # type: ignore[attr-defined]
 
 
-class EmbeddedStream(IteratorStream):
+class EmbeddedStream(GeneratedStream):
     """Frames that are read on demand, in the caller's thread."""
 
     def __init__(self, store: Store, request: pb.BatchRequest, helpers: Executor | None) -> None:
