@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ais_loader.values.snapshots import SnapshotInfo
     from ais_loader.values.summary import BucketSummary
     from ais_loader.values.timing import BatchTiming
+    from ais_loader.wire.remote import Remote
 
 __all__ = [
     "Batch",
@@ -86,6 +87,7 @@ __all__ = [
     "PromoteResult",
     "PromoteSummary",
     "PutSummary",
+    "Remote",
     "RenameSummary",
     "Server",
     "ShufflePlan",

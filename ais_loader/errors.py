@@ -12,6 +12,8 @@
     ├── StoreError                      the store or a drive needs an operator: StoreLocked, DriveFull, ...
     ├── NodeUnavailable (ConnectionError)   retryable: no node answers
     │   └── OutcomeUnknown              a write may have taken effect: read, then decide
+    ├── RemoteUnavailable (ConnectionError)     retryable: the cloud storage of a remote bucket does not answer
+    │   └── RemoteDenied                it refused: correct the credentials, the permissions or the bucket's settings
     ├── Overloaded                      retryable: the node kept asking the client to retry later
     ├── StaleMap                        retryable: the cluster has changed; clients plan again automatically
     ├── WriteTooLate                    retryable: something else came first: write again
@@ -380,6 +382,22 @@ class OutcomeUnknown(NodeUnavailable):
     """
 
     kind = "outcome-unknown"
+    retryable = False
+
+
+class RemoteUnavailable(LoaderError, ConnectionError):
+    """The remote storage of a bucket does not answer, or throttled the request for too long. The message is that of the
+    remote storage, without secrets."""
+
+    kind = "remote-unavailable"
+    retryable = True
+
+
+class RemoteDenied(RemoteUnavailable):
+    """The remote storage of a bucket refused a request: credentials that are missing, wrong or expired, no permission,
+    a bucket or container that does not exist, or one of another region."""
+
+    kind = "remote-denied"
     retryable = False
 
 

@@ -21,6 +21,7 @@ EXTRAS = {
     "zstandard": "archives",
     "torch": "torch",
     "fsspec": "fsspec",
+    "obstore": "store,remote",
     "lhotse": "lhotse",
     "webdataset": "webdataset",
     "ray": "store,ray",

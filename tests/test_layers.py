@@ -69,6 +69,7 @@ storage_node.cluster.repair
 storage_node.cluster.snapshots
 storage_node.cluster.drives
 storage_node.promote
+storage_node.remote
 storage_node.etl
 storage_node.batch
 storage_node.batch.gather
@@ -101,6 +102,7 @@ ROOMS = {
         "ais_loader.training",
         "ais_loader.values.packed",
     ),
+    "obstore": ("storage_node.remote",),
     "fsspec": ("ais_loader.integrations.fsspec",),
     "webdataset": ("ais_loader.integrations.webdataset",),
     "click": ("ais_loader.cli", "ais_loader.integrations.nemo", "storage_node.cli"),

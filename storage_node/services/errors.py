@@ -39,6 +39,8 @@ _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     errors.CorruptObject: grpc.StatusCode.DATA_LOSS,
     errors.DriveFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.NodeUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.RemoteUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.RemoteDenied: grpc.StatusCode.PERMISSION_DENIED,
     NotConfirmed: grpc.StatusCode.UNAVAILABLE,
     errors.OutcomeUnknown: grpc.StatusCode.UNAVAILABLE,
     TooFewCopies: grpc.StatusCode.UNAVAILABLE,

@@ -1,4 +1,5 @@
 from ais_loader.wire.generated import ais_etl_pb2 as _ais_etl_pb2
+from ais_loader.wire.generated import ais_objects_pb2 as _ais_objects_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -59,7 +60,7 @@ class MapNode(_message.Message):
     def __init__(self, uuid: _Optional[bytes] = ..., host: _Optional[str] = ..., endpoint: _Optional[str] = ..., weight: _Optional[float] = ..., state: _Optional[_Union[MapNode.State, str]] = ..., number: _Optional[int] = ..., peer_endpoint: _Optional[str] = ..., feature: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MapBucket(_message.Message):
-    __slots__ = ("name", "uuid", "copies", "min_copies", "reframe", "snapshot", "former_copies")
+    __slots__ = ("name", "uuid", "copies", "min_copies", "reframe", "snapshot", "former_copies", "remote")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +68,7 @@ class MapBucket(_message.Message):
     REFRAME_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     FORMER_COPIES_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_FIELD_NUMBER: _ClassVar[int]
     name: str
     uuid: bytes
     copies: int
@@ -74,7 +76,8 @@ class MapBucket(_message.Message):
     reframe: bool
     snapshot: _containers.RepeatedCompositeFieldContainer[MapSnapshot]
     former_copies: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ..., snapshot: _Optional[_Iterable[_Union[MapSnapshot, _Mapping]]] = ..., former_copies: _Optional[_Iterable[int]] = ...) -> None: ...
+    remote: _ais_objects_pb2.Remote
+    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ..., snapshot: _Optional[_Iterable[_Union[MapSnapshot, _Mapping]]] = ..., former_copies: _Optional[_Iterable[int]] = ..., remote: _Optional[_Union[_ais_objects_pb2.Remote, _Mapping]] = ...) -> None: ...
 
 class MapSnapshot(_message.Message):
     __slots__ = ("name", "cut", "created_ns", "maker", "objects", "size_bytes")

@@ -7,46 +7,66 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Bucket(_message.Message):
-    __slots__ = ("name", "uuid", "copies", "min_copies", "reframe", "settling")
+    __slots__ = ("name", "uuid", "copies", "min_copies", "reframe", "settling", "remote")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     MIN_COPIES_FIELD_NUMBER: _ClassVar[int]
     REFRAME_FIELD_NUMBER: _ClassVar[int]
     SETTLING_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_FIELD_NUMBER: _ClassVar[int]
     name: str
     uuid: bytes
     copies: int
     min_copies: int
     reframe: bool
     settling: bool
-    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ..., settling: bool = ...) -> None: ...
+    remote: Remote
+    def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ..., settling: bool = ..., remote: _Optional[_Union[Remote, _Mapping]] = ...) -> None: ...
+
+class Remote(_message.Message):
+    __slots__ = ("url", "endpoint", "region", "profile", "validate_after_s")
+    URL_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    endpoint: str
+    region: str
+    profile: str
+    validate_after_s: float
+    def __init__(self, url: _Optional[str] = ..., endpoint: _Optional[str] = ..., region: _Optional[str] = ..., profile: _Optional[str] = ..., validate_after_s: _Optional[float] = ...) -> None: ...
 
 class CreateBucketRequest(_message.Message):
-    __slots__ = ("name", "copies", "exist_ok", "min_copies", "reframe")
+    __slots__ = ("name", "copies", "exist_ok", "min_copies", "reframe", "remote")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     EXIST_OK_FIELD_NUMBER: _ClassVar[int]
     MIN_COPIES_FIELD_NUMBER: _ClassVar[int]
     REFRAME_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_FIELD_NUMBER: _ClassVar[int]
     name: str
     copies: int
     exist_ok: bool
     min_copies: int
     reframe: bool
-    def __init__(self, name: _Optional[str] = ..., copies: _Optional[int] = ..., exist_ok: bool = ..., min_copies: _Optional[int] = ..., reframe: bool = ...) -> None: ...
+    remote: Remote
+    def __init__(self, name: _Optional[str] = ..., copies: _Optional[int] = ..., exist_ok: bool = ..., min_copies: _Optional[int] = ..., reframe: bool = ..., remote: _Optional[_Union[Remote, _Mapping]] = ...) -> None: ...
 
 class SetBucketRequest(_message.Message):
-    __slots__ = ("name", "copies", "min_copies", "reframe")
+    __slots__ = ("name", "copies", "min_copies", "reframe", "remote")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     MIN_COPIES_FIELD_NUMBER: _ClassVar[int]
     REFRAME_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_FIELD_NUMBER: _ClassVar[int]
     name: str
     copies: int
     min_copies: int
     reframe: bool
-    def __init__(self, name: _Optional[str] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ...) -> None: ...
+    remote: Remote
+    def __init__(self, name: _Optional[str] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ..., remote: _Optional[_Union[Remote, _Mapping]] = ...) -> None: ...
 
 class GetBucketRequest(_message.Message):
     __slots__ = ("name",)

@@ -1,0 +1,4 @@
+"""Remote buckets: objects that live in S3, GCS, Azure, on an HTTP server or in a folder, and are stored here when read.
+
+In reading order: `backend` (one remote location), `tier` (cold reads, validation and writes of a node).
+"""
