@@ -149,6 +149,7 @@ _HOMES = {
     "PromoteResult": "ais_loader.values.promote",
     "PromoteSummary": "ais_loader.values.changes",
     "PutSummary": "ais_loader.values.changes",
+    "Remote": "ais_loader.wire.remote",
     "RenameSummary": "ais_loader.values.changes",
     "Server": "ais_loader.transforms.etl",
     "ShufflePlan": "ais_loader.training.plan",
