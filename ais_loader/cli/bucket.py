@@ -17,6 +17,9 @@ from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import BucketExists, BucketHasSnapshots, BucketNotEmpty, InvalidRequest
 from ais_loader.objects.client import Client
 from ais_loader.transport.base import BucketInfo
+from ais_loader.wire.remote import Remote
+
+_REMOTE_KEYS = ("remote", "endpoint", "region", "profile", "validate")
 
 
 @click.group(cls=HintingGroup)
@@ -56,16 +59,53 @@ def _parse_bucket(text: str) -> Target:
     is_flag=True,
     help="Store .tar.zst and .tar.lz4 in many frames, so that reading a member costs about the member's size.",
 )
+@click.option(
+    "--remote",
+    metavar="URL",
+    help="A remote bucket: its objects live at s3://, gs://, az://, https:// or file://, and are stored when read.",
+)
+@click.option("--endpoint", metavar="URL", default="", help="Of an S3-compatible service, with --remote.")
+@click.option("--region", metavar="NAME", default="", help="Of the S3 bucket, with --remote.")
+@click.option("--profile", metavar="NAME", default="", help="Credentials in the operator's file, with --remote.")
+@click.option(
+    "--validate",
+    metavar="RULE",
+    default="never",
+    show_default=True,
+    help="Compare stored copies with the remote objects: never, always, or after this many seconds.",
+)
 @takes_store
-def create(name: Target, exist_ok: bool, copies: int, min_copies: int, reframe: bool, store: StoreChoice) -> None:
+def create(
+    name: Target,
+    exist_ok: bool,
+    copies: int,
+    min_copies: int,
+    reframe: bool,
+    remote: str | None,
+    endpoint: str,
+    region: str,
+    profile: str,
+    validate: str,
+    store: StoreChoice,
+) -> None:
     """Create a bucket.
 
     Its name has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot. If --store is a folder that is empty
     or does not exist, a store is created there too.
     """
+    place = Remote(remote, endpoint, region, profile, _rule(validate)) if remote else None
+    if place is None and (endpoint or region or profile or validate != "never"):
+        raise click.UsageError("--endpoint, --region, --profile and --validate need --remote")
     with store.writing(create=True) as client:
         try:
-            client.create_bucket(name.bucket, exist_ok=exist_ok, copies=copies, min_copies=min_copies, reframe=reframe)
+            client.create_bucket(
+                name.bucket,
+                exist_ok=exist_ok,
+                copies=copies,
+                min_copies=min_copies,
+                reframe=reframe,
+                remote=place,
+            )
         except BucketExists:
             raise click.ClickException(
                 f"bucket {name.bucket!r} already exists; with --exist-ok that is no error"
@@ -111,12 +151,37 @@ def show(name: Target, as_json: bool, store: StoreChoice) -> None:
 def set_(name: Target, assignments: tuple[str, ...], store: StoreChoice) -> None:
     """Change a bucket's properties for future writes: min_copies=2, reframe=yes.
 
+    remote=URL makes it a remote bucket or changes its place, and remote= ends that; endpoint=, region=, profile= and
+    validate= change a part of it.
+
     In a cluster, copies=3 changes the number of copies of all objects in the bucket. While copies are being made or
     removed, `show` says that the bucket is settling.
     """
     changes = dict(map(_assigned, assignments))
+    place = {key: changes.pop(key) for key in _REMOTE_KEYS if key in changes}
     with store.writing(create=False) as client:
-        _show(client.bucket(name.bucket).set(**changes), as_json=False)
+        bucket = client.bucket(name.bucket)
+        if place:
+            changes["remote"] = _changed_remote(bucket.info().remote, place)
+        _show(bucket.set(**changes), as_json=False)
+
+
+def _changed_remote(now: Remote | None, place: dict[str, Any]) -> Remote | str:
+    url = place.pop("remote", None)
+    if url == "":
+        return ""
+    if now is None and url is None:
+        raise click.UsageError(f"{', '.join(place)}: the bucket is not a remote one; give remote=URL as well")
+    return (
+        dataclasses.replace(now, **({"url": url} if url else {}), **place) if now is not None else Remote(url, **place)
+    )
+
+
+def _rule(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # Remote refuses what is no rule
 
 
 def _assigned(text: str) -> tuple[str, Any]:
@@ -125,7 +190,11 @@ def _assigned(text: str) -> tuple[str, Any]:
         return key, int(value)
     if key == "reframe" and value.lower() in ("yes", "no", "true", "false"):
         return key, value.lower() in ("yes", "true")
-    raise click.UsageError(f"{text!r}: need copies=N, min_copies=N, or reframe=yes or no")
+    if key in _REMOTE_KEYS and "=" in text:
+        return key, _rule(value) if key == "validate" else value
+    raise click.UsageError(
+        f"{text!r}: need copies=N, min_copies=N, reframe=yes or no, or {', '.join(_REMOTE_KEYS)} with a value"
+    )
 
 
 def _properties(found: BucketInfo) -> dict[str, Any]:
@@ -136,6 +205,7 @@ def _properties(found: BucketInfo) -> dict[str, Any]:
         "min_copies": found.min_copies,
         "reframe": found.reframe,
         "settling": found.settling,
+        "remote": dataclasses.asdict(found.remote) if found.remote is not None else None,
     }
 
 
@@ -144,6 +214,8 @@ def _show(found: BucketInfo, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(properties))
         return
+    place = properties.pop("remote") or {}
+    properties |= {"remote" if key == "url" else key: value for key, value in place.items() if value}
     for key, value in properties.items():
         click.echo(f"{key:<10}  {value if not isinstance(value, bool) else 'yes' if value else 'no'}")
 

@@ -58,6 +58,7 @@ from ais_loader.values.requests import (
 from ais_loader.values.snapshots import SnapshotInfo
 from ais_loader.values.source import Content, Source
 from ais_loader.values.summary import BucketSummary
+from ais_loader.wire.remote import Remote
 
 if TYPE_CHECKING:
     from ais_loader.objects.client import Client
@@ -85,20 +86,27 @@ class Bucket(BucketComposing, BucketTransforming):
         return self._transport.bucket(self.name)
 
     def set(
-        self, *, copies: int | None = None, min_copies: int | None = None, reframe: bool | None = None
+        self,
+        *,
+        copies: int | None = None,
+        min_copies: int | None = None,
+        reframe: bool | None = None,
+        remote: Remote | str | None = None,
     ) -> BucketInfo:
         """Change the bucket's properties, which `Client.create_bucket` describes. None leaves a property unchanged.
 
         `min_copies` and `reframe` apply to objects that are stored from now on. `copies`, which can be changed only in
         a cluster, applies to every object: the cluster makes or removes copies in the background, and `info().settling`
-        is True until it has finished.
+        is True until it has finished. `remote` makes the bucket a remote one, or changes its place: stored copies stay
+        and are validated by the new rule. `remote=""` removes it: the stored copies are then all that there is.
 
         Raises BucketNotFound, StoreReadOnly; InvalidRequest if the store cannot keep that number of copies;
         NodeUnavailable if you change `copies` while a snapshot of the bucket is being made.
         """
         copies = None if copies is None else whole_number("copies", copies, least=1, most=MAX_COPIES)
         min_copies = None if min_copies is None else whole_number("min_copies", min_copies, least=1, most=MAX_COPIES)
-        return self._transport.set_bucket(self.name, BucketChange(copies, min_copies, reframe))
+        place: Remote | Literal[""] | None = None if remote is None else "" if remote == "" else Remote.of(remote)
+        return self._transport.set_bucket(self.name, BucketChange(copies, min_copies, reframe, place))
 
     def put(
         self,

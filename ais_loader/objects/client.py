@@ -24,6 +24,7 @@ from ais_loader.values.options import ClusterOptions, EmbeddedOptions
 from ais_loader.values.requests import BatchOptions, batch_options, requests_for_entries, to_entries
 from ais_loader.values.snapshots import pinned_name
 from ais_loader.values.urls import split_url, store_folders
+from ais_loader.wire.remote import Remote
 
 URL_VARIABLE = "AIS_LOADER_URL"
 _GET_BATCH_PARAMETERS = ("bucket", "archive", "archive_names", "opaque")
@@ -131,7 +132,14 @@ class Client:
     # -- buckets
 
     def create_bucket(
-        self, name: str, *, exist_ok: bool = False, copies: int = 1, min_copies: int = 1, reframe: bool = False
+        self,
+        name: str,
+        *,
+        exist_ok: bool = False,
+        copies: int = 1,
+        min_copies: int = 1,
+        reframe: bool = False,
+        remote: Remote | str | None = None,
     ) -> Bucket:
         """Create a bucket. An existing bucket keeps its properties.
 
@@ -143,12 +151,22 @@ class Client:
                 the missing copies later.
             reframe: Whether to recompress a .tar.zst or .tar.lz4 on upload into many frames, if reading one of its
                 members would otherwise require decompressing everything before it. See docs/settings.md.
+            remote: A place in S3, GCS, Azure, on an HTTP server or in a folder, as a `Remote` or its URL. The bucket's
+                objects are those at that place, and the store keeps copies of what is read. See docs/remote.md.
 
-        Raises BucketExists (unless `exist_ok`), InvalidName, InvalidRequest, StoreReadOnly.
+        Raises BucketExists (unless `exist_ok`; and if an existing bucket has another `remote`), InvalidName,
+        InvalidRequest, StoreReadOnly.
         """
         copies = whole_number("copies", copies, least=1, most=MAX_COPIES)
         min_copies = whole_number("min_copies", min_copies, least=1, most=MAX_COPIES)
-        self._transport.create_bucket(name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe)
+        place = None if remote is None else Remote.of(remote)
+        found = self._transport.create_bucket(
+            name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe, remote=place
+        )
+        if place is not None and found.remote != place:
+            raise errors.BucketExists(
+                f"bucket {name!r} exists with remote={found.remote}; `Bucket.set` changes it, or choose another name"
+            )
         return Bucket(self, name)
 
     def bucket(self, name: str, *, snapshot: str | None = None) -> Bucket:

@@ -29,6 +29,7 @@ from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
+from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import require_unreserved
 
 EtlMethod: TypeAlias = Literal[
@@ -82,6 +83,8 @@ class BucketInfo:
     """Archives in one frame are stored with many, see `Client.create_bucket`."""
     settling: bool = False
     """`copies` was changed, and replicas are still being added or removed."""
+    remote: Remote | None = None
+    """The place of a remote bucket's objects; None for any other bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class BucketChange:
     copies: int | None = None
     min_copies: int | None = None
     reframe: bool | None = None
+    remote: Remote | Literal[""] | None = None
+    """An empty string removes it; the stored objects stay."""
 
 
 class FrameStream(Protocol):
@@ -133,7 +138,14 @@ class Transport(Protocol):
     def options(self) -> EmbeddedOptions | ClusterOptions: ...
 
     def create_bucket(
-        self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False
+        self,
+        name: str,
+        *,
+        copies: int,
+        exist_ok: bool,
+        min_copies: int = 1,
+        reframe: bool = False,
+        remote: Remote | None = None,
     ) -> BucketInfo: ...
     def set_bucket(self, name: str, change: BucketChange) -> BucketInfo: ...
     def bucket(self, name: str) -> BucketInfo: ...

@@ -42,6 +42,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.object_info import stored_of
+from ais_loader.wire.remote import Remote
 from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job
 from storage_node.promote.walk import Wanted
@@ -147,18 +148,26 @@ class EmbeddedTransport:
     # -- buckets
 
     def create_bucket(
-        self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False
+        self,
+        name: str,
+        *,
+        copies: int,
+        exist_ok: bool,
+        min_copies: int = 1,
+        reframe: bool = False,
+        remote: Remote | None = None,
     ) -> BucketInfo:
         require_text(name, errors.InvalidName, "bucket name")
         made = self._store_to_write().create_bucket(
-            name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
+            name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe, remote=remote
         )
         return _bucket_info(name, made)
 
     def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
         require_bucket(name)
         store = self._store_to_write()
-        return _bucket_info(name, store.set_bucket(name, change.copies, change.min_copies, change.reframe))
+        changed = store.set_bucket(name, change.copies, change.min_copies, change.reframe, change.remote)
+        return _bucket_info(name, changed)
 
     def bucket(self, name: str) -> BucketInfo:
         require_bucket(name)
@@ -505,4 +514,4 @@ def _reader(paths: list[str], options: EmbeddedOptions, of_a_writer: bool) -> Em
 
 
 def _bucket_info(name: str, record: BucketRecord) -> BucketInfo:
-    return BucketInfo(name, record.uuid, record.copies, reframe=record.reframe)
+    return BucketInfo(name, record.uuid, record.copies, reframe=record.reframe, remote=record.remote)

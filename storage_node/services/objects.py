@@ -18,7 +18,7 @@ from ais_loader.errors import InvalidRequest, LoaderError
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import require_unreserved
-from storage_node.cluster.map.buckets import ClusterBuckets, requested_settings
+from storage_node.cluster.map.buckets import ClusterBuckets, requested_remote, requested_settings
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Listed
 from storage_node.context.node import Node
@@ -64,6 +64,7 @@ class BucketsService:
                 exist_ok=request.exist_ok,
                 min_copies=request.min_copies or 1,
                 reframe=request.reframe,
+                remote=requested_remote(request) or None,
             )
 
         if (view := self._cluster.view) is not None:
@@ -364,7 +365,14 @@ class _Put:
 
 
 def _bucket(name: str, record: BucketRecord) -> pb.Bucket:
-    return pb.Bucket(name=name, uuid=record.uuid_bytes, copies=record.copies, min_copies=1, reframe=record.reframe)
+    return pb.Bucket(
+        name=name,
+        uuid=record.uuid_bytes,
+        copies=record.copies,
+        min_copies=1,
+        reframe=record.reframe,
+        remote=record.remote.to_wire() if record.remote is not None else None,
+    )
 
 
 _CHUNK_END = b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from typing import Literal
 
 from ais_loader.errors import (
     BucketExists,
@@ -15,6 +16,7 @@ from ais_loader.errors import (
     SnapshotNotFound,
     SnapshotReadOnly,
 )
+from ais_loader.wire.remote import Remote
 from storage_node.store.failpoints import failpoint
 from storage_node.store.listing import merged
 from storage_node.store.names import SNAPSHOT_MARK, bucket_not_found, check_bucket_name, unfinished_name
@@ -99,6 +101,7 @@ class Buckets:
         bucket_uuid: str | None = None,
         min_copies: int = 1,
         reframe: bool = False,
+        remote: Remote | None = None,
     ) -> BucketRecord:
         """See `Store.create_bucket`."""
         self._drives.require_open()
@@ -115,17 +118,28 @@ class Buckets:
                 raise BucketExists(f"bucket {name!r} exists; pass exist_ok=True to use it")
             self._drives.require_writable()
             of_cluster = bucket_uuid is not None  # the cluster repeats it to drives that miss it now
-            self._record.commit(record.with_bucket(name, copies, bucket_uuid, reframe=reframe), whoever=of_cluster)
+            self._record.commit(
+                record.with_bucket(name, copies, bucket_uuid, reframe=reframe, remote=remote), whoever=of_cluster
+            )
             return self._record.current.buckets[name]
 
-    def set(self, name: str, copies: int | None, min_copies: int | None, reframe: bool | None) -> BucketRecord:
+    def set(
+        self,
+        name: str,
+        copies: int | None,
+        min_copies: int | None,
+        reframe: bool | None,
+        remote: Remote | Literal[""] | None,
+    ) -> BucketRecord:
         """See `Store.set_bucket`."""
         self._drives.require_writable()
         _require_one_copy(copies=copies, min_copies=min_copies)
         with self._record.lock:
             found = self.to_change(name)
-            if reframe is not None and reframe != found.reframe:
-                self._record.commit(self._record.current.with_reframe(name, reframe))
+            new_reframe = found.reframe if reframe is None else reframe
+            new_remote = found.remote if remote is None else remote or None
+            if (new_reframe, new_remote) != (found.reframe, found.remote):
+                self._record.commit(self._record.current.with_settings(name, reframe=new_reframe, remote=new_remote))
             return self._record.current.buckets[name]
 
     def delete(self, name: str, *, force: bool = False, of_cluster: bool = False) -> int:

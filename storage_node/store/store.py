@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from ais_loader.errors import DriveFailed, InvalidRequest, LoaderError, ObjectNotFound, StoreFormatError
+from ais_loader.wire.remote import Remote
 from storage_node.store import store_record as records
 from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.archives.open_archives import Indexing, ShardLimits
@@ -191,6 +192,7 @@ class Store:
         bucket_uuid: str | None = None,
         min_copies: int = 1,
         reframe: bool = False,
+        remote: Remote | None = None,
     ) -> BucketRecord:
         """Create a bucket. `bucket_uuid`: it is this node's part of a cluster's bucket, with uuid and copies from the
         cluster.
@@ -198,13 +200,28 @@ class Store:
         Raises InvalidName, BucketExists, InvalidRequest, StoreReadOnly, Closed, DriveFull, DriveFailed.
         """
         return self._buckets.create(
-            name, copies=copies, exist_ok=exist_ok, bucket_uuid=bucket_uuid, min_copies=min_copies, reframe=reframe
+            name,
+            copies=copies,
+            exist_ok=exist_ok,
+            bucket_uuid=bucket_uuid,
+            min_copies=min_copies,
+            reframe=reframe,
+            remote=remote,
         )
 
-    def set_bucket(self, name: str, copies: int | None, min_copies: int | None, reframe: bool | None) -> BucketRecord:
-        """Change settings that are not None. Raises BucketNotFound, InvalidRequest, StoreReadOnly, Closed, DriveFull,
-        DriveFailed."""
-        return self._buckets.set(name, copies, min_copies, reframe)
+    def set_bucket(
+        self,
+        name: str,
+        copies: int | None = None,
+        min_copies: int | None = None,
+        reframe: bool | None = None,
+        remote: Remote | Literal[""] | None = None,
+    ) -> BucketRecord:
+        """Change settings that are not None; an empty `remote` removes it.
+
+        Raises BucketNotFound, InvalidRequest, StoreReadOnly, Closed, DriveFull, DriveFailed.
+        """
+        return self._buckets.set(name, copies, min_copies, reframe, remote)
 
     def delete_bucket(self, name: str, *, force: bool = False, of_cluster: bool = False) -> int:
         """Delete an empty bucket, or with `force` also its objects. Returns how many objects were deleted.

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ais_loader.errors import StoreFormatError
+from ais_loader.wire.remote import Remote
 from storage_node.store.checksum import decode_checked, encode_checked
 from storage_node.store.commit_mark import commit_mark
 from storage_node.store.failpoints import failpoint
@@ -22,7 +23,7 @@ from storage_node.store.names import SNAPSHOT_MARK
 from storage_node.store.permissions import private
 
 FILE_NAME = "record.json"
-RECORD_VERSION = 10
+RECORD_VERSION = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class BucketRecord:
     copies: int = 1
     reframe: bool = False
     """Whether archives in one frame are stored with many, see `reframe_on_put`. In a cluster this is in the map."""
+    remote: Remote | None = None
+    """Place of a remote bucket's objects. In a cluster this is in the map."""
 
     @property
     def uuid_bytes(self) -> bytes:
@@ -140,16 +143,22 @@ class StoreRecord:
         return self.epoch, self.revision
 
     def with_bucket(
-        self, name: str, copies: int, bucket_uuid: str | None = None, *, reframe: bool = False
+        self,
+        name: str,
+        copies: int,
+        bucket_uuid: str | None = None,
+        *,
+        reframe: bool = False,
+        remote: Remote | None = None,
     ) -> StoreRecord:
-        bucket = BucketRecord(bucket_uuid or uuid.uuid4().hex, copies, reframe)
+        bucket = BucketRecord(bucket_uuid or uuid.uuid4().hex, copies, reframe, remote)
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
 
     def with_etl(self, etl: str) -> StoreRecord:
         return replace(self, revision=self.revision + 1, etl=etl)
 
-    def with_reframe(self, name: str, reframe: bool) -> StoreRecord:
-        bucket = replace(self.buckets[name], reframe=reframe)
+    def with_settings(self, name: str, *, reframe: bool, remote: Remote | None) -> StoreRecord:
+        bucket = replace(self.buckets[name], reframe=reframe, remote=remote)
         return replace(self, revision=self.revision + 1, buckets={**self.buckets, name: bucket})
 
     def without_bucket(self, name: str) -> StoreRecord:
@@ -250,6 +259,8 @@ def decode(data: bytes, source: Path) -> StoreRecord:
             raise StoreFormatError(
                 f"{source}: segments of format {segments}; this version reads format {SEGMENT_FORMAT}"
             )
+        for bucket in fields["buckets"].values():
+            bucket["remote"] = None if bucket["remote"] is None else Remote(**bucket["remote"])
         fields["buckets"] = {name: BucketRecord(**bucket) for name, bucket in fields["buckets"].items()}
         fields["drives"], fields["purging"] = tuple(fields["drives"]), tuple(fields["purging"])
         fields["retiring"], fields["trimming"] = tuple(fields["retiring"]), tuple(fields["trimming"])

@@ -50,6 +50,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.placement import object_hash
+from ais_loader.wire.remote import Remote
 
 DIRECT_TO_NODES = 64
 """In a cluster of at most this many nodes, a client assembles every batch itself. Measurements
@@ -88,11 +89,18 @@ class RemoteTransport(Failover):
     # -- buckets: served by any node that answers
 
     def create_bucket(
-        self, name: str, *, copies: int, exist_ok: bool, min_copies: int = 1, reframe: bool = False
+        self,
+        name: str,
+        *,
+        copies: int,
+        exist_ok: bool,
+        min_copies: int = 1,
+        reframe: bool = False,
+        remote: Remote | None = None,
     ) -> BucketInfo:
         made = self._any(
             lambda node: node.create_bucket(
-                name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
+                name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe, remote=remote
             )
         )
         self.members.refresh(force=True)

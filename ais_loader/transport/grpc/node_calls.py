@@ -39,6 +39,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
 from ais_loader.wire.generated import ais_snapshots_pb2 as snapshots_pb
+from ais_loader.wire.remote import Remote
 
 T = TypeVar("T")
 INDEX_TIMEOUT_S = 600.0
@@ -171,10 +172,17 @@ class NodeCalls:
 
     # -- buckets
 
-    def create_bucket(self, name: str, *, copies: int, exist_ok: bool, min_copies: int, reframe: bool) -> BucketInfo:
+    def create_bucket(
+        self, name: str, *, copies: int, exist_ok: bool, min_copies: int, reframe: bool, remote: Remote | None
+    ) -> BucketInfo:
         require_text(name, errors.InvalidName, "bucket name")
         request = pb.CreateBucketRequest(
-            name=name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe
+            name=name,
+            copies=copies,
+            exist_ok=exist_ok,
+            min_copies=min_copies,
+            reframe=reframe,
+            remote=remote.to_wire() if remote is not None else None,
         )
         return _bucket_info(self._call(lambda conn: conn.buckets.CreateBucket(request, timeout=CALL_TIMEOUT_S)))
 
@@ -200,6 +208,8 @@ class NodeCalls:
             request.copies = change.copies
         if change.min_copies is not None:
             request.min_copies = change.min_copies
+        if change.remote is not None:
+            request.remote.CopyFrom(change.remote.to_wire() if change.remote else pb.Remote())
         return _bucket_info(self._call(lambda conn: conn.buckets.SetBucket(request, timeout=CALL_TIMEOUT_S)))
 
     def delete_bucket(self, name: str, *, force: bool) -> int:
@@ -477,7 +487,13 @@ class NodeCalls:
 
 def _bucket_info(bucket: pb.Bucket) -> BucketInfo:
     return BucketInfo(
-        bucket.name, bucket.uuid.hex(), bucket.copies, bucket.min_copies or 1, bucket.reframe, bucket.settling
+        bucket.name,
+        bucket.uuid.hex(),
+        bucket.copies,
+        bucket.min_copies or 1,
+        bucket.reframe,
+        bucket.settling,
+        Remote.from_wire(bucket.remote) if bucket.HasField("remote") else None,
     )
 
 

@@ -7,6 +7,7 @@ An object put between them is deleted with its bucket. Belongs to the node's eve
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 import grpc
 
@@ -23,6 +24,7 @@ from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
+from ais_loader.wire.remote import Remote
 from storage_node.cluster.consensus.change import AsyncChannels, change_map_async
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.consensus.errors import NodesSilent
@@ -61,7 +63,13 @@ class ClusterBuckets:
         check_bucket_name(name)
         if exist_ok and name in view.buckets:
             return described(view.buckets[name])
-        make = mutations.create_bucket(name, request.copies or 1, request.min_copies or 1, reframe=request.reframe)
+        make = mutations.create_bucket(
+            name,
+            request.copies or 1,
+            request.min_copies or 1,
+            reframe=request.reframe,
+            remote=requested_remote(request) or None,
+        )
 
         def edit(map_: cluster_pb.ClusterMap | None) -> cluster_pb.ClusterMap:
             if _find(map_, name) is None:
@@ -214,13 +222,24 @@ def described(bucket: cluster_pb.MapBucket) -> pb.Bucket:
         min_copies=max(1, bucket.min_copies),
         reframe=bucket.reframe,
         settling=bool(bucket.former_copies),
+        remote=bucket.remote if bucket.HasField("remote") else None,
     )
 
 
-def requested_settings(request: pb.SetBucketRequest) -> tuple[int | None, int | None, bool | None]:
-    """Return copies, min_copies and reframe; None for values that stay."""
+def requested_remote(request: pb.SetBucketRequest | pb.CreateBucketRequest) -> Remote | Literal[""] | None:
+    """Return the requested remote; empty to remove it, None if none is given. Raises InvalidRequest."""
+    if not request.HasField("remote"):
+        return None
+    return Remote.from_wire(request.remote) if request.remote.url else ""
+
+
+def requested_settings(
+    request: pb.SetBucketRequest,
+) -> tuple[int | None, int | None, bool | None, Remote | Literal[""] | None]:
+    """Return copies, min_copies, reframe and remote; None for values that stay. Raises InvalidRequest."""
     return (
         request.copies if request.HasField("copies") else None,
         request.min_copies if request.HasField("min_copies") else None,
         request.reframe if request.HasField("reframe") else None,
+        requested_remote(request),
     )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from typing import Literal
 
 from ais_loader.errors import BucketHasSnapshots
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.remote import Remote
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.context.errors import TooFewCopies
 from storage_node.store.names import check_bucket_name
@@ -174,7 +176,9 @@ def set_endpoints(node_uuid: bytes, endpoint: str, peer_endpoint: str, features:
     return edit
 
 
-def create_bucket(name: str, copies: int = 1, min_copies: int = 1, *, reframe: bool = False) -> Edit:
+def create_bucket(
+    name: str, copies: int = 1, min_copies: int = 1, *, reframe: bool = False, remote: Remote | None = None
+) -> Edit:
     """Create a bucket. Raises InvalidName at once."""
     check_bucket_name(name)
 
@@ -183,15 +187,29 @@ def create_bucket(name: str, copies: int = 1, min_copies: int = 1, *, reframe: b
         if any(bucket.name == name for bucket in map_.bucket):
             raise ValueError(f"bucket {name!r} exists; choose another name, or use it")
         require_copies(map_, copies, min_copies)
-        map_.bucket.add(name=name, uuid=uuid.uuid4().bytes, copies=copies, min_copies=min_copies, reframe=reframe)
+        map_.bucket.add(
+            name=name,
+            uuid=uuid.uuid4().bytes,
+            copies=copies,
+            min_copies=min_copies,
+            reframe=reframe,
+            remote=remote.to_wire() if remote is not None else None,
+        )
         return map_
 
     return edit
 
 
-def set_bucket(name: str, copies: int | None, min_copies: int | None, reframe: bool | None) -> Edit:
-    """Change the properties that are not None. A new number of copies is reached when `finish_changes` reports it; see
-    docs/cluster.md.
+def set_bucket(
+    name: str,
+    copies: int | None,
+    min_copies: int | None,
+    reframe: bool | None,
+    remote: Remote | Literal[""] | None = None,
+) -> Edit:
+    """Change the properties that are not None; an empty `remote` removes it.
+
+    A new number of copies is reached when `finish_changes` reports it; see docs/cluster.md.
 
     The edit raises TooFewCopies, to be retried, while a snapshot of the bucket is being created: its owners are
     scanning what the snapshot sees.
@@ -213,6 +231,10 @@ def set_bucket(name: str, copies: int | None, min_copies: int | None, reframe: b
             found.copies, found.min_copies = wanted
         if reframe is not None:
             found.reframe = reframe
+        if remote is not None:
+            found.ClearField("remote")
+            if remote:
+                found.remote.CopyFrom(remote.to_wire())
         return map_
 
     return edit
