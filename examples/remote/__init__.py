@@ -1,0 +1,1 @@
+"""Training from a remote bucket: see `train_from_bucket`."""
