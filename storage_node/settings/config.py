@@ -23,8 +23,8 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True, init=False)
 class ServerConfig:
-    """The settings of a node in six groups: `listen`, `store`, `reads`, `limits`, `cluster` and `etl`. `durability` and
-    `read_lease_s` change what clients can rely on; the others set speed and limits.
+    """The settings of a node in seven groups: `listen`, `store`, `reads`, `limits`, `cluster`, `etl` and `remote`.
+    `durability` and `read_lease_s` change what clients can rely on; the others set speed and limits.
     """
 
     listen: declarations.ListenSettings
@@ -33,6 +33,7 @@ class ServerConfig:
     limits: declarations.LimitSettings
     cluster: declarations.ClusterSettings
     etl: declarations.EtlSettings
+    remote: declarations.RemoteSettings
 
     def __init__(self, **settings: Any) -> None:
         """Take settings by their own names, as in `ServerConfig(port=0, etl_workers=2)`; others keep their defaults.

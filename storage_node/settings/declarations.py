@@ -288,6 +288,34 @@ class EtlSettings(SettingsGroup):
     """Whether workers may use the network. If false, they run in a network namespace of their own, or do not start."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteSettings(SettingsGroup):
+    """Remote buckets: credentials, and requests to their remote storage."""
+
+    prefix: ClassVar[str] = "remote_"
+
+    profiles: str = ""
+    """A TOML file of credentials, readable only by the node's user. Each section is a profile that remote buckets name.
+    If empty, there are no profiles, and the node's environment or the role of its machine has the credentials."""
+    file_roots: Annotated[tuple[str, ...], absolute_paths("absolute paths of folders")] = ()
+    """Folders on this machine that may be remote storage of buckets (file:///folder). If empty, none may."""
+    max_requests: Positive = 64
+    """Maximum number of requests in flight to one host of remote storage, for all buckets together."""
+    timeout_s: Finite = 30.0
+    """How long remote storage may take to answer, and to send the next bytes of an answer, before the request fails."""
+    retry_s: Finite = 30.0
+    """How long requests that fail are retried, such as those that are throttled, from the first attempt or from the
+    last byte received."""
+    large_object_bytes: Positive = 32 << 20
+    """Objects larger than this are fetched in ranges, several at once."""
+    range_bytes: Positive = 8 << 20
+    """The size of these ranges, and of the parts in which large objects are put."""
+    ranges_per_object: Positive = 4
+    """The number of these ranges that are fetched at once for one object, and held in memory."""
+    hedge_budget: Share = 0.05
+    """The share of reads that may be requested a second time if the first answer is unusually slow; 0 disables this."""
+
+
 GROUPS: Mapping[str, type[SettingsGroup]] = {
     "listen": ListenSettings,
     "store": StoreSettings,
@@ -295,6 +323,7 @@ GROUPS: Mapping[str, type[SettingsGroup]] = {
     "limits": LimitSettings,
     "cluster": ClusterSettings,
     "etl": EtlSettings,
+    "remote": RemoteSettings,
 }
 SETTINGS: Mapping[str, Setting] = {one.name: one for group in GROUPS.values() for one in declared(group)}
 """All settings, by the names that users write."""

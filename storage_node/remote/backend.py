@@ -1,0 +1,608 @@
+"""Backend: one remote location, with retries, limits, hedging, and counters.
+
+    async with backend:
+        async with await backend.get("train/000.tar") as read:
+            async for chunk in read: ...
+
+`Driver` makes single requests. Each waits for its turn at the host (`HostLimiter`). One that fails in a way that may
+pass is repeated after a pause. A GET that is slower than nearly all recent ones is sent a second time, within a budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn, Self, TypeVar
+
+from ais_loader.errors import (
+    ContentMismatch,
+    InvalidName,
+    LoaderError,
+    ObjectNotFound,
+    RangeError,
+    RemoteDenied,
+    RemoteUnavailable,
+    Unsupported,
+    VersionConflict,
+)
+from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.gather.hedging import HedgeBudget, Silences
+from ais_loader.wire.remote import Remote
+from storage_node.remote.credentials import credentials_of
+from storage_node.remote.driver import (
+    Answer,
+    Buffer,
+    Driver,
+    Failure,
+    NotModified,
+    Page,
+    PreconditionFailed,
+    PutConditions,
+)
+from storage_node.remote.failures import message
+from storage_node.remote.host_limiter import HostLimiter, HostLimiters
+from storage_node.remote.remote_changed import RemoteChanged
+from storage_node.remote.remote_object import RemoteObject, is_made_up
+from storage_node.remote.remote_read import RemoteRead
+from storage_node.remote.skipped_names import SkippedNames
+from storage_node.remote.usage import BucketUsage, Request
+from storage_node.settings.declarations import RemoteSettings
+from storage_node.store.names import object_name_fault, shown_name
+
+T = TypeVar("T")
+
+RETRY = Backoff(0.1, 5.0, jitter=0.5)
+"""Pauses before a failed request is repeated."""
+MAX_CONDITIONAL_BYTES = 64 << 20
+"""Larger objects are put in parts even with conditions. Conditions are then checked before the upload."""
+_REOPEN_S = 10.0
+"""Minimum time between two readings of credentials after the storage has refused some."""
+
+
+class OpenedAnswer:
+    """An answer to a GET, with its place among the requests in flight."""
+
+    def __init__(self, answer: Answer, held: contextlib.AsyncExitStack) -> None:
+        self.answer = answer
+        self._held = held
+
+    async def close(self) -> None:
+        """End the request, and give up its place. May be called again."""
+        try:
+            await self.answer.close()
+        finally:
+            await self._held.aclose()
+
+
+class Backend:
+    """One remote location. Belongs to one event loop, and is opened by its first request.
+
+    Errors of all operations: RemoteDenied, RemoteUnavailable; InvalidName for names that the storage cannot have. Their
+    messages name the URL and the object, and contain no secrets.
+
+    Args:
+        settings: limits and the file of profiles.
+        limiters: limiters of the process.
+        usage: counters of the bucket.
+        budget: hedging budget of the process.
+        file_roots: folders that may contain a file:// location; None for all.
+    """
+
+    def __init__(
+        self,
+        remote: Remote,
+        settings: RemoteSettings,
+        limiters: HostLimiters,
+        usage: BucketUsage,
+        *,
+        budget: HedgeBudget | None = None,
+        file_roots: Sequence[Path] | None = (),
+    ) -> None:
+        self.remote = remote
+        self.settings = settings
+        self.skipped = SkippedNames()
+        """Keys that listings have left out, all together."""
+        self._limiters = limiters
+        self._usage = usage
+        self._budget = budget or HedgeBudget(settings.hedge_budget)
+        self._silences = Silences()
+        self._file_roots = file_roots
+        self._opened: tuple[Driver, HostLimiter] | None = None
+        self._opened_s = 0.0
+        self._opening = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Forget connections and credentials. The next request opens the location again."""
+        self._opened = None
+
+    async def head(self, name: str) -> RemoteObject:
+        """Return the description of an object. Raises ObjectNotFound."""
+        self._check(name)
+        driver, _ = await self._open()
+        return await self._retried("head", name, lambda: driver.head(name))
+
+    async def get(self, name: str, *, unless_etag: str = "") -> RemoteRead | None:
+        """Begin to read an object; None if it still has the tag `unless_etag`. Close the result.
+
+        Raises ObjectNotFound.
+        """
+        self._check(name)
+        settings = self.settings
+        # A tag that is made of the time and size is none that the storage can compare.
+        if is_made_up(unless_etag) and (await self.head(name)).etag == unless_etag:
+            return None
+        first_bytes = settings.large_object_bytes
+        try:
+            opened = await self._get(
+                name, 0, first_bytes, if_none_match=unless_etag if not is_made_up(unless_etag) else ""
+            )
+        except NotModified:
+            return None
+        return RemoteRead(self, opened, first_bytes)
+
+    async def read_range(self, name: str, start: int, length: int, etag: str) -> memoryview:
+        """Read `length` bytes of the version that has this tag.
+
+        Raises ObjectNotFound, RemoteChanged if another version is there now, RangeError if it is shorter.
+        """
+        self._check(name)
+        if not length:
+            return memoryview(b"")
+        content, position = bytearray(length), 0
+        try:
+            opened = await self._get(name, start, start + length, if_match=etag)
+        except PreconditionFailed:
+            self._raise_changed(name)
+        size_bytes = opened.answer.info.size_bytes
+        if start + length > size_bytes:
+            await opened.close()
+            raise RangeError(f"{self._place(name)}: bytes {start:,} to {start + length:,} of {size_bytes:,}")
+        chunks = self.resumed(opened, start, start + length)
+        try:
+            async for chunk in chunks:
+                content[position : position + len(chunk)] = chunk
+                position += len(chunk)
+        finally:
+            await chunks.aclose()
+        return memoryview(content)
+
+    async def list(
+        self, prefix: str = "", start_after: str = "", *, skipped: SkippedNames | None = None
+    ) -> AsyncGenerator[list[RemoteObject], None]:
+        """Yield the objects whose names begin with `prefix` and follow `start_after`, in pages, in the order of the
+        names' UTF-8 bytes. Descriptions have neither metadata nor content type.
+
+        Args:
+            skipped: where to note keys that are left out, besides `self.skipped`.
+
+        Raises Unsupported for web servers.
+        """
+        if self.remote.scheme in ("http", "https"):
+            raise Unsupported(f"{self.remote.url}: a web server has no listing; name the objects")
+        driver, _ = await self._open()
+        after, pages = start_after, driver.pages(prefix, start_after)
+
+        async def next_page() -> Page | None:
+            nonlocal pages
+            try:
+                return await anext(pages, None)
+            except BaseException:
+                pages = driver.pages(prefix, after)  # from the last page that came
+                raise
+
+        while True:
+            page = await self._retried("list", prefix, next_page)
+            if page is None:
+                return
+            after = page.after or after
+            found = []
+            for key in page.keys:
+                if key.key <= start_after:
+                    continue
+                if self._fault(key.key):
+                    for one in {id(self.skipped): self.skipped, id(skipped): skipped}.values():
+                        if one is not None:
+                            one.note(key.key)
+                    continue
+                found.append(RemoteObject(key.key, key.size_bytes, key.etag, "", key.modified_ns))
+            self.skipped.markers += page.markers
+            if skipped is not None:
+                skipped.markers += page.markers
+            if found:
+                yield found
+
+    async def put(
+        self,
+        name: str,
+        chunks: AsyncIterator[Buffer],
+        size_bytes: int,
+        metadata: Mapping[str, str] | None = None,
+        content_type: str = "",
+        *,
+        if_absent: bool = False,
+        if_etag: str = "",
+    ) -> RemoteObject:
+        """Put an object of `size_bytes`. Its time is this node's.
+
+        Small objects are put in one request, others in parts. Conditions on an object of more than
+        MAX_CONDITIONAL_BYTES are checked before the upload, and not at its end.
+
+        Raises VersionConflict if a condition does not hold, ContentMismatch if the chunks have another size,
+        Unsupported for web servers.
+        """
+        self._check_writable("put")
+        self._check(name)
+        metadata = metadata or {}
+        conditions = PutConditions(if_absent, if_etag)
+        driver, _ = await self._open()
+        if size_bytes <= (MAX_CONDITIONAL_BYTES if conditions else self.settings.range_bytes):
+            data = bytearray()
+            async for chunk in self._counted(name, chunks, size_bytes):
+                data += chunk
+            put = await self._put_whole(driver, name, bytes(data), metadata, content_type, conditions)
+        else:
+            if conditions:
+                await self._check_conditions(name, conditions)
+            put = await self._put_parts(driver, name, chunks, size_bytes, metadata, content_type)
+        self._usage.note("bytes_out", size_bytes)
+        return replace(put, size_bytes=size_bytes)
+
+    async def delete(self, name: str) -> None:
+        """Delete an object, if there is one. Raises Unsupported for web servers."""
+        self._check_writable("delete")
+        self._check(name)
+        driver, _ = await self._open()
+        with contextlib.suppress(ObjectNotFound):
+            await self._retried("delete", name, lambda: driver.delete(name))
+
+    async def resumed(self, opened: OpenedAnswer, start: int, end: int) -> AsyncGenerator[Buffer, None]:
+        """Yield bytes `start` to `end` of an object, first from this answer, and after a failure from others.
+
+        Closes the answers. Raises RemoteChanged, RemoteUnavailable.
+        """
+        info = opened.answer.info
+        name, position, retries = info.name, start, _Retries(self.settings.retry_s)
+        while True:
+            try:
+                try:
+                    at = opened.answer.start
+                    if at > position:
+                        raise Failure(self._unavailable(name, f"the answer begins at byte {at:,}"), retry=True)
+                    async for chunk in opened.answer.chunks:
+                        view = memoryview(chunk)[max(0, position - at) :]
+                        at += len(chunk)
+                        view = view[: end - position]
+                        if view:
+                            position += len(view)
+                            self._usage.note("bytes_in", len(view))
+                            retries.progressed()
+                            yield view
+                        if position == end:
+                            break
+                finally:
+                    await opened.close()
+                if position == end:
+                    return
+                raise Failure(self._unavailable(name, f"the answer ended at byte {position:,} of {end:,}"), retry=True)
+            except Failure as failure:
+                await self._pause(failure, retries)
+            try:
+                opened = await self._get(name, position, end, if_match=info.etag, retries=retries)
+            except (PreconditionFailed, ObjectNotFound):
+                self._raise_changed(name)
+            self._usage.note("retried")
+
+    async def _open(self) -> tuple[Driver, HostLimiter]:
+        async with self._opening:
+            if self._opened is None:
+                driver = await asyncio.to_thread(self._driver)
+                self._opened = driver, self._limiters.of(driver.host)
+                self._opened_s = time.monotonic()
+            return self._opened
+
+    def _driver(self) -> Driver:
+        if self.remote.scheme == "file":
+            from storage_node.remote.folder_driver import FolderDriver
+
+            return FolderDriver(self.remote, self._file_roots)
+        from storage_node.remote.cloud_driver import CloudDriver
+        from storage_node.remote.object_stores import ObjectStores
+
+        credentials = credentials_of(self.remote, self.settings.profiles)
+        return CloudDriver(ObjectStores(self.remote, credentials, self.settings.timeout_s))
+
+    async def _get(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        if_match: str = "",
+        if_none_match: str = "",
+        retries: _Retries | None = None,
+    ) -> OpenedAnswer:
+        """Begin a GET. Raises NotModified, PreconditionFailed."""
+        driver, limiter = await self._open()
+
+        async def begin(sent: asyncio.Event) -> OpenedAnswer:
+            async with contextlib.AsyncExitStack() as stack:
+                answer = await stack.enter_async_context(
+                    self._turn(
+                        "get",
+                        lambda: _began(driver, name, start, end, if_match=if_match, if_none_match=if_none_match),
+                        limiter,
+                        sent,
+                    )
+                )
+                return OpenedAnswer(answer, stack.pop_all())
+
+        return await self._retry(name, lambda: self._hedged(begin, limiter), retries)
+
+    async def _hedged(
+        self, begin: Callable[[asyncio.Event], Awaitable[OpenedAnswer]], limiter: HostLimiter
+    ) -> OpenedAnswer:
+        """Return the first answer: of one request, or of two if the first is slow."""
+        sent = asyncio.Event()
+        if not self._budget.share:
+            return await begin(sent)
+        self._budget.requested(1)
+        tasks = [asyncio.ensure_future(begin(sent))]
+        used: asyncio.Task[OpenedAnswer] | None = None
+        try:
+            waiting = asyncio.ensure_future(sent.wait())
+            try:
+                await asyncio.wait([tasks[0], waiting], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+            began_s = time.monotonic()
+            await asyncio.wait(tasks, timeout=self._silences.limit_s(last=True))
+            if not tasks[0].done() and not limiter.is_busy and self._budget.take(1):
+                self._usage.note("hedged")
+                tasks.append(asyncio.ensure_future(begin(asyncio.Event())))
+            pending = set(tasks)
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                # An answer that is not a success, such as "not found", is one; a failure waits for the other request.
+                for task in done:
+                    if task.exception() is None or not isinstance(task.exception(), Failure) or not pending:
+                        self._silences.note(time.monotonic() - began_s)
+                        used = task
+                        return task.result()
+            raise AssertionError("no request was sent")
+        finally:
+            if others := [task for task in tasks if task is not used]:
+                await _abandon(others)
+
+    @contextlib.asynccontextmanager
+    async def _turn(
+        self,
+        request: Request,
+        send: Callable[[], Awaitable[T]],
+        limiter: HostLimiter,
+        sent: asyncio.Event | None = None,
+    ) -> AsyncIterator[T]:
+        """Context of one request, from its turn until its answer is complete. Raises Failure."""
+        async with limiter.turn() as turn:
+            self._usage.note(request)
+            if turn.waited_s > 0.001:
+                self._usage.note("wait_s", turn.waited_s)
+            if sent is not None:
+                sent.set()
+            try:
+                async with asyncio.timeout(self.settings.timeout_s if request != "put" else None):
+                    result = await send()
+            except Failure as failure:
+                if failure.throttled:
+                    self._usage.note("throttled")
+                    limiter.throttled(turn)
+                raise
+            except TimeoutError:
+                silence = f"no answer for {self.settings.timeout_s:g} s (remote_timeout_s)"
+                raise Failure(self._unavailable("", silence), retry=True) from None
+            limiter.answered(turn)
+            yield result
+
+    async def _retried(self, request: Request, name: str, send: Callable[[], Awaitable[T]]) -> T:
+        """Send a request whose answer is complete at once, and repeat it after failures."""
+        _, limiter = await self._open()
+
+        async def once() -> T:
+            async with self._turn(request, send, limiter) as result:
+                return result
+
+        return await self._retry(name, once)
+
+    async def _retry(self, name: str, once: Callable[[], Awaitable[T]], retries: _Retries | None = None) -> T:
+        retries = retries or _Retries(self.settings.retry_s)
+        while True:
+            try:
+                async with asyncio.timeout_at(retries.deadline_s):
+                    return await once()
+            except Failure as failure:
+                await self._pause(failure, retries)
+                self._usage.note("retried")
+            except LoaderError:
+                raise
+            except TimeoutError:
+                self._usage.note("errors")
+                raise retries.last_error or self._unavailable(name, "no answer") from None
+
+    async def _pause(self, failure: Failure, retries: _Retries) -> None:
+        """Wait before the next attempt. Raises the failure's error if there is none."""
+        pause_s = retries.failed(failure)
+        if pause_s is None:
+            if not isinstance(failure.error, ObjectNotFound):
+                self._usage.note("errors")
+            if isinstance(failure.error, RemoteDenied) and time.monotonic() > self._opened_s + _REOPEN_S:
+                self._opened = None  # credentials may have been replaced
+            raise failure.error from None
+        self._usage.note("wait_s", pause_s)
+        await asyncio.sleep(pause_s)
+
+    async def _put_whole(
+        self,
+        driver: Driver,
+        name: str,
+        data: bytes,
+        metadata: Mapping[str, str],
+        content_type: str,
+        conditions: PutConditions,
+    ) -> RemoteObject:
+        attempts = 0
+
+        async def once() -> RemoteObject:
+            nonlocal attempts
+            attempts += 1
+            return await driver.put(name, data, metadata, content_type, conditions)
+
+        try:
+            return await self._retried("put", name, once)
+        except PreconditionFailed:
+            # An earlier attempt may have put the object, and only its answer was lost.
+            if attempts > 1:
+                with contextlib.suppress(ObjectNotFound):
+                    there = await self.head(name)
+                    if there.size_bytes == len(data) and there.etag.strip('"') == hashlib.md5(data).hexdigest():
+                        return there
+            there_is = "it exists" if conditions.if_absent else f"its tag is no longer {conditions.if_etag}"
+            raise VersionConflict(message(self._place(name), f"not put: {there_is}", ())) from None
+
+    async def _put_parts(
+        self,
+        driver: Driver,
+        name: str,
+        chunks: AsyncIterator[Buffer],
+        size_bytes: int,
+        metadata: Mapping[str, str],
+        content_type: str,
+    ) -> RemoteObject:
+        own: list[BaseException] = []
+
+        async def counted() -> AsyncIterator[Buffer]:
+            try:
+                async for chunk in self._counted(name, chunks, size_bytes):
+                    yield chunk
+            except Exception as error:
+                own.append(error)  # the driver's error would hide its type
+                raise
+
+        _, limiter = await self._open()
+        try:
+            async with self._turn(
+                "put",
+                lambda: driver.put_stream(name, counted(), metadata, content_type, self.settings.range_bytes),
+                limiter,
+            ) as put:
+                return put
+        except Exception as error:
+            if own:
+                raise own[0] from None
+            if isinstance(error, Failure):
+                self._usage.note("errors")
+                raise error.error from None
+            raise
+
+    async def _check_conditions(self, name: str, conditions: PutConditions) -> None:
+        try:
+            etag = (await self.head(name)).etag
+        except ObjectNotFound:
+            etag = ""
+        if (conditions.if_absent and etag) or (conditions.if_etag and etag != conditions.if_etag):
+            raise VersionConflict(f"{self._place(name)}: not put: " + (f"its tag is {etag}" if etag else "it is gone"))
+
+    async def _counted(self, name: str, chunks: AsyncIterator[Buffer], size_bytes: int) -> AsyncIterator[Buffer]:
+        """Yield the chunks. Raises ContentMismatch if they have another size together."""
+        came = 0
+        async for chunk in chunks:
+            came += len(chunk)
+            if came > size_bytes:
+                break
+            if len(chunk):
+                yield chunk
+        if came != size_bytes:
+            more = "at least " if came > size_bytes else ""
+            raise ContentMismatch(f"{self._place(name)}: {more}{came:,} bytes came instead of {size_bytes:,}")
+
+    def _check(self, name: str) -> None:
+        if fault := self._fault(name):
+            raise InvalidName(f"{self._place(shown_name(name))!r}: {fault}")
+
+    def _fault(self, name: str) -> str | None:
+        """Return why a key cannot be a name; None if it can."""
+        if name.startswith("/"):
+            return "it begins with '/'"
+        if fault := object_name_fault(name):
+            return fault
+        if self.remote.scheme != "file" and any(letter < " " or letter == "\x7f" for letter in name):
+            return "it contains a control character, which the client for remote storage cannot send"
+        return None
+
+    def _check_writable(self, what: str) -> None:
+        if not self.remote.is_writable:
+            raise Unsupported(f"{self.remote.url}: a web server is read-only here: no {what}")
+
+    def _place(self, name: str) -> str:
+        return f"{self.remote.url}/{name}" if name else self.remote.url
+
+    def _unavailable(self, name: str, reason: str) -> RemoteUnavailable:
+        return RemoteUnavailable(message(self._place(name), reason, ()))
+
+    def _raise_changed(self, name: str) -> NoReturn:
+        raise RemoteChanged(
+            message(self._place(name), "the object was replaced or deleted while it was read", ())
+        ) from None
+
+
+class _Retries:
+    """Failures of one operation, and the time until which it is repeated."""
+
+    def __init__(self, retry_s: float) -> None:
+        self._retry_s = retry_s
+        self._failures = 0
+        self.last_error: LoaderError | None = None
+        self.deadline_s: float | None = None
+        """Time of the loop's clock; None before the first failure."""
+
+    def failed(self, failure: Failure) -> float | None:
+        """Return the pause before the next attempt; None if there is none."""
+        now_s = asyncio.get_running_loop().time()
+        self.last_error = failure.error
+        if self.deadline_s is None:
+            self.deadline_s = now_s + self._retry_s
+        pause_s = RETRY.pause_s(self._failures)
+        self._failures += 1
+        return pause_s if failure.retry and now_s + pause_s < self.deadline_s else None
+
+    def progressed(self) -> None:
+        """Note that bytes came."""
+        self._failures, self.deadline_s = 0, None
+
+
+async def _began(driver: Driver, name: str, start: int, end: int, *, if_match: str, if_none_match: str) -> Answer:
+    """Begin a GET of bytes `start` to `end`. An object that is empty has no range to be requested."""
+    try:
+        return await driver.open(name, start, end, if_match=if_match, if_none_match=if_none_match)
+    except Failure as failure:
+        if start or not isinstance(failure.error, RangeError):
+            raise
+        return await driver.open(name, if_match=if_match, if_none_match=if_none_match)
+
+
+async def _abandon(tasks: Sequence[asyncio.Task[OpenedAnswer]]) -> None:
+    """End requests whose answers are not used."""
+    for task in tasks:
+        task.cancel()
+    for answer in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(answer, OpenedAnswer):
+            await answer.close()

@@ -1,0 +1,245 @@
+"""CloudDriver: single requests to S3 and its like, Google, Azure and web servers, over obstore."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
+from ais_loader.wire.remote import Remote
+from storage_node.remote import s3_listing
+from storage_node.remote.driver import (
+    CHUNK_BYTES,
+    Answer,
+    Buffer,
+    Failure,
+    Key,
+    NotModified,
+    Page,
+    PreconditionFailed,
+    PutConditions,
+)
+from storage_node.remote.failures import failure_of
+from storage_node.remote.object_stores import ObjectStores, obstore_module
+from storage_node.remote.remote_object import RemoteObject, made_up_etag
+
+_PAGE = 1000
+_HEADERS = frozenset(
+    ("content-disposition", "content-encoding", "content-language", "content-type", "cache-control", "storage-class")
+)
+"""Attributes of obstore that are no metadata of the user."""
+_NO_RANGES = ("Range request not supported", "non-partial response")
+
+
+class CloudDriver:
+    """Requests to one bucket, container or web server. See `Driver`.
+
+    The checksums that S3 keeps (x-amz-checksum-*) cannot be verified: obstore does not expose them. TLS protects the
+    content in transit, lengths are checked, and obstore's requests are signed with the checksum of what they put.
+    """
+
+    def __init__(self, stores: ObjectStores) -> None:
+        self._stores = stores
+        self._obstore = obstore_module()
+        self._remote: Remote = stores.remote
+        self.host = stores.host
+        self.secrets: Sequence[str] = stores.credentials.secrets
+        self._has_ranges = True
+        self._has_answered = False
+
+    async def head(self, name: str) -> RemoteObject:
+        try:
+            with self._translated(name):
+                return self._info(name, await self._get(name, {"head": True}))
+        except Failure as failure:
+            if not isinstance(failure.error, ObjectNotFound) or self._remote.scheme.startswith("http"):
+                raise
+        # An answer to HEAD has no content, so that a missing bucket looks like a missing object.
+        return (await self.open(name)).info
+
+    async def open(
+        self, name: str, start: int = 0, end: int | None = None, *, if_match: str = "", if_none_match: str = ""
+    ) -> Answer:
+        options: dict[str, Any] = {}
+        if if_none_match:
+            options["if_none_match"] = if_none_match
+        if if_match.startswith('"'):  # no weak tag matches
+            options["if_match"] = if_match
+        is_range = self._has_ranges and (start > 0 or end is not None)
+        if is_range:
+            options["range"] = {"offset": start} if end is None else (start, end)
+        with self._translated(name):
+            try:
+                result = await self._get(name, options)
+            except Exception as error:
+                if not is_range or not any(one in str(error) for one in _NO_RANGES):
+                    raise
+                self._has_ranges, is_range = False, False
+                del options["range"]
+                result = await self._get(name, options)
+        info = self._info(name, result)
+        if if_match and info.etag != if_match:
+            raise PreconditionFailed
+        return Answer(info, result.range[0], self._chunks(name, result))
+
+    async def pages(self, prefix: str, after: str) -> AsyncIterator[Page]:
+        if self._remote.scheme == "s3":
+            async for page in s3_listing.pages(self._stores, prefix, after, self.secrets):
+                yield page
+            return
+        # obstore lists folders, not prefixes, and drops the slash at the end of a directory marker's key.
+        stores, folder = self._stores, prefix.rpartition("/")[0]
+        above = stores.prefix
+        with self._translated(prefix):
+            listed = self._obstore.list(
+                stores.reader, above + folder or None, offset=above + after if after else None, chunk_size=_PAGE
+            )
+        iterator = listed.__aiter__()
+        while True:
+            with self._translated(prefix):
+                found = await anext(iterator, None)
+            if found is None:
+                return
+            keys, markers = [], 0
+            for meta in found:
+                key = meta["path"].removeprefix(above)
+                if key.startswith(prefix) and meta["path"].startswith(above):
+                    if not meta["size"] and await self._is_marker(key):
+                        markers += 1
+                    else:
+                        keys.append(Key(key, meta["size"], meta["e_tag"] or "", _ns(meta["last_modified"])))
+            yield Page(keys, found[-1]["path"].removeprefix(above) if found else after, markers)
+
+    async def put(
+        self, name: str, data: bytes, metadata: Mapping[str, str], content_type: str, conditions: PutConditions
+    ) -> RemoteObject:
+        mode: Any = "overwrite"
+        if conditions.if_absent:
+            mode = "create"
+        elif conditions.if_etag:
+            mode = {"e_tag": conditions.if_etag}
+            if self._remote.scheme == "gs":
+                # Google compares generations, and no tags.
+                there = await self.head(name)
+                if there.etag != conditions.if_etag:
+                    raise PreconditionFailed
+                mode["version"] = there.version
+        return await self._put(
+            self._stores.writer, name, data, len(data), metadata, content_type, mode=mode, use_multipart=False
+        )
+
+    async def put_stream(
+        self, name: str, chunks: AsyncIterator[Buffer], metadata: Mapping[str, str], content_type: str, part_bytes: int
+    ) -> RemoteObject:
+        size_bytes = 0
+
+        async def counted() -> AsyncIterator[Buffer]:
+            nonlocal size_bytes
+            async for chunk in chunks:
+                size_bytes += len(chunk)
+                yield chunk
+
+        put = await self._put(
+            self._stores.part_writer,
+            name,
+            counted(),
+            0,
+            metadata,
+            content_type,
+            use_multipart=True,
+            chunk_size=part_bytes,
+            max_concurrency=4,
+        )
+        return RemoteObject(name, size_bytes, put.etag, put.version, put.modified_ns, content_type, dict(metadata))
+
+    async def delete(self, name: str) -> None:
+        with self._translated(name):
+            await self._obstore.delete_async(self._stores.reader, self._key(name))
+
+    def _key(self, name: str) -> str:
+        return self._stores.prefix + name
+
+    async def _get(self, name: str, options: Mapping[str, Any]) -> Any:
+        result = await self._obstore.get_async(self._stores.reader, self._key(name), options=options)
+        self._has_answered = True
+        return result
+
+    async def _put(
+        self,
+        store: Any,
+        name: str,
+        content: Any,
+        size_bytes: int,
+        metadata: Mapping[str, str],
+        content_type: str,
+        **options: Any,
+    ) -> RemoteObject:
+        if taken := next((key for key in metadata if key.lower() in _HEADERS), ""):
+            raise InvalidRequest(f"metadata {taken!r}: remote storage has a header of this name")
+        attributes = {**metadata, **({"Content-Type": content_type} if content_type else {})}
+        with self._translated(name):
+            put = await self._obstore.put_async(
+                store, self._key(name), content, attributes=attributes or None, **options
+            )
+        self._has_answered = True
+        # The answer has no time; the storage's is this one, but for the difference of the clocks.
+        return RemoteObject(
+            name,
+            size_bytes,
+            put["e_tag"] or "",
+            put["version"] or "",
+            time.time_ns(),
+            content_type,
+            dict(metadata),
+        )
+
+    async def _chunks(self, name: str, result: Any) -> AsyncGenerator[Buffer, None]:
+        iterator = result.stream(min_chunk_size=CHUNK_BYTES).__aiter__()
+        while True:
+            with self._translated(name):
+                chunk = await anext(iterator, None)
+            if chunk is None:
+                return
+            yield memoryview(chunk)
+
+    async def _is_marker(self, key: str) -> bool:
+        """Whether an empty object of a listing is the directory marker KEY/."""
+        try:
+            await self.head(key)
+        except Failure as failure:
+            return isinstance(failure.error, ObjectNotFound)
+        return False
+
+    def _info(self, name: str, result: Any) -> RemoteObject:
+        meta, attributes = result.meta, dict(result.attributes)
+        size_bytes, modified_ns = int(meta["size"]), _ns(meta["last_modified"])
+        return RemoteObject(
+            name,
+            size_bytes,
+            meta["e_tag"] or made_up_etag(modified_ns, size_bytes),
+            meta["version"] or "",
+            modified_ns,
+            attributes.get("Content-Type", ""),
+            {key: value for key, value in attributes.items() if key.lower() not in _HEADERS},
+        )
+
+    @contextlib.contextmanager
+    def _translated(self, name: str) -> Iterator[None]:
+        """Translate errors of obstore."""
+        try:
+            yield
+        except (Failure, NotModified, PreconditionFailed, LoaderError):
+            raise
+        except Exception as error:  # noqa: BLE001 - obstore's classes have no common one
+            translated = failure_of(error, f"{self._remote.url}/{name}", self._remote.scheme, self.secrets)
+            if isinstance(translated, Failure) and translated.is_credentials and self._has_answered:
+                # They have worked: the service that renews them does not answer.
+                translated.retry = True
+            raise translated from None
+
+
+def _ns(when: datetime) -> int:
+    return int(when.timestamp() * 1_000_000) * 1000

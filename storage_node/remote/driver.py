@@ -1,0 +1,134 @@
+"""Driver: single requests to one kind of remote storage, without retries.
+
+A driver translates between names and the storage's keys, and the storage's failures to `Failure`. `Backend` adds what
+all kinds share: retries, limits, ranges, hedging and counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ais_loader.errors import LoaderError
+from storage_node.remote.remote_object import RemoteObject
+
+CHUNK_BYTES = 1 << 20
+"""Approximate size of the chunks in which objects are read."""
+
+Buffer = bytes | memoryview
+
+
+class Failure(Exception):
+    """A request failed.
+
+    Args:
+        error: the error for callers, complete with a message.
+        retry: whether another attempt may succeed.
+        throttled: whether the storage asked for fewer requests.
+        is_credentials: whether no credentials were found.
+    """
+
+    def __init__(
+        self, error: LoaderError, *, retry: bool = False, throttled: bool = False, is_credentials: bool = False
+    ) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.retry = retry
+        self.throttled = throttled
+        self.is_credentials = is_credentials
+
+
+class NotModified(Exception):
+    """The object still has the entity tag that the caller knows."""
+
+
+class PreconditionFailed(Exception):
+    """The object has another entity tag than the requested one, or exists already."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """The beginning of an answer to a GET."""
+
+    info: RemoteObject
+    """The object as a whole."""
+    start: int
+    """Position of the first byte of `chunks` in the object."""
+    chunks: AsyncGenerator[Buffer, None]
+    """The content. Raises Failure."""
+    release: Callable[[], object] | None = None
+    """Releases what `chunks` holds even if it was never iterated. May be called again."""
+
+    async def close(self) -> None:
+        """End the answer. May be called again."""
+        await self.chunks.aclose()
+        if self.release is not None:
+            self.release()
+
+
+class Key(NamedTuple):
+    """One key of a listing."""
+
+    key: str
+    size_bytes: int
+    etag: str
+    modified_ns: int
+
+
+class Page(NamedTuple):
+    """One page of a listing, in the order of the keys' UTF-8 bytes. Keys are relative to the prefix of the URL."""
+
+    keys: Sequence[Key]
+    after: str
+    """The last key, after which a listing can be continued; "" if this page is the last one."""
+    markers: int = 0
+    """Number of directory markers, which are not among the keys."""
+
+
+class PutConditions(NamedTuple):
+    """Conditions of a put."""
+
+    if_absent: bool = False
+    if_etag: str = ""
+
+    def __bool__(self) -> bool:
+        return self.if_absent or bool(self.if_etag)
+
+
+class Driver(Protocol):
+    """Requests to one place. All raise Failure."""
+
+    host: str
+    """Name of the server, by which requests are limited."""
+    secrets: Sequence[str]
+    """Values that no message may contain."""
+
+    async def head(self, name: str) -> RemoteObject: ...
+
+    async def open(
+        self, name: str, start: int = 0, end: int | None = None, *, if_match: str = "", if_none_match: str = ""
+    ) -> Answer:
+        """Begin to read an object, or bytes `start` to `end` of it. A storage without ranges answers from byte 0.
+
+        Raises NotModified, PreconditionFailed.
+        """
+        ...
+
+    def pages(self, prefix: str, after: str) -> AsyncIterator[Page]:
+        """Yield the keys that begin with `prefix` and follow `after`, with one request for each page."""
+        ...
+
+    async def put(
+        self, name: str, data: bytes, metadata: Mapping[str, str], content_type: str, conditions: PutConditions
+    ) -> RemoteObject:
+        """Put a whole object. Raises PreconditionFailed."""
+        ...
+
+    async def put_stream(
+        self, name: str, chunks: AsyncIterator[Buffer], metadata: Mapping[str, str], content_type: str, part_bytes: int
+    ) -> RemoteObject:
+        """Put an object in parts. It appears when all parts are there; if `chunks` raises, it does not appear."""
+        ...
+
+    async def delete(self, name: str) -> None: ...

@@ -1,0 +1,152 @@
+"""HostLimiter: requests in flight to one host of remote storage, and the common back-off when it throttles.
+
+A storage that answers 503 or 429 throttles the account or the partition, and not one request. All requests of this
+process to the host then wait: until a common time, which doubles with each throttled answer to a request that was sent
+after the last back-off. The number of requests in flight is halved, and recovers by one for each window of successes,
+as in TCP. Failures of other kinds slow nobody else.
+
+One limiter per host serves all event loops of the process. Waiting is done in the caller's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from ais_loader.wire.backoff import Backoff
+
+THROTTLED = Backoff(0.1, 10.0, jitter=0.5)
+"""Pauses of all requests to a host after it has throttled some."""
+
+
+class HostTurn:
+    """The place of one request in flight."""
+
+    __slots__ = ("sent_s", "waited_s")
+
+    def __init__(self, sent_s: float, waited_s: float) -> None:
+        self.sent_s = sent_s
+        self.waited_s = waited_s
+
+
+class HostLimiter:
+    """Limits for one host. Thread-safe.
+
+    Args:
+        most: maximum number of requests in flight.
+    """
+
+    def __init__(
+        self, most: int, now_s: Callable[[], float] = time.monotonic, source: random.Random | None = None
+    ) -> None:
+        self.most = most
+        self.limit: float = most
+        """Current number of requests in flight that is allowed; between 1 and `most`."""
+        self.in_flight = 0
+        self._now_s = now_s
+        self._source = source
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+        self._not_before_s = 0.0
+        self._backed_off_s = float("-inf")
+        """Time of the last back-off. Throttled answers to requests sent earlier tell nothing new."""
+        self._failures = 0
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[HostTurn]:
+        """Wait until a request may be sent, and hold its place until the answer is complete."""
+        began_s = self._now_s()
+        await self._acquire()
+        try:
+            while (pause_s := self._not_before_s - self._now_s()) > 0:
+                # Spread over a tenth of the pause: all requests at once would be throttled again.
+                await asyncio.sleep(pause_s * (self._source or random).uniform(1, 1.1))
+            now_s = self._now_s()
+            yield HostTurn(now_s, now_s - began_s)
+        finally:
+            self._release()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether another request would have to wait."""
+        return bool(self._waiting) or self.in_flight + 1 > self.limit or self._not_before_s > self._now_s()
+
+    def throttled(self, turn: HostTurn) -> None:
+        """Note that the host refused a request because there were too many."""
+        with self._lock:
+            if turn.sent_s < self._backed_off_s:
+                return
+            now_s = self._now_s()
+            self._backed_off_s = now_s
+            self._not_before_s = now_s + THROTTLED.pause_s(self._failures, source=self._source)
+            self._failures += 1
+            self.limit = max(1.0, self.limit / 2)
+
+    def answered(self, turn: HostTurn) -> None:
+        """Note that the host answered a request."""
+        if self.limit == self.most and not self._failures:
+            return
+        with self._lock:
+            if turn.sent_s < self._backed_off_s:
+                return
+            self._failures = 0
+            self.limit = min(float(self.most), self.limit + 1 / self.limit)
+        self._wake()
+
+    async def _acquire(self) -> None:
+        with self._lock:
+            if not self._waiting and self.in_flight + 1 <= self.limit:
+                self.in_flight += 1
+                return
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[None] = loop.create_future()
+            waiter = (loop, future)
+            self._waiting.append(waiter)
+        try:
+            await future
+        except asyncio.CancelledError:
+            with self._lock:
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+                    raise
+            self._release()  # it was granted in the meantime
+            raise
+
+    def _release(self) -> None:
+        with self._lock:
+            self.in_flight -= 1
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            while self._waiting and self.in_flight + 1 <= self.limit:
+                loop, future = self._waiting.popleft()
+                try:
+                    loop.call_soon_threadsafe(_grant, future)
+                except RuntimeError:
+                    continue  # its loop is closed
+                self.in_flight += 1
+
+
+def _grant(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class HostLimiters:
+    """The limiters of one process, by host. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._by_host: dict[str, HostLimiter] = {}
+
+    def of(self, host: str) -> HostLimiter:
+        """Return the limiter of one host."""
+        with self._lock:
+            return self._by_host.setdefault(host, HostLimiter(self._most))

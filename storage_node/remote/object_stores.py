@@ -1,0 +1,200 @@
+"""ObjectStores: obstore's stores for one remote location, each made when it is first needed.
+
+obstore runs threads of its own, which do not survive a fork. Nothing here imports it before a location is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlsplit
+
+from ais_loader.errors import Unsupported
+from ais_loader.extras import needs
+from ais_loader.wire.remote import Remote
+from storage_node.remote.credentials import Credentials
+
+_CONNECT_S = 5.0
+_WHOLE_REQUEST_S = 3600.0
+"""Limit on a whole request, including the time that the reader of its answer takes."""
+_PUT_FACTOR = 10
+"""An answer to a PUT may take this many times longer: the client's timer starts before the content is sent."""
+_PART_RETRIES = 8
+DEFAULT_REGION = "us-east-1"
+
+
+def obstore_module() -> Any:
+    """Import obstore. Raises Unsupported if it is not installed."""
+    with needs("obstore", "remote buckets", Unsupported):
+        import obstore
+        import obstore.store
+    return obstore
+
+
+class ObjectStores:
+    """Stores of one location.
+
+    Args:
+        timeout_s: limit on the silence of the storage.
+
+    Raises Unsupported if obstore is not installed. Its stores raise obstore's errors if the location is incomplete.
+    """
+
+    def __init__(self, remote: Remote, credentials: Credentials, timeout_s: float) -> None:
+        self.remote = remote
+        self.credentials = credentials
+        self.timeout_s = timeout_s
+        self._obstore = obstore_module()
+        self.bucket, _, prefix = remote.url.partition("://")[2].partition("/")
+        self.prefix = prefix + "/" if prefix and not remote.scheme.startswith("http") else ""
+        """Prefix of keys before the names."""
+
+    @cached_property
+    def reader(self) -> Any:
+        """The store for everything but puts. It does not retry, as `Backend` does."""
+        return self._store(self.timeout_s, 0)
+
+    @cached_property
+    def writer(self) -> Any:
+        """The store for puts in one request."""
+        return self._store(self.timeout_s * _PUT_FACTOR, 0)
+
+    @cached_property
+    def part_writer(self) -> Any:
+        """The store for puts in parts. It retries parts by itself: only obstore has their bytes then."""
+        return self._store(self.timeout_s * _PUT_FACTOR, _PART_RETRIES)
+
+    @cached_property
+    def region(self) -> str:
+        given = self.remote.region or self.credentials.text("region", "AWS_REGION", "AWS_DEFAULT_REGION")
+        return given or DEFAULT_REGION
+
+    @cached_property
+    def endpoint(self) -> str:
+        """URL of the service, without the bucket; "" for that of Google or Azure."""
+        remote, credentials = self.remote, self.credentials
+        if remote.scheme == "s3":
+            given = remote.endpoint or credentials.text(
+                "endpoint", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"
+            )
+            return (given or f"https://s3.{self.region}.amazonaws.com").rstrip("/")
+        return credentials.text("endpoint").rstrip("/")
+
+    @property
+    def host(self) -> str:
+        """Name of the server, by which requests are limited."""
+        scheme = self.remote.scheme
+        if self.endpoint:
+            return urlsplit(self.endpoint).netloc
+        if scheme == "gs":
+            return "storage.googleapis.com"
+        if scheme == "az":
+            account = self.credentials.text("account_name", "AZURE_STORAGE_ACCOUNT_NAME")
+            return f"{account}.blob.core.windows.net"
+        return self.bucket
+
+    def signed_url(self, query: str) -> str:
+        """Return the URL of a GET on an S3 bucket itself, with this query, signed for some minutes.
+
+        obstore signs the URL of an object only. The query is therefore part of the store's endpoint, and the object's
+        name ends up in a parameter that S3 ignores.
+        """
+        bucket = f"{self.endpoint}/{self.bucket}"
+        if self.is_unsigned:
+            return f"{bucket}?{query}"
+        store = self._s3(
+            f"{bucket}?{query}&x-pad=", self._client(self.timeout_s), self._retry(0), virtual_hosted_style_request=True
+        )
+        return str(self._obstore.sign(store, "GET", "list", timedelta(minutes=5)))
+
+    @property
+    def is_unsigned(self) -> bool:
+        credentials = self.credentials
+        return credentials.is_anonymous or credentials.text("", "AWS_SKIP_SIGNATURE").lower() in ("true", "1")
+
+    def _client(self, silence_s: float) -> Mapping[str, Any]:
+        allow_http = self.credentials.values.get("allow_http")
+        url = self.endpoint or self.remote.url
+        client: dict[str, Any] = {
+            "connect_timeout": timedelta(seconds=min(_CONNECT_S, silence_s)),
+            "read_timeout": timedelta(seconds=silence_s),
+            "timeout": timedelta(seconds=max(_WHOLE_REQUEST_S, silence_s)),
+            "allow_http": url.startswith("http://") if allow_http is None else allow_http,
+        }
+        if token := self.credentials.text("bearer_token"):
+            client["default_headers"] = {"authorization": f"Bearer {token}"}
+        return client
+
+    def _retry(self, times: int) -> Mapping[str, Any]:
+        return {"max_retries": times, "retry_timeout": timedelta(seconds=self.timeout_s * _PUT_FACTOR)}
+
+    def _store(self, silence_s: float, retries: int) -> Any:
+        client, retry = self._client(silence_s), self._retry(retries)
+        match self.remote.scheme:
+            case "s3":
+                return self._s3(self.endpoint, client, retry)
+            case "gs":
+                return self._gcs(client, retry)
+            case "az":
+                return self._azure(client, retry)
+            case _:
+                return self._obstore.store.HTTPStore(self.remote.url, client_options=client, retry_config=retry)
+
+    def _s3(self, endpoint: str, client: Mapping[str, Any], retry: Mapping[str, Any], **config: Any) -> Any:
+        credentials = self.credentials
+        provider = None
+        if credentials.has_keys:
+            # Not as configuration, to which obstore adds what the environment has: it might sign with the profile's
+            # keys and the environment's session token.
+            keys = {
+                "access_key_id": credentials.text("access_key_id"),
+                "secret_access_key": credentials.text("secret_access_key"),
+                "token": credentials.text("session_token") or None,
+                "expires_at": None,
+            }
+            provider = lambda: keys  # noqa: E731
+        return self._obstore.store.S3Store(
+            self.bucket,
+            config={
+                "endpoint": endpoint,
+                "aws_endpoint_url_s3": endpoint,  # that of the environment would take precedence
+                "region": self.region,
+                "skip_signature": self.is_unsigned,
+                "virtual_hosted_style_request": False,
+                "disable_bulk_delete": True,
+                **config,
+            },
+            client_options=client,
+            retry_config=retry,
+            credential_provider=provider,
+        )
+
+    def _gcs(self, client: Mapping[str, Any], retry: Mapping[str, Any]) -> Any:
+        config: dict[str, Any] = {"skip_signature": self.credentials.is_anonymous}
+        if path := self.credentials.text("service_account_path"):
+            config["service_account"] = path
+        if self.endpoint:
+            config["base_url"] = self.endpoint
+        return self._obstore.store.GCSStore(self.bucket, config=config, client_options=client, retry_config=retry)
+
+    def _azure(self, client: Mapping[str, Any], retry: Mapping[str, Any]) -> Any:
+        credentials = self.credentials
+        config: dict[str, Any] = {"skip_signature": credentials.is_anonymous}
+        if account := credentials.text("account_name"):
+            config["account_name"] = account
+        if self.endpoint:
+            config["endpoint"] = self.endpoint
+        key: dict[str, Any] = {}
+        if "account_key" in credentials.values:
+            key = {"access_key": credentials.text("account_key"), "expires_at": None}
+        elif "sas_token" in credentials.values:
+            key = {"sas_token": credentials.text("sas_token").lstrip("?"), "expires_at": None}
+        return self._obstore.store.AzureStore(
+            self.bucket,
+            config=config,
+            client_options=client,
+            retry_config=retry,
+            credential_provider=(lambda: key) if key else None,
+        )

@@ -1,0 +1,84 @@
+"""RemoteRead: the content of one version of a remote object, in order and complete.
+
+The first answer brings an object up to `large_object_bytes`. The rest of a larger one is fetched in ranges, several at
+once, each only if the object still has the same tag. A connection that breaks is continued from the byte reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TYPE_CHECKING, Self
+
+from storage_node.remote.driver import CHUNK_BYTES, Buffer
+from storage_node.remote.remote_object import RemoteObject
+
+if TYPE_CHECKING:
+    from storage_node.remote.backend import Backend, OpenedAnswer
+
+
+class RemoteRead:
+    """An object that is being read: a context manager, and an iterator of chunks of about 1 MiB.
+
+    Iteration raises RemoteUnavailable, RemoteDenied, and RemoteChanged if the object is replaced in the meantime.
+    """
+
+    def __init__(self, backend: Backend, opened: OpenedAnswer, first_bytes: int) -> None:
+        self.info: RemoteObject = opened.answer.info
+        self._backend = backend
+        self._opened = opened
+        self._first_bytes = min(self.info.size_bytes, first_bytes)
+        self._chunks: AsyncGenerator[Buffer, None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[Buffer]:
+        if self._chunks is None:
+            self._chunks = self._iterate()
+        return self._chunks
+
+    async def close(self) -> None:
+        """End the requests that are in flight. May be called again."""
+        if self._chunks is not None:
+            await self._chunks.aclose()
+        await self._opened.close()
+
+    async def read(self) -> bytes:
+        """Return the whole content."""
+        return b"".join([bytes(chunk) async for chunk in self])
+
+    async def _iterate(self) -> AsyncGenerator[Buffer, None]:
+        info, settings = self.info, self._backend.settings
+        ranges = deque(
+            (start, min(settings.range_bytes, info.size_bytes - start))
+            for start in range(self._first_bytes, info.size_bytes, settings.range_bytes)
+        )
+        fetching: deque[asyncio.Task[memoryview]] = deque()
+
+        def fetch_more() -> None:
+            while ranges and len(fetching) < settings.ranges_per_object:
+                start, length = ranges.popleft()
+                fetching.append(asyncio.ensure_future(self._backend.read_range(info.name, start, length, info.etag)))
+
+        try:
+            fetch_more()
+            first = self._backend.resumed(self._opened, 0, self._first_bytes)
+            try:
+                async for chunk in first:
+                    yield chunk
+            finally:
+                await first.aclose()
+            while fetching:
+                content = await fetching.popleft()
+                fetch_more()
+                for start in range(0, len(content), CHUNK_BYTES):
+                    yield content[start : start + CHUNK_BYTES]
+        finally:
+            for task in fetching:
+                task.cancel()
+            await asyncio.gather(*fetching, return_exceptions=True)

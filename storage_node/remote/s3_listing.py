@@ -1,0 +1,113 @@
+"""Listing of an S3 bucket, page by page, with the keys exactly as they are.
+
+obstore's listing fails at a key that is no path of its own, such as a//b or one with a tab, drops a slash at the end,
+and lists by folders. So ListObjectsV2 is requested here. obstore signs the URL, with its credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import urllib.error
+import urllib.request
+import xml.etree.ElementTree as ET
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote, unquote_plus
+
+from ais_loader.errors import RemoteUnavailable
+from storage_node.remote.driver import Failure, Key, Page
+from storage_node.remote.failures import failure_of, failure_of_answer, message
+from storage_node.remote.object_stores import ObjectStores
+
+_MAX_ANSWER = 64 << 20
+
+
+async def pages(stores: ObjectStores, prefix: str, after: str, secrets: Sequence[str]) -> AsyncIterator[Page]:
+    """Yield pages of keys that begin with `prefix` and follow `after`, relative to the location's prefix.
+
+    Raises Failure.
+    """
+    while True:
+        page = await _page(stores, prefix, after, secrets)
+        yield page
+        if not page.after:
+            return
+        after = page.after
+
+
+async def _page(stores: ObjectStores, prefix: str, after: str, secrets: Sequence[str]) -> Page:
+    place = f"{stores.remote.url}/{prefix}"
+    query = {"encoding-type": "url", "list-type": "2", "prefix": stores.prefix + prefix}
+    if after:
+        query["start-after"] = stores.prefix + after
+    text = "&".join(f"{name}={quote(value, safe='')}" for name, value in sorted(query.items()))
+    try:
+        # In a thread, because the credentials may have to be requested.
+        url = await asyncio.to_thread(stores.signed_url, text)
+    except Exception as error:  # noqa: BLE001 - obstore's classes have no common one
+        raise failure_of(error, place, "s3", secrets) from None
+    try:
+        status, body = await asyncio.to_thread(_get, url, stores.timeout_s)
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise Failure(RemoteUnavailable(message(place, f"no answer: {reason}", secrets)), retry=True) from None
+    if status != 200:
+        raise failure_of_answer(status, body.decode(errors="replace"), place, "s3", secrets)
+    try:
+        return _parsed(body, stores.prefix)
+    except (ET.ParseError, ValueError) as error:
+        raise Failure(
+            RemoteUnavailable(message(place, f"its listing cannot be read: {error}", secrets)), retry=True
+        ) from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """A redirect is an answer: the signature is for one host."""
+
+
+_opener = urllib.request.build_opener(_NoRedirects)
+
+
+def _get(url: str, timeout_s: float) -> tuple[int, bytes]:
+    try:
+        with contextlib.closing(_opener.open(url, timeout=timeout_s)) as answer:
+            body = answer.read(_MAX_ANSWER)
+            return answer.status, body
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read(1 << 16)
+
+
+def _parsed(body: bytes, above: str) -> Page:
+    """Return the page in an answer. `above`: prefix of all keys, which is removed."""
+    root = ET.fromstring(body)
+    space = root.tag.partition("}")[0] + "}" if root.tag.startswith("{") else ""
+    if root.tag != f"{space}ListBucketResult":
+        raise ValueError(f"it is a {root.tag!r}")
+
+    def text(element: ET.Element, name: str) -> str:
+        return element.findtext(space + name) or ""
+
+    is_encoded = text(root, "EncodingType") == "url"
+    keys, markers, last = [], 0, ""
+    for one in root.iterfind(f"{space}Contents"):
+        key = text(one, "Key")
+        if is_encoded:
+            key = unquote_plus(key)
+        if not key.startswith(above):
+            raise ValueError("it has a key outside the prefix")
+        last, size_bytes = key.removeprefix(above), int(text(one, "Size") or 0)
+        if not last or (last.endswith("/") and not size_bytes):
+            markers += 1
+            continue
+        modified = text(one, "LastModified")
+        modified_ns = int(datetime.fromisoformat(modified).timestamp() * 1000) * 1_000_000 if modified else 0
+        keys.append(Key(last, size_bytes, text(one, "ETag"), modified_ns))
+    is_truncated = text(root, "IsTruncated") == "true"
+    if is_truncated and not last:
+        raise ValueError("it is incomplete and has no keys")
+    return Page(keys, last if is_truncated else "", markers)
