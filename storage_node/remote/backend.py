@@ -1,41 +1,34 @@
-"""Backend: one remote location, with retries, limits, hedging, and counters.
+"""Backend: one remote location, and the operations on its objects.
 
     async with backend:
         async with await backend.get("train/000.tar") as read:
             async for chunk in read: ...
 
-`Driver` makes single requests. Each waits for its turn at the host (`HostLimiter`). One that fails in a way that may
-pass is repeated after a pause. A GET that is slower than nearly all recent ones is sent a second time, within a budget.
+A `Driver` makes single requests, and `RemoteRequests` repeats them. This module makes operations of them: whole objects
+of many requests, listings without keys that are no names, and conditions.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, Self, TypeVar
+from typing import NoReturn, Self
 
 from ais_loader.errors import (
     ContentMismatch,
     InvalidName,
-    LoaderError,
     ObjectNotFound,
     RangeError,
-    RemoteDenied,
-    RemoteUnavailable,
     Unsupported,
     VersionConflict,
 )
-from ais_loader.wire.backoff import Backoff
-from ais_loader.wire.gather.hedging import HedgeBudget, Silences
+from ais_loader.wire.gather.hedging import HedgeBudget
 from ais_loader.wire.remote import Remote
 from storage_node.remote.credentials import credentials_of
 from storage_node.remote.driver import (
-    Answer,
     Buffer,
     Driver,
     Failure,
@@ -45,38 +38,20 @@ from storage_node.remote.driver import (
     PutConditions,
 )
 from storage_node.remote.failures import message
-from storage_node.remote.host_limiter import HostLimiter, HostLimiters
+from storage_node.remote.host_limiter import HostLimiters
 from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.remote_object import RemoteObject, is_made_up
 from storage_node.remote.remote_read import RemoteRead
+from storage_node.remote.remote_requests import OpenedAnswer, RemoteRequests, Retries
 from storage_node.remote.skipped_names import SkippedNames
-from storage_node.remote.usage import BucketUsage, Request
+from storage_node.remote.usage import BucketUsage
 from storage_node.settings.declarations import RemoteSettings
 from storage_node.store.names import object_name_fault, shown_name
 
-T = TypeVar("T")
-
-RETRY = Backoff(0.1, 5.0, jitter=0.5)
-"""Pauses before a failed request is repeated."""
 MAX_CONDITIONAL_BYTES = 64 << 20
 """Larger objects are put in parts even with conditions. Conditions are then checked before the upload."""
-_REOPEN_S = 10.0
-"""Minimum time between two readings of credentials after the storage has refused some."""
-
-
-class OpenedAnswer:
-    """An answer to a GET, with its place among the requests in flight."""
-
-    def __init__(self, answer: Answer, held: contextlib.AsyncExitStack) -> None:
-        self.answer = answer
-        self._held = held
-
-    async def close(self) -> None:
-        """End the request, and give up its place. May be called again."""
-        try:
-            await self.answer.close()
-        finally:
-            await self._held.aclose()
+_LEAST_PART_BYTES, _MOST_PARTS = 5 << 20, 9000
+"""Limits of S3 for objects that are put in parts, the second rounded."""
 
 
 class Backend:
@@ -107,14 +82,11 @@ class Backend:
         self.settings = settings
         self.skipped = SkippedNames()
         """Keys that listings have left out, all together."""
-        self._limiters = limiters
         self._usage = usage
-        self._budget = budget or HedgeBudget(settings.hedge_budget)
-        self._silences = Silences()
         self._file_roots = file_roots
-        self._opened: tuple[Driver, HostLimiter] | None = None
-        self._opened_s = 0.0
-        self._opening = asyncio.Lock()
+        self._requests = RemoteRequests(
+            remote.url, self._open_driver, settings, limiters, usage, budget or HedgeBudget(settings.hedge_budget)
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -124,13 +96,13 @@ class Backend:
 
     async def close(self) -> None:
         """Forget connections and credentials. The next request opens the location again."""
-        self._opened = None
+        self._requests.close()
 
     async def head(self, name: str) -> RemoteObject:
         """Return the description of an object. Raises ObjectNotFound."""
         self._check(name)
-        driver, _ = await self._open()
-        return await self._retried("head", name, lambda: driver.head(name))
+        driver, _ = await self._requests.driver()
+        return await self._requests.send("head", name, lambda: driver.head(name))
 
     async def get(self, name: str, *, unless_etag: str = "") -> RemoteRead | None:
         """Begin to read an object; None if it still has the tag `unless_etag`. Close the result.
@@ -144,7 +116,7 @@ class Backend:
             return None
         first_bytes = settings.large_object_bytes
         try:
-            opened = await self._get(
+            opened = await self._requests.get(
                 name, 0, first_bytes, if_none_match=unless_etag if not is_made_up(unless_etag) else ""
             )
         except NotModified:
@@ -161,7 +133,7 @@ class Backend:
             return memoryview(b"")
         content, position = bytearray(length), 0
         try:
-            opened = await self._get(name, start, start + length, if_match=etag)
+            opened = await self._requests.get(name, start, start + length, if_match=etag)
         except PreconditionFailed:
             self._raise_changed(name)
         size_bytes = opened.answer.info.size_bytes
@@ -190,7 +162,7 @@ class Backend:
         """
         if self.remote.scheme in ("http", "https"):
             raise Unsupported(f"{self.remote.url}: a web server has no listing; name the objects")
-        driver, _ = await self._open()
+        driver, _ = await self._requests.driver()
         after, pages = start_after, driver.pages(prefix, start_after)
 
         async def next_page() -> Page | None:
@@ -202,7 +174,7 @@ class Backend:
                 raise
 
         while True:
-            page = await self._retried("list", prefix, next_page)
+            page = await self._requests.send("list", prefix, next_page)
             if page is None:
                 return
             after = page.after or after
@@ -245,7 +217,7 @@ class Backend:
         self._check(name)
         metadata = metadata or {}
         conditions = PutConditions(if_absent, if_etag)
-        driver, _ = await self._open()
+        driver, _ = await self._requests.driver()
         if size_bytes <= (MAX_CONDITIONAL_BYTES if conditions else self.settings.range_bytes):
             data = bytearray()
             async for chunk in self._counted(name, chunks, size_bytes):
@@ -262,9 +234,9 @@ class Backend:
         """Delete an object, if there is one. Raises Unsupported for web servers."""
         self._check_writable("delete")
         self._check(name)
-        driver, _ = await self._open()
+        driver, _ = await self._requests.driver()
         with contextlib.suppress(ObjectNotFound):
-            await self._retried("delete", name, lambda: driver.delete(name))
+            await self._requests.send("delete", name, lambda: driver.delete(name))
 
     async def resumed(self, opened: OpenedAnswer, start: int, end: int) -> AsyncGenerator[Buffer, None]:
         """Yield bytes `start` to `end` of an object, first from this answer, and after a failure from others.
@@ -272,13 +244,13 @@ class Backend:
         Closes the answers. Raises RemoteChanged, RemoteUnavailable.
         """
         info = opened.answer.info
-        name, position, retries = info.name, start, _Retries(self.settings.retry_s)
+        name, position, retries = info.name, start, Retries(self.settings.retry_s)
         while True:
             try:
                 try:
                     at = opened.answer.start
                     if at > position:
-                        raise Failure(self._unavailable(name, f"the answer begins at byte {at:,}"), retry=True)
+                        raise Failure(self._requests.unavailable(name, f"the answer begins at byte {at:,}"), retry=True)
                     async for chunk in opened.answer.chunks:
                         view = memoryview(chunk)[max(0, position - at) :]
                         at += len(chunk)
@@ -294,24 +266,18 @@ class Backend:
                     await opened.close()
                 if position == end:
                     return
-                raise Failure(self._unavailable(name, f"the answer ended at byte {position:,} of {end:,}"), retry=True)
+                raise Failure(
+                    self._requests.unavailable(name, f"the answer ended at byte {position:,} of {end:,}"), retry=True
+                )
             except Failure as failure:
-                await self._pause(failure, retries)
+                await self._requests.pause(failure, retries)
             try:
-                opened = await self._get(name, position, end, if_match=info.etag, retries=retries)
+                opened = await self._requests.get(name, position, end, if_match=info.etag, retries=retries)
             except (PreconditionFailed, ObjectNotFound):
                 self._raise_changed(name)
             self._usage.note("retried")
 
-    async def _open(self) -> tuple[Driver, HostLimiter]:
-        async with self._opening:
-            if self._opened is None:
-                driver = await asyncio.to_thread(self._driver)
-                self._opened = driver, self._limiters.of(driver.host)
-                self._opened_s = time.monotonic()
-            return self._opened
-
-    def _driver(self) -> Driver:
+    def _open_driver(self) -> Driver:
         if self.remote.scheme == "file":
             from storage_node.remote.folder_driver import FolderDriver
 
@@ -321,134 +287,6 @@ class Backend:
 
         credentials = credentials_of(self.remote, self.settings.profiles)
         return CloudDriver(ObjectStores(self.remote, credentials, self.settings.timeout_s))
-
-    async def _get(
-        self,
-        name: str,
-        start: int,
-        end: int,
-        *,
-        if_match: str = "",
-        if_none_match: str = "",
-        retries: _Retries | None = None,
-    ) -> OpenedAnswer:
-        """Begin a GET. Raises NotModified, PreconditionFailed."""
-        driver, limiter = await self._open()
-
-        async def begin(sent: asyncio.Event) -> OpenedAnswer:
-            async with contextlib.AsyncExitStack() as stack:
-                answer = await stack.enter_async_context(
-                    self._turn(
-                        "get",
-                        lambda: _began(driver, name, start, end, if_match=if_match, if_none_match=if_none_match),
-                        limiter,
-                        sent,
-                    )
-                )
-                return OpenedAnswer(answer, stack.pop_all())
-
-        return await self._retry(name, lambda: self._hedged(begin, limiter), retries)
-
-    async def _hedged(
-        self, begin: Callable[[asyncio.Event], Awaitable[OpenedAnswer]], limiter: HostLimiter
-    ) -> OpenedAnswer:
-        """Return the first answer: of one request, or of two if the first is slow."""
-        sent = asyncio.Event()
-        if not self._budget.share:
-            return await begin(sent)
-        self._budget.requested(1)
-        tasks = [asyncio.ensure_future(begin(sent))]
-        used: asyncio.Task[OpenedAnswer] | None = None
-        try:
-            waiting = asyncio.ensure_future(sent.wait())
-            try:
-                await asyncio.wait([tasks[0], waiting], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                waiting.cancel()
-            began_s = time.monotonic()
-            await asyncio.wait(tasks, timeout=self._silences.limit_s(last=True))
-            if not tasks[0].done() and not limiter.is_busy and self._budget.take(1):
-                self._usage.note("hedged")
-                tasks.append(asyncio.ensure_future(begin(asyncio.Event())))
-            pending = set(tasks)
-            while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                # An answer that is not a success, such as "not found", is one; a failure waits for the other request.
-                for task in done:
-                    if task.exception() is None or not isinstance(task.exception(), Failure) or not pending:
-                        self._silences.note(time.monotonic() - began_s)
-                        used = task
-                        return task.result()
-            raise AssertionError("no request was sent")
-        finally:
-            if others := [task for task in tasks if task is not used]:
-                await _abandon(others)
-
-    @contextlib.asynccontextmanager
-    async def _turn(
-        self,
-        request: Request,
-        send: Callable[[], Awaitable[T]],
-        limiter: HostLimiter,
-        sent: asyncio.Event | None = None,
-    ) -> AsyncIterator[T]:
-        """Context of one request, from its turn until its answer is complete. Raises Failure."""
-        async with limiter.turn() as turn:
-            self._usage.note(request)
-            if turn.waited_s > 0.001:
-                self._usage.note("wait_s", turn.waited_s)
-            if sent is not None:
-                sent.set()
-            try:
-                async with asyncio.timeout(self.settings.timeout_s if request != "put" else None):
-                    result = await send()
-            except Failure as failure:
-                if failure.throttled:
-                    self._usage.note("throttled")
-                    limiter.throttled(turn)
-                raise
-            except TimeoutError:
-                silence = f"no answer for {self.settings.timeout_s:g} s (remote_timeout_s)"
-                raise Failure(self._unavailable("", silence), retry=True) from None
-            limiter.answered(turn)
-            yield result
-
-    async def _retried(self, request: Request, name: str, send: Callable[[], Awaitable[T]]) -> T:
-        """Send a request whose answer is complete at once, and repeat it after failures."""
-        _, limiter = await self._open()
-
-        async def once() -> T:
-            async with self._turn(request, send, limiter) as result:
-                return result
-
-        return await self._retry(name, once)
-
-    async def _retry(self, name: str, once: Callable[[], Awaitable[T]], retries: _Retries | None = None) -> T:
-        retries = retries or _Retries(self.settings.retry_s)
-        while True:
-            try:
-                async with asyncio.timeout_at(retries.deadline_s):
-                    return await once()
-            except Failure as failure:
-                await self._pause(failure, retries)
-                self._usage.note("retried")
-            except LoaderError:
-                raise
-            except TimeoutError:
-                self._usage.note("errors")
-                raise retries.last_error or self._unavailable(name, "no answer") from None
-
-    async def _pause(self, failure: Failure, retries: _Retries) -> None:
-        """Wait before the next attempt. Raises the failure's error if there is none."""
-        pause_s = retries.failed(failure)
-        if pause_s is None:
-            if not isinstance(failure.error, ObjectNotFound):
-                self._usage.note("errors")
-            if isinstance(failure.error, RemoteDenied) and time.monotonic() > self._opened_s + _REOPEN_S:
-                self._opened = None  # credentials may have been replaced
-            raise failure.error from None
-        self._usage.note("wait_s", pause_s)
-        await asyncio.sleep(pause_s)
 
     async def _put_whole(
         self,
@@ -467,7 +305,7 @@ class Backend:
             return await driver.put(name, data, metadata, content_type, conditions)
 
         try:
-            return await self._retried("put", name, once)
+            return await self._requests.send("put", name, once)
         except PreconditionFailed:
             # An earlier attempt may have put the object, and only its answer was lost.
             if attempts > 1:
@@ -488,6 +326,7 @@ class Backend:
         content_type: str,
     ) -> RemoteObject:
         own: list[BaseException] = []
+        part_bytes = max(self.settings.range_bytes, _LEAST_PART_BYTES, size_bytes // _MOST_PARTS + 1)
 
         async def counted() -> AsyncIterator[Buffer]:
             try:
@@ -497,11 +336,11 @@ class Backend:
                 own.append(error)  # the driver's error would hide its type
                 raise
 
-        _, limiter = await self._open()
+        _, limiter = await self._requests.driver()
         try:
-            async with self._turn(
+            async with self._requests.turn(
                 "put",
-                lambda: driver.put_stream(name, counted(), metadata, content_type, self.settings.range_bytes),
+                lambda: driver.put_stream(name, counted(), metadata, content_type, part_bytes),
                 limiter,
             ) as put:
                 return put
@@ -555,54 +394,7 @@ class Backend:
     def _place(self, name: str) -> str:
         return f"{self.remote.url}/{name}" if name else self.remote.url
 
-    def _unavailable(self, name: str, reason: str) -> RemoteUnavailable:
-        return RemoteUnavailable(message(self._place(name), reason, ()))
-
     def _raise_changed(self, name: str) -> NoReturn:
         raise RemoteChanged(
             message(self._place(name), "the object was replaced or deleted while it was read", ())
         ) from None
-
-
-class _Retries:
-    """Failures of one operation, and the time until which it is repeated."""
-
-    def __init__(self, retry_s: float) -> None:
-        self._retry_s = retry_s
-        self._failures = 0
-        self.last_error: LoaderError | None = None
-        self.deadline_s: float | None = None
-        """Time of the loop's clock; None before the first failure."""
-
-    def failed(self, failure: Failure) -> float | None:
-        """Return the pause before the next attempt; None if there is none."""
-        now_s = asyncio.get_running_loop().time()
-        self.last_error = failure.error
-        if self.deadline_s is None:
-            self.deadline_s = now_s + self._retry_s
-        pause_s = RETRY.pause_s(self._failures)
-        self._failures += 1
-        return pause_s if failure.retry and now_s + pause_s < self.deadline_s else None
-
-    def progressed(self) -> None:
-        """Note that bytes came."""
-        self._failures, self.deadline_s = 0, None
-
-
-async def _began(driver: Driver, name: str, start: int, end: int, *, if_match: str, if_none_match: str) -> Answer:
-    """Begin a GET of bytes `start` to `end`. An object that is empty has no range to be requested."""
-    try:
-        return await driver.open(name, start, end, if_match=if_match, if_none_match=if_none_match)
-    except Failure as failure:
-        if start or not isinstance(failure.error, RangeError):
-            raise
-        return await driver.open(name, if_match=if_match, if_none_match=if_none_match)
-
-
-async def _abandon(tasks: Sequence[asyncio.Task[OpenedAnswer]]) -> None:
-    """End requests whose answers are not used."""
-    for task in tasks:
-        task.cancel()
-    for answer in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(answer, OpenedAnswer):
-            await answer.close()

@@ -32,7 +32,15 @@ _AUTHORIZATION = re.compile(
     r"(?i)\b(authorization|signature|credential|x-amz-security-token)\b\s*[:=]\s*\S+|AWS4-HMAC\S*"
 )
 _IN_URL = re.compile(r"Error performing \w+ \S+ in \S+ - ")
-_METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "fd00:ec2::254")
+_CREDENTIAL_URLS = (
+    "169.254.169.254",
+    "169.254.170.2",
+    "metadata.google.internal",
+    "/latest/api/token",
+    "/latest/meta-data/",
+    "/metadata/identity/",
+)
+"""Parts of URLs from which roles' credentials are requested."""
 _DENIED_CODES = frozenset(
     (
         "NoSuchBucket",
@@ -126,7 +134,7 @@ def failure_of_answer(
     def failed(cls: type[LoaderError], text: str = "", **flags: bool) -> Failure:
         return Failure(cls(message(place, text or reason, secrets)), **flags)
 
-    if any(server in url for server in _METADATA_SERVERS) or "MissingCredential" in code or "credential" in reason[:80]:
+    if any(one in url.partition(' - ')[0] for one in _CREDENTIAL_URLS) or "MissingCredential" in code or "credential" in reason[:80]:
         advice = _ADVICE.get(scheme, "name a profile (remote_profiles)")
         return failed(RemoteDenied, f"no credentials: {advice}", is_credentials=True)
     if code in _THROTTLED_CODES or status in (429, 503):

@@ -15,7 +15,8 @@ from storage_node.remote.driver import CHUNK_BYTES, Buffer
 from storage_node.remote.remote_object import RemoteObject
 
 if TYPE_CHECKING:
-    from storage_node.remote.backend import Backend, OpenedAnswer
+    from storage_node.remote.backend import Backend
+    from storage_node.remote.remote_requests import OpenedAnswer
 
 
 class RemoteRead:

@@ -304,12 +304,12 @@ class RemoteSettings(SettingsGroup):
     timeout_s: Finite = 30.0
     """How long remote storage may take to answer, and to send the next bytes of an answer, before the request fails."""
     retry_s: Finite = 30.0
-    """How long requests that fail are retried, such as those that are throttled, from the first attempt or from the
-    last byte received."""
+    """How long a request that fails or is throttled is repeated, from its first failure. A read that is interrupted
+    has this time again whenever bytes have come."""
     large_object_bytes: Positive = 32 << 20
     """Objects larger than this are fetched in ranges, several at once."""
     range_bytes: Positive = 8 << 20
-    """The size of these ranges, and of the parts in which large objects are put."""
+    """The size of these ranges, and of the parts in which larger objects are put."""
     ranges_per_object: Positive = 4
     """The number of these ranges that are fetched at once for one object, and held in memory."""
     hedge_budget: Share = 0.05

@@ -1,0 +1,263 @@
+"""RemoteRequests: requests to one remote location, with their turns, repetitions, hedges and counters.
+
+Each request waits for its turn at the host (`HostLimiter`). One that fails in a way that may pass is repeated after a
+pause. A GET that is slower than nearly all recent ones is sent a second time, within a budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from ais_loader.errors import LoaderError, ObjectNotFound, RangeError, RemoteDenied, RemoteUnavailable
+from ais_loader.wire.backoff import Backoff
+from ais_loader.wire.gather.hedging import HedgeBudget, Silences
+from storage_node.remote.driver import Answer, Driver, Failure
+from storage_node.remote.failures import message
+from storage_node.remote.host_limiter import HostLimiter, HostLimiters
+from storage_node.remote.usage import BucketUsage, Request
+from storage_node.settings.declarations import RemoteSettings
+
+T = TypeVar("T")
+
+RETRY = Backoff(0.1, 5.0, jitter=0.5)
+"""Pauses before a failed request is repeated."""
+_REOPEN_S = 10.0
+"""Minimum time between two readings of credentials after the storage has refused some."""
+
+
+class OpenedAnswer:
+    """An answer to a GET, with its place among the requests in flight."""
+
+    def __init__(self, answer: Answer, held: contextlib.AsyncExitStack) -> None:
+        self.answer = answer
+        self._held = held
+
+    async def close(self) -> None:
+        """End the request, and give up its place. May be called again."""
+        try:
+            await self.answer.close()
+        finally:
+            await self._held.aclose()
+
+
+class Retries:
+    """Failures of one operation, and the time until which it is repeated."""
+
+    def __init__(self, retry_s: float) -> None:
+        self._retry_s = retry_s
+        self._failures = 0
+        self.last_error: LoaderError | None = None
+        self.deadline_s: float | None = None
+        """Time of the loop's clock; None before the first failure."""
+
+    def failed(self, failure: Failure) -> float | None:
+        """Return the pause before the next attempt; None if there is none."""
+        now_s = asyncio.get_running_loop().time()
+        self.last_error = failure.error
+        if self.deadline_s is None:
+            self.deadline_s = now_s + self._retry_s
+        pause_s = RETRY.pause_s(self._failures)
+        self._failures += 1
+        return pause_s if failure.retry and now_s + pause_s < self.deadline_s else None
+
+    def progressed(self) -> None:
+        """Note that bytes came."""
+        self._failures, self.deadline_s = 0, None
+
+
+class RemoteRequests:
+    """Requests to one location. Belongs to one event loop, and is opened by its first request.
+
+    Args:
+        url: URL of the location, for messages.
+        open_driver: opens the location. Runs in a thread. Raises LoaderError.
+        limiters: limiters of the process.
+        usage: counters of the bucket.
+        budget: budget of second requests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        open_driver: Callable[[], Driver],
+        settings: RemoteSettings,
+        limiters: HostLimiters,
+        usage: BucketUsage,
+        budget: HedgeBudget,
+    ) -> None:
+        self._url = url
+        self._open_driver = open_driver
+        self._settings = settings
+        self._limiters = limiters
+        self._usage = usage
+        self._budget = budget
+        self._silences = Silences()
+        self._opened: tuple[Driver, HostLimiter] | None = None
+        self._opened_s = 0.0
+        self._opening = asyncio.Lock()
+
+    def close(self) -> None:
+        """Forget connections and credentials. The next request opens the location again."""
+        self._opened = None
+
+    async def driver(self) -> tuple[Driver, HostLimiter]:
+        async with self._opening:
+            if self._opened is None:
+                driver = await asyncio.to_thread(self._open_driver)
+                self._opened = driver, self._limiters.of(driver.host)
+                self._opened_s = time.monotonic()
+            return self._opened
+
+    async def get(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        if_match: str = "",
+        if_none_match: str = "",
+        retries: Retries | None = None,
+    ) -> OpenedAnswer:
+        """Begin a GET. Raises NotModified, PreconditionFailed."""
+        driver, limiter = await self.driver()
+
+        async def begin(sent: asyncio.Event) -> OpenedAnswer:
+            async with contextlib.AsyncExitStack() as stack:
+                answer = await stack.enter_async_context(
+                    self.turn(
+                        "get",
+                        lambda: _began(driver, name, start, end, if_match=if_match, if_none_match=if_none_match),
+                        limiter,
+                        sent,
+                    )
+                )
+                return OpenedAnswer(answer, stack.pop_all())
+
+        return await self.retry(name, lambda: self._hedged(begin, limiter), retries)
+
+    async def _hedged(
+        self, begin: Callable[[asyncio.Event], Awaitable[OpenedAnswer]], limiter: HostLimiter
+    ) -> OpenedAnswer:
+        """Return the first answer: of one request, or of two if the first is slow."""
+        sent = asyncio.Event()
+        if not self._budget.share:
+            return await begin(sent)
+        self._budget.requested(1)
+        tasks = [asyncio.ensure_future(begin(sent))]
+        used: asyncio.Task[OpenedAnswer] | None = None
+        try:
+            waiting = asyncio.ensure_future(sent.wait())
+            try:
+                await asyncio.wait([tasks[0], waiting], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+            began_s = time.monotonic()
+            await asyncio.wait(tasks, timeout=self._silences.limit_s(last=True))
+            if not tasks[0].done() and not limiter.is_busy and self._budget.take(1):
+                self._usage.note("hedged")
+                tasks.append(asyncio.ensure_future(begin(asyncio.Event())))
+            pending = set(tasks)
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                # An answer that is not a success, such as "not found", is one; a failure waits for the other request.
+                for task in done:
+                    if task.exception() is None or not isinstance(task.exception(), Failure) or not pending:
+                        self._silences.note(time.monotonic() - began_s)
+                        used = task
+                        return task.result()
+            raise AssertionError("no request was sent")
+        finally:
+            if others := [task for task in tasks if task is not used]:
+                await _abandon(others)
+
+    @contextlib.asynccontextmanager
+    async def turn(
+        self,
+        request: Request,
+        send: Callable[[], Awaitable[T]],
+        limiter: HostLimiter,
+        sent: asyncio.Event | None = None,
+    ) -> AsyncIterator[T]:
+        """Context of one request, from its turn until its answer is complete. Raises Failure."""
+        async with limiter.turn() as turn:
+            self._usage.note(request)
+            if turn.waited_s > 0.001:
+                self._usage.note("wait_s", turn.waited_s)
+            if sent is not None:
+                sent.set()
+            try:
+                async with asyncio.timeout(self._settings.timeout_s if request != "put" else None):
+                    result = await send()
+            except Failure as failure:
+                if failure.throttled:
+                    self._usage.note("throttled")
+                    limiter.throttled(turn)
+                raise
+            except TimeoutError:
+                silence = f"no answer for {self._settings.timeout_s:g} s (remote_timeout_s)"
+                raise Failure(self.unavailable("", silence), retry=True) from None
+            limiter.answered(turn)
+            yield result
+
+    async def send(self, request: Request, name: str, send: Callable[[], Awaitable[T]]) -> T:
+        """Send a request whose answer is complete at once, and repeat it after failures."""
+        _, limiter = await self.driver()
+
+        async def once() -> T:
+            async with self.turn(request, send, limiter) as result:
+                return result
+
+        return await self.retry(name, once)
+
+    async def retry(self, name: str, once: Callable[[], Awaitable[T]], retries: Retries | None = None) -> T:
+        retries = retries or Retries(self._settings.retry_s)
+        while True:
+            try:
+                async with asyncio.timeout_at(retries.deadline_s):
+                    return await once()
+            except Failure as failure:
+                await self.pause(failure, retries)
+                self._usage.note("retried")
+            except LoaderError:
+                raise
+            except TimeoutError:
+                self._usage.note("errors")
+                raise retries.last_error or self.unavailable(name, "no answer") from None
+
+    async def pause(self, failure: Failure, retries: Retries) -> None:
+        """Wait before the next attempt. Raises the failure's error if there is none."""
+        pause_s = retries.failed(failure)
+        if pause_s is None:
+            if not isinstance(failure.error, ObjectNotFound):
+                self._usage.note("errors")
+            if isinstance(failure.error, RemoteDenied) and time.monotonic() > self._opened_s + _REOPEN_S:
+                self._opened = None  # credentials may have been replaced
+            raise failure.error from None
+        self._usage.note("wait_s", pause_s)
+        await asyncio.sleep(pause_s)
+
+    def unavailable(self, name: str, reason: str) -> RemoteUnavailable:
+        return RemoteUnavailable(message((f"{self._url}/{name}" if name else self._url), reason, ()))
+
+
+async def _began(driver: Driver, name: str, start: int, end: int, *, if_match: str, if_none_match: str) -> Answer:
+    """Begin a GET of bytes `start` to `end`. An object that is empty has no range to be requested."""
+    try:
+        return await driver.open(name, start, end, if_match=if_match, if_none_match=if_none_match)
+    except Failure as failure:
+        if start or not isinstance(failure.error, RangeError):
+            raise
+        return await driver.open(name, if_match=if_match, if_none_match=if_none_match)
+
+
+async def _abandon(tasks: Sequence[asyncio.Task[OpenedAnswer]]) -> None:
+    """End requests whose answers are not used."""
+    for task in tasks:
+        task.cancel()
+    for answer in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(answer, OpenedAnswer):
+            await answer.close()
