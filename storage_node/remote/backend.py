@@ -164,6 +164,7 @@ class Backend:
             raise Unsupported(f"{self.remote.url}: a web server has no listing; name the objects")
         driver, _ = await self._requests.driver()
         after, pages = start_after, driver.pages(prefix, start_after)
+        noted = [self.skipped] if skipped is None else [self.skipped, skipped]
 
         async def next_page() -> Page | None:
             nonlocal pages
@@ -183,16 +184,16 @@ class Backend:
                 if key.key <= start_after:
                     continue
                 if self._fault(key.key):
-                    for one in {id(self.skipped): self.skipped, id(skipped): skipped}.values():
-                        if one is not None:
-                            one.note(key.key)
+                    for one in noted:
+                        one.note(key.key)
                     continue
                 found.append(RemoteObject(key.key, key.size_bytes, key.etag, "", key.modified_ns))
-            self.skipped.markers += page.markers
-            if skipped is not None:
-                skipped.markers += page.markers
+            for one in noted:
+                one.markers += page.markers
             if found:
                 yield found
+            if not page.after:
+                return
 
     async def put(
         self,
@@ -340,6 +341,7 @@ class Backend:
         try:
             async with self._requests.turn(
                 "put",
+                name,
                 lambda: driver.put_stream(name, counted(), metadata, content_type, part_bytes),
                 limiter,
             ) as put:

@@ -111,7 +111,10 @@ class CloudDriver:
                         markers += 1
                     else:
                         keys.append(Key(key, meta["size"], meta["e_tag"] or "", _ns(meta["last_modified"])))
-            yield Page(keys, found[-1]["path"].removeprefix(above) if found else after, markers)
+            is_last = len(found) < _PAGE
+            yield Page(keys, "" if is_last else found[-1]["path"].removeprefix(above), markers)
+            if is_last:
+                return
 
     async def put(
         self, name: str, data: bytes, metadata: Mapping[str, str], content_type: str, conditions: PutConditions

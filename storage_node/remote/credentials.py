@@ -144,12 +144,14 @@ def credentials_of(remote: Remote, profiles: str | Path = "") -> Credentials:
 def _read(path: Path) -> Mapping[str, Any]:
     """Read the file of profiles. Raises RemoteDenied."""
     try:
-        if access := others_access(path):
-            raise RemoteDenied(f"{path} (remote_profiles): {access}; run `chmod 600 {path}`")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        access, text = others_access(path), path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise RemoteDenied(f"{path} (remote_profiles) cannot be read: {reason}") from None
+    if access:
+        raise RemoteDenied(f"{path} (remote_profiles): {access}; run `chmod 600 {path}`")
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         # Its message has a line and a column, and no text of the file.
         raise RemoteDenied(f"{path} (remote_profiles) is not valid TOML: {error}") from None

@@ -134,7 +134,11 @@ def failure_of_answer(
     def failed(cls: type[LoaderError], text: str = "", **flags: bool) -> Failure:
         return Failure(cls(message(place, text or reason, secrets)), **flags)
 
-    if any(one in url.partition(' - ')[0] for one in _CREDENTIAL_URLS) or "MissingCredential" in code or "credential" in reason[:80]:
+    if (
+        any(one in url.partition(" - ")[0] for one in _CREDENTIAL_URLS)
+        or "MissingCredential" in code
+        or "credential" in reason[:80]
+    ):
         advice = _ADVICE.get(scheme, "name a profile (remote_profiles)")
         return failed(RemoteDenied, f"no credentials: {advice}", is_credentials=True)
     if code in _THROTTLED_CODES or status in (429, 503):

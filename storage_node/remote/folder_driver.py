@@ -293,10 +293,12 @@ class FolderDriver:
             return await asyncio.to_thread(step)
         except SourceRefused as error:
             raise Failure(RemoteDenied(message(self._place(name), str(error), ()))) from None
-        except (OSError, SourceUnreadable) as error:
+        except SourceUnreadable as error:
             raise self._failure(name, error) from None
-        except LoaderError as error:
+        except LoaderError as error:  # before OSError, which some of them are
             raise Failure(error) from None
+        except OSError as error:
+            raise self._failure(name, error) from None
 
     def _failure(self, name: str, error: Exception) -> Failure:
         number = _number(error)

@@ -130,6 +130,7 @@ class RemoteRequests:
                 answer = await stack.enter_async_context(
                     self.turn(
                         "get",
+                        name,
                         lambda: _began(driver, name, start, end, if_match=if_match, if_none_match=if_none_match),
                         limiter,
                         sent,
@@ -178,6 +179,7 @@ class RemoteRequests:
     async def turn(
         self,
         request: Request,
+        name: str,
         send: Callable[[], Awaitable[T]],
         limiter: HostLimiter,
         sent: asyncio.Event | None = None,
@@ -199,7 +201,7 @@ class RemoteRequests:
                 raise
             except TimeoutError:
                 silence = f"no answer for {self._settings.timeout_s:g} s (remote_timeout_s)"
-                raise Failure(self.unavailable("", silence), retry=True) from None
+                raise Failure(self.unavailable(name, silence), retry=True) from None
             limiter.answered(turn)
             yield result
 
@@ -208,7 +210,7 @@ class RemoteRequests:
         _, limiter = await self.driver()
 
         async def once() -> T:
-            async with self.turn(request, send, limiter) as result:
+            async with self.turn(request, name, send, limiter) as result:
                 return result
 
         return await self.retry(name, once)
