@@ -110,15 +110,12 @@ class Backend:
         Raises ObjectNotFound.
         """
         self._check(name)
-        settings = self.settings
         # A tag that is made of the time and size is none that the storage can compare.
         if is_made_up(unless_etag) and (await self.head(name)).etag == unless_etag:
             return None
-        first_bytes = settings.large_object_bytes
+        first_bytes, known = self.settings.large_object_bytes, "" if is_made_up(unless_etag) else unless_etag
         try:
-            opened = await self._requests.get(
-                name, 0, first_bytes, if_none_match=unless_etag if not is_made_up(unless_etag) else ""
-            )
+            opened = await self._requests.get(name, 0, first_bytes, if_none_match=known)
         except NotModified:
             return None
         return RemoteRead(self, opened, first_bytes)

@@ -95,11 +95,11 @@ def test_objects_come_back_with_their_tags(make: Make, size_bytes: int) -> None:
 
 def test_large_objects_are_fetched_in_ranges(make: Make) -> None:
     async def run() -> None:
-        data = os.urandom(23 * MIB)
+        data = os.urandom(16 * MIB)
         async with make() as backend:
             await backend.put("big", chunked(data), len(data))
             assert await read(backend, "big") == data
-            assert backend.counts.requests["get"] == 5
+            assert backend.counts.requests["get"] == 4
 
     asyncio.run(run())
 
@@ -123,7 +123,7 @@ def test_listings_have_prefixes_starts_and_pages(make: Make) -> None:
         async with make() as backend:
             await backend.put("b/1", chunked(b"x"), 1)
             above = "pre fix/" if backend.remote.scheme == "s3" else ""
-            wanted = sorted([*(f"a/{number:04}" for number in range(1500)), "a-", "a.b", "b/1"])
+            wanted = sorted([*(f"a/{number:04}" for number in range(1100)), "a-", "a.b", "b/1"])
             for name in wanted[:-1]:
                 if backend.remote.scheme == "file":
                     path = Path(backend.remote.url.removeprefix("file://")) / name
@@ -132,9 +132,9 @@ def test_listings_have_prefixes_starts_and_pages(make: Make) -> None:
                 else:
                     moto_put(above + name, b"x")
             assert await names(backend) == wanted
-            assert await names(backend, "a/1") == [f"a/{number}" for number in range(1000, 1500)]
-            assert await names(backend, "a/", "a/1497") == ["a/1498", "a/1499"]
-            assert await names(backend, "", "a/1498") == ["a/1499", "b/1"]
+            assert await names(backend, "a/1") == [f"a/{number}" for number in range(1000, 1100)]
+            assert await names(backend, "a/", "a/1097") == ["a/1098", "a/1099"]
+            assert await names(backend, "", "a/1098") == ["a/1099", "b/1"]
             assert await names(backend, "a", "a.b") == wanted[2:-1]
             assert await names(backend, "nothing/here") == []
             assert await names(backend, "", "z") == []
