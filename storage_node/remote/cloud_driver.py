@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from datetime import datetime
 from typing import Any
 
-from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, RemoteDenied
 from ais_loader.wire.remote import Remote
 from storage_node.remote import s3_listing
 from storage_node.remote.driver import (
@@ -22,7 +22,7 @@ from storage_node.remote.driver import (
     PreconditionFailed,
     PutConditions,
 )
-from storage_node.remote.failures import failure_of
+from storage_node.remote.failures import failure_of, message
 from storage_node.remote.object_stores import ObjectStores, obstore_module
 from storage_node.remote.remote_object import RemoteObject, made_up_etag
 
@@ -39,6 +39,8 @@ class CloudDriver:
 
     The checksums that S3 keeps (x-amz-checksum-*) cannot be verified: obstore does not expose them. TLS protects the
     content in transit, lengths are checked, and obstore's requests are signed with the checksum of what they put.
+
+    Raises RemoteDenied if the location's configuration is incomplete.
     """
 
     def __init__(self, stores: ObjectStores) -> None:
@@ -47,6 +49,12 @@ class CloudDriver:
         self._remote: Remote = stores.remote
         self.host = stores.host
         self.secrets: Sequence[str] = stores.credentials.secrets
+        try:
+            self._reader = stores.reader
+        except Exception as error:  # noqa: BLE001 - obstore's classes have no common one
+            # The configuration is incomplete, such as one without the name of an account.
+            reason = str(error).partition("\n\nDebug source")[0]
+            raise RemoteDenied(message(self._remote.url, reason, self.secrets)) from None
         self._has_ranges = True
         self._has_answered = False
 
@@ -95,7 +103,7 @@ class CloudDriver:
         above = stores.prefix
         with self._translated(prefix):
             listed = self._obstore.list(
-                stores.reader, above + folder or None, offset=above + after if after else None, chunk_size=_PAGE
+                self._reader, above + folder or None, offset=above + after if after else None, chunk_size=_PAGE
             )
         iterator = listed.__aiter__()
         while True:
@@ -160,13 +168,13 @@ class CloudDriver:
 
     async def delete(self, name: str) -> None:
         with self._translated(name):
-            await self._obstore.delete_async(self._stores.reader, self._key(name))
+            await self._obstore.delete_async(self._reader, self._key(name))
 
     def _key(self, name: str) -> str:
         return self._stores.prefix + name
 
     async def _get(self, name: str, options: Mapping[str, Any]) -> Any:
-        result = await self._obstore.get_async(self._stores.reader, self._key(name), options=options)
+        result = await self._obstore.get_async(self._reader, self._key(name), options=options)
         self._has_answered = True
         return result
 

@@ -164,6 +164,15 @@ def test_missing_credentials_fail_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert asked == []
 
 
+def test_an_incomplete_configuration_fails_at_once() -> None:
+    async def run() -> None:
+        async with OneBackend(Remote("az://container")) as backend:
+            with pytest.raises(RemoteDenied, match=r"^az://container: .*Account must be specified"):
+                await backend.get("a")
+
+    asyncio.run(run())
+
+
 def test_a_put_whose_answer_is_lost_is_found_to_be_done() -> None:
     stored: list[bytes] = []
 
