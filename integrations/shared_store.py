@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 import ais_loader
 from ais_loader import Client, errors
 from ais_loader.objects.client import URL_VARIABLE
-from ais_loader.values.urls import store_folders
+from ais_loader.values.urls import is_remote, store_folders
 from ais_loader.wire.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class SharedStore:
     def __init__(self, url: str | None, connect_options: Mapping[str, Any]) -> None:
         self._url = url
         self._options = dict(connect_options)
-        self._locks_to_write = "mode" not in self._options and not (url or "").startswith("grpc://")
+        self._locks_to_write = "mode" not in self._options and not is_remote(url or "")
         """Whether this is an embedded store without an explicit mode."""
         self._reader: Client | None = None
         self._start()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ais_loader.testing.memory import peak_rss_bytes, reset_peak_rss
+from ais_loader.values.urls import NODE_SCHEME
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -31,7 +32,7 @@ class Nodes:
         self._pids: list[int] = []
         for node in described.get("nodes") or ([described] if "pid" in described else []):
             url, pid = str(node.get("url", "")), int(node.get("pid") or 0)
-            if pid and is_local(host_of(url)) and _is_python(pid):
+            if pid and (url.startswith(NODE_SCHEME) or is_local(host_of(url))) and _is_python(pid):
                 self._pids.append(pid)
             else:
                 self.unseen.append(url)

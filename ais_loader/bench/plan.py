@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.values.urls import is_remote
 
 READING = ("get", "get-batch", "members", "ranges", "list", "sessions")
 WRITING = ("put", "put-many", "mixed")
@@ -148,7 +149,7 @@ class BenchPlan:
 
     @property
     def embedded(self) -> bool:
-        return not self.url.startswith("grpc://")
+        return not is_remote(self.url)
 
     @property
     def client_options(self) -> dict[str, Any]:

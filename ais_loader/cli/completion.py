@@ -16,7 +16,7 @@ from ais_loader.cli.names import one_level
 from ais_loader.cli.stores import chosen_url
 from ais_loader.cli.targets import Target
 from ais_loader.errors import InvalidRequest
-from ais_loader.values.urls import SCHEME
+from ais_loader.values.urls import SCHEME, is_remote
 
 _PROGRAM, _VARIABLE = "ais-loader", "_AIS_LOADER_COMPLETE"
 _MOST = 200
@@ -70,7 +70,7 @@ def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -
     if not url:
         return []
     with contextlib.suppress(Exception):  # the line is still being typed, so an error has no place to go
-        with connect(url, mode="r", options=ClusterOptions(retry_s=0) if url.startswith("grpc://") else None) as client:
+        with connect(url, mode="r", options=ClusterOptions(retry_s=0) if is_remote(url) else None) as client:
             if not slash:
                 found = [info.name + "/" for info in client.buckets()]
             else:

@@ -17,7 +17,7 @@ from ais_loader.cli.targets import Target
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, StoreLocked, StoreNotFound
 from ais_loader.objects.client import URL_VARIABLE, Client, connect
 from ais_loader.values.options import ClusterOptions
-from ais_loader.values.urls import store_folders
+from ais_loader.values.urls import is_remote, store_folders
 
 _GRPC = "grpc://"
 
@@ -79,7 +79,7 @@ class StoreChoice:
         return None
 
     def _connect(self, mode: Literal["a", "r"]) -> Client:
-        remote = self.url.startswith(_GRPC)
+        remote = is_remote(self.url)
         try:
             with waiting(f"{self.url} to {'answer' if remote else 'open'}"):
                 client = connect(self.url, mode=mode, options=ClusterOptions(retry_s=self.retry_s) if remote else None)
@@ -147,7 +147,8 @@ def takes_store(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="URL",
         envvar=URL_VARIABLE,
         show_envvar=True,
-        help="Folder of a store on this machine (several drives: comma separated), or a node, grpc://HOST:PORT.",
+        help="Folder of a store on this machine (several drives: comma separated); a node, grpc://HOST:PORT; or "
+        "node:///FOLDER, the node of this machine that serves the folder, started if it is not running.",
     )
     @click.option(
         "--retry",

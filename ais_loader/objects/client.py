@@ -23,8 +23,7 @@ from ais_loader.values.joined_ranges import JoinedRanges, of_one_version
 from ais_loader.values.options import ClusterOptions, EmbeddedOptions
 from ais_loader.values.requests import BatchOptions, batch_options, requests_for_entries, to_entries
 from ais_loader.values.snapshots import pinned_name
-from ais_loader.values.urls import split_url, store_folders
-from ais_loader.wire.remote import Remote
+from ais_loader.values.urls import NODE_SCHEME, is_remote, split_url, store_folders
 
 URL_VARIABLE = "AIS_LOADER_URL"
 _GET_BATCH_PARAMETERS = ("bucket", "archive", "archive_names", "opaque")
@@ -42,8 +41,9 @@ def connect(
     Args:
         url: For an embedded store, `file:///data/store` or a plain path, in which `~` is the home folder. If there is
             no store at the path and `mode` is "a", one is created, with a WARNING in the log in case you mistyped the
-            path. Several folders, separated by commas, are the drives of one store. For a storage node,
-            `grpc://host:7480`. Several endpoints, separated by commas, are tried in turn. For a cluster, any one
+            path. Several folders, separated by commas, are the drives of one store. For a node that serves such a store
+            to all processes of this host, and that is started if it is not running, `node:///data/store`. For a storage
+            node, `grpc://host:7480`. Several endpoints, separated by commas, are tried in turn. For a cluster, any one
             endpoint is enough, because the client learns the others from it. The default is the value of the
             environment variable AIS_LOADER_URL.
         mode: "a" opens the store for reading and writing, and locks an embedded store exclusively. "r" opens it for
@@ -56,8 +56,9 @@ def connect(
     Raises:
         InvalidRequest: There is no URL, or it is not valid, such as host:7480 without grpc://. Also raised for options
             that are for the other kind of store, and for an unknown mode.
-        StoreNotFound, StoreLocked, StoreFormatError, DriveFailed: From an embedded store, immediately. A gRPC
-            connection is not opened until the first call.
+        StoreNotFound, StoreLocked, StoreFormatError, DriveFailed: From an embedded store, and from a node that cannot
+            be started, immediately. So is StoreError for a node that fails to start for another reason, and Unsupported
+            for one of an older version. A gRPC connection is not opened until the first call.
     """
     if url is not None and (isinstance(url, bytes) or not isinstance(url, (str, os.PathLike))):
         raise TypeError(f"a store's URL is a str or a path, got {type(url).__name__}")
@@ -68,12 +69,13 @@ def connect(
         raise errors.InvalidRequest(f'mode={mode!r}: need "a", to read and write, or "r", to read')
     if not text.strip():
         raise errors.InvalidRequest(f"no store named: pass a URL or a path, or set {URL_VARIABLE}")
-    if text.startswith("grpc://"):
+    if is_remote(text):
         chosen = _options_for(text, options, ClusterOptions)
         with GATE.call():  # a forked child would wait forever for another thread's import
             from ais_loader.transport.cluster.transport import RemoteTransport
             from ais_loader.transport.read_only import ReadOnlyTransport
-
+        if text.startswith(NODE_SCHEME):
+            text = _start_node(store_folders(text), create=mode == "a")
         nodes = RemoteTransport(text, chosen)
         return Client(cast(Transport, ReadOnlyTransport(nodes)) if mode == "r" else nodes)
     folders = store_folders(text)
@@ -82,6 +84,21 @@ def connect(
         from ais_loader.transport.embedded import EmbeddedTransport
 
     return Client(EmbeddedTransport(folders, mode=mode, options=embedded))
+
+
+def _start_node(folders: list[str], *, create: bool) -> str:
+    """Start the node of these drives if it is not running. Return its URL, which is valid in any working directory.
+
+    Raises StoreNotFound if there is no store and it may not be created, and the errors of `OnDemandNode.endpoint`.
+    """
+    from ais_loader.transport.on_demand import OnDemandNode
+    from ais_loader.wire.node_folder import NodeFolder
+
+    folders = [os.path.abspath(folder) for folder in folders]
+    if not create and not NodeFolder(folders).has_store:
+        raise errors.StoreNotFound(f"no store at {', '.join(folders)}")
+    OnDemandNode(folders).endpoint()
+    return ",".join(NODE_SCHEME + folder for folder in folders)
 
 
 _Options = TypeVar("_Options", EmbeddedOptions, ClusterOptions)
@@ -132,14 +149,7 @@ class Client:
     # -- buckets
 
     def create_bucket(
-        self,
-        name: str,
-        *,
-        exist_ok: bool = False,
-        copies: int = 1,
-        min_copies: int = 1,
-        reframe: bool = False,
-        remote: Remote | str | None = None,
+        self, name: str, *, exist_ok: bool = False, copies: int = 1, min_copies: int = 1, reframe: bool = False
     ) -> Bucket:
         """Create a bucket. An existing bucket keeps its properties.
 
@@ -151,22 +161,12 @@ class Client:
                 the missing copies later.
             reframe: Whether to recompress a .tar.zst or .tar.lz4 on upload into many frames, if reading one of its
                 members would otherwise require decompressing everything before it. See docs/settings.md.
-            remote: A place in S3, GCS, Azure, on an HTTP server or in a folder, as a `Remote` or its URL. The bucket's
-                objects are those at that place, and the store keeps copies of what is read. See docs/remote.md.
 
-        Raises BucketExists (unless `exist_ok`; and if an existing bucket has another `remote`), InvalidName,
-        InvalidRequest, StoreReadOnly.
+        Raises BucketExists (unless `exist_ok`), InvalidName, InvalidRequest, StoreReadOnly.
         """
         copies = whole_number("copies", copies, least=1, most=MAX_COPIES)
         min_copies = whole_number("min_copies", min_copies, least=1, most=MAX_COPIES)
-        place = None if remote is None else Remote.of(remote)
-        found = self._transport.create_bucket(
-            name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe, remote=place
-        )
-        if place is not None and found.remote != place:
-            raise errors.BucketExists(
-                f"bucket {name!r} exists with remote={found.remote}; `Bucket.set` changes it, or choose another name"
-            )
+        self._transport.create_bucket(name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe)
         return Bucket(self, name)
 
     def bucket(self, name: str, *, snapshot: str | None = None) -> Bucket:

@@ -15,7 +15,7 @@ from ais_loader.objects.equal_files import without_equal
 from ais_loader.objects.folder_walk import PutPlan, identity_of, walk_folder
 from ais_loader.transport.base import require_text
 from ais_loader.values.changes import Failure, OnError, OnProgress, PutSummary, check_on_error
-from ais_loader.values.urls import store_folders
+from ais_loader.values.urls import NODE_SCHEME, store_folders
 
 if TYPE_CHECKING:
     from ais_loader.objects.bucket import Bucket
@@ -50,9 +50,8 @@ def put_folder(
     if not os.path.isdir(top):
         raise errors.InvalidRequest(f"{top}: {'not a folder' if os.path.exists(top) else 'no such folder'}")
     url = bucket.client.url
-    own = (
-        {found for drive in store_folders(url) if (found := identity_of(drive))} if url.startswith("file://") else set()
-    )
+    drives = store_folders(url) if url.startswith(("file://", NODE_SCHEME)) else []
+    own = {found for drive in drives if (found := identity_of(drive))}
     if identity_of(top) in own:
         raise errors.InvalidRequest(f"{top} is the store itself")
     plan = PutPlan()

@@ -41,7 +41,7 @@ from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.options import ClusterOptions, EmbeddedOptions
 from ais_loader.values.requests import OnError, batch_options
 from ais_loader.values.timing import BatchTiming
-from ais_loader.values.urls import SCHEME, store_folders
+from ais_loader.values.urls import NODE_SCHEME, SCHEME, is_remote, store_folders
 
 with needs("torch", "datasets"):
     import torch
@@ -71,20 +71,20 @@ class ProcessClient:
             raise TypeError(
                 f"need a Client, or a store's URL or path, before what is read, got {type(client_or_url).__name__}"
             )
-        if not isinstance(client_or_url, Client) and not os.fspath(client_or_url).startswith("grpc://"):
+        if not isinstance(client_or_url, Client) and not is_remote(os.fspath(client_or_url)):
             store_folders(os.fspath(client_or_url))  # an address that is none is told here, not in a worker
         self._given = client_or_url if isinstance(client_or_url, Client) else os.fspath(client_or_url)
         self.options: EmbeddedOptions | ClusterOptions
         if isinstance(self._given, Client):
             self.options = self._given._transport.options
         else:
-            self.options = ClusterOptions() if self._given.startswith("grpc://") else EmbeddedOptions()
+            self.options = ClusterOptions() if is_remote(self._given) else EmbeddedOptions()
         if retry_s is not None:
             if isinstance(self._given, Client):
                 raise InvalidRequest(
                     f"retry_s={retry_s!r}: a Client has its own: connect(url, options=ClusterOptions(retry_s=...))"
                 )
-            if not self._given.startswith("grpc://"):
+            if not is_remote(self._given):
                 raise InvalidRequest(
                     f"retry_s={retry_s!r}: an embedded store has no nodes to reach; it goes with grpc://host:port"
                 )
@@ -104,7 +104,8 @@ class ProcessClient:
             return self._given.url
         if self._given.startswith("grpc://"):
             return self._given
-        return ",".join("file://" + os.path.abspath(folder) for folder in store_folders(self._given))
+        scheme = NODE_SCHEME if self._given.startswith(NODE_SCHEME) else "file://"
+        return ",".join(scheme + os.path.abspath(folder) for folder in store_folders(self._given))
 
     def listed(self, url: str, *, pinned: bool) -> Sequence[Entry]:
         """Return entries of the objects under `ais://bucket/prefix`. Raises InvalidRequest if there are none."""

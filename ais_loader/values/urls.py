@@ -12,6 +12,8 @@ import re
 from ais_loader.errors import InvalidRequest
 
 SCHEME = "ais://"
+NODE_SCHEME = "node://"
+"""Scheme of the folders of a store that a node of this host serves, started on demand."""
 ARCHIVE_EXTENSIONS = (".tar", ".tar.gz", ".tgz", ".tar.lz4", ".tlz4", ".tar.zst", ".tzst", ".zip")
 """Extensions, in any case of letters, of objects whose members a node indexes."""
 
@@ -49,15 +51,21 @@ def is_host_port(text: str) -> bool:
     return bool(host) and "/" not in text and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
 
 
-def store_folders(url: str) -> list[str]:
-    """Return the folders that a URL of an embedded store names, with `~` expanded.
+def is_remote(url: str) -> bool:
+    """Whether the store is behind nodes: `grpc://` or `node:///`."""
+    return url.startswith(("grpc://", NODE_SCHEME))
 
-    Raises InvalidRequest for an empty path, for an unknown user's home, for any scheme but file://, and for the address
-    of a machine, which would be a folder of that name.
+
+def store_folders(url: str) -> list[str]:
+    """Return the folders that a URL of an embedded store, or of a node on demand, names, with `~` expanded.
+
+    Raises InvalidRequest for an empty path, for an unknown user's home, for any other scheme, and for the address of a
+    machine, which would be a folder of that name.
     """
     folders = []
+    scheme = NODE_SCHEME if url.startswith(NODE_SCHEME) else "file://"
     for part in url.split(","):
-        folder = part.removeprefix("file://")
+        folder = part.removeprefix(scheme)
         if folder == part:
             _refuse_addresses(url, part)
         folders.append(os.path.expanduser(folder))
@@ -86,12 +94,16 @@ def _refuse_addresses(url: str, part: str) -> None:
             raise InvalidRequest(f"{url!r}: a storage node's URL is grpc://{rest or 'HOST:PORT'}")
         if lower == "file":
             raise InvalidRequest(f"{url!r}: need file:///{rest}, or the path alone")
+        if lower == "node":
+            raise InvalidRequest(f"{url!r}: need node:///{rest}, for all drives of the store")
         if part.startswith(SCHEME):
             raise InvalidRequest(
                 f"{url!r} names something in a store, not the store: connect to the store itself, by its path, "
                 f"file:///path or grpc://host:port, and then use client.bucket({rest.partition('/')[0]!r})"
             )
-        raise InvalidRequest(f"{url!r}: unknown scheme {scheme!r}; need file:///path, a path, or grpc://host:port")
+        raise InvalidRequest(
+            f"{url!r}: unknown scheme {scheme!r}; need file:///path, a path, node:///path, or grpc://host:port"
+        )
     if part.startswith("$"):
         raise InvalidRequest(
             f"{url!r}: {part.partition('/')[0]} is a variable of the shell, which is not replaced here: pass the path "

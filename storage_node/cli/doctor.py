@@ -13,7 +13,7 @@ import click
 
 from ais_loader.cli.show import Lines, count_text, note, printable, progress, size_text, waiting
 from ais_loader.errors import InvalidRequest
-from ais_loader.values.urls import store_folders
+from ais_loader.values.urls import is_remote, store_folders
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from storage_node.store.fsck.report import DriveSummary, Finding, Report
 
 _SHOWN_OF_A_KIND = 20
-_GRPC = "grpc://"
 _REPAIR = "--repair puts right, without losing anything, what can be put right"
 _DROP = "a damaged object is whole again when it is put again; --repair --drop-damaged deletes those that are listed"
 _CLOSE = (
@@ -62,7 +61,7 @@ def doctor(
     PATH is a drive of the store; list all of them. Without PATH, AIS_LOADER_URL is used. A check changes nothing and
     can run while the store is in use. --repair and --rebuild need exclusive access: stop the node first.
 
-    With grpc://HOST:PORT as PATH, check the health of a running node.
+    With grpc://HOST:PORT or node:///FOLDER as PATH, check the health of a running node.
 
     The exit code is 1 if there are problems that were not repaired; it is 0 if there are only warnings.
     """
@@ -72,7 +71,7 @@ def doctor(
         paths = (variable,)
     if not paths:
         raise click.UsageError(f"no store given: name its drives, or set {URL_VARIABLE}")
-    if any(path.startswith(_GRPC) for path in paths):
+    if any(map(is_remote, paths)):
         if len(paths) > 1 or checksums or repair or rebuild:
             raise click.UsageError(
                 "a running node can only be asked for its health; for more, stop it and name its drives on its machine"
@@ -216,7 +215,7 @@ def _ask_node(url: str, *, as_json: bool) -> bool:
     work."""
     from ais_loader.objects.client import connect
 
-    with waiting(f"{url} to answer"), connect(url) as client:
+    with waiting(f"{url} to answer"), connect(url, mode="r") as client:
         described: dict[str, Any] = client.describe()
     silent = [node for node in described.get("nodes", ()) if "error" in node]
     with Lines() as lines:

@@ -56,6 +56,7 @@ def _weights(given: tuple[str, ...]) -> dict[str, float]:
 @setting_option("--max-recoveries", "N")
 @setting_option("--max-soft-errors", "N")
 @setting_option("--metrics-port", "PORT")
+@setting_option("--idle-exit-s", "SECONDS")
 @setting_option("--promote-root", "DIR", sets="promote_roots", read=lambda roots: [*map(os.path.abspath, roots)])
 @etl_options
 @insecure_option
@@ -75,7 +76,7 @@ def serve(
     peer_secret_file is set, the node also creates a secret in its first drive, without which nobody can call its peer
     address. Clients connect to grpc://HOST:PORT. The node is ready when it
     prints the address it serves. On SIGINT (Ctrl-C) or SIGTERM, it lets running calls finish for a few seconds and
-    exits with code 0.
+    exits with code 0. Clients on this machine also find it as node:///DIR.
     """
     from ais_loader.errors import InvalidRequest
     from storage_node.context.channels import require_secrets

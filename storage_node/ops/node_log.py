@@ -30,11 +30,29 @@ def begin(root: Path, uuid: str) -> None:
     path = path_of(root, uuid)
     path.parent.parent.mkdir(mode=0o700, exist_ok=True)  # never the root itself: a disk may not be mounted
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    handler = RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=1, delay=False)
+    log_to(path)
+
+
+class _WithStderr(RotatingFileHandler):
+    """Handler for the file that is also this process's standard error, which moves to the new file at a rotation."""
+
+    def doRollover(self) -> None:
+        super().doRollover()
+        assert self.stream is not None
+        os.dup2(self.stream.fileno(), 2)
+
+
+def log_to(path: Path, *, with_stderr: bool = False) -> None:
+    """Direct the log of this process, and its stacks if it crashes, to a file, which is limited in size and rotated.
+
+    `with_stderr`: the file is also the standard error of this process, and limited together with it. Raises OSError.
+    """
+    handler = (_WithStderr if with_stderr else RotatingFileHandler)(path, maxBytes=_MAX_BYTES, backupCount=1)
     handler.setFormatter(logging.Formatter(_FORMAT))
     ours = logging.getLogger("storage_node")
     ours.setLevel(logging.INFO)
-    ours.addHandler(handler)
+    # Other loggers write to standard error unless they have a handler.
+    (logging.getLogger() if with_stderr else ours).addHandler(handler)
     # A descriptor of its own, which survives the rotation of the file.
     faulthandler.enable(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
 

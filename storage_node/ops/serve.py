@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
+from ais_loader.version import __version__
+from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
 from storage_node.server import NodeServer
-from storage_node.settings.config import ServerConfig
+from storage_node.settings.config import EVERY_ADDRESS, ServerConfig
 
+log = logging.getLogger(__name__)
+_LOCK_WAIT_S = 10.0
+_LOCK_POLL_S = 0.02
+_IDLE_POLL_S = 1.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
@@ -33,10 +42,13 @@ def run_node(
     announce: Callable[[NodeServer], None],
     *,
     grace_s: float = 5.0,
+    lock: int | None = None,
 ) -> None:
-    """Start a node, call `announce` when it accepts connections, and serve until SIGTERM or SIGINT.
+    """Start a node, call `announce` when it accepts connections, and serve until SIGTERM or SIGINT, or until the node
+    has been idle for `idle_exit_s`. Clients of this host find it by the node folder of its drives.
 
-    Must run on the main thread. Raises what NodeServer.start raises.
+    Must run on the main thread. `lock`: descriptor of the lock of that folder, if this process has inherited it. Raises
+    what NodeServer.start raises.
     """
     os.umask(0o077)  # logs, and the files of catalogs
     stopping = threading.Event()
@@ -44,15 +56,42 @@ def run_node(
         signal.signal(number, lambda *_: stopping.set())
     keep_freed_memory()
     node = NodeServer(drives, config, makes_secret=True).start()
+    folder = NodeFolder(drives)
     try:
+        lock = _published(folder, lock, node)
         announce(node)
-        _wait_for_signals(stopping)
+        _wait_for_signals(stopping, node, config.listen.idle_exit_s)
     finally:
+        if lock is not None:
+            with suppress(OSError):
+                folder.withdraw(lock)
         node.stop(grace_s)
+        if lock is not None:
+            os.close(lock)
 
 
-def _wait_for_signals(until: threading.Event) -> None:
-    """Wait until a signal handler has set the event.
+def _published(folder: NodeFolder, lock: int | None, node: NodeServer) -> int | None:
+    """Let clients of this host find the node. Returns the folder's lock; None if they cannot find it."""
+    host = "127.0.0.1" if node.config.listen.host in EVERY_ADDRESS else node.config.listen.host
+    address = NodeAddress(f"{host}:{node.port}", os.getpid(), __version__, host_id())
+    ends_at_s = time.monotonic() + _LOCK_WAIT_S
+    try:
+        # A client that has just found no node may hold it, until the one that it starts finds the store in use.
+        while lock is None and (lock := folder.lock()) is None and time.monotonic() < ends_at_s:
+            time.sleep(_LOCK_POLL_S)
+        if lock is not None:
+            folder.publish(lock, address)
+            return lock
+        log.warning("%s is locked by another process: clients cannot find this node by node:///", folder.pid_path)
+    except OSError as error:
+        log.warning("%s: %s: clients cannot find this node by node:///", folder.path, error.strerror)
+        if lock is not None:
+            os.close(lock)
+    return None
+
+
+def _wait_for_signals(until: threading.Event, node: NodeServer, idle_exit_s: float) -> None:
+    """Wait until a signal handler has set the event, or the node has been idle for `idle_exit_s`, unless that is 0.
 
     The kernel may deliver a signal to any thread, especially in a process that continues after a SIGSTOP. Python runs
     the handler on this thread, but waiting on the event would not wake this thread for it.
@@ -60,9 +99,15 @@ def _wait_for_signals(until: threading.Event) -> None:
     woken, waking = socket.socketpair()
     with woken, waking:
         waking.setblocking(False)
+        if idle_exit_s:
+            woken.settimeout(min(_IDLE_POLL_S, idle_exit_s / 4))
         before = signal.set_wakeup_fd(waking.fileno())
         try:
             while not until.is_set():
-                woken.recv(64)
+                with suppress(TimeoutError):
+                    woken.recv(64)
+                if idle_exit_s and node.idle_s() >= idle_exit_s:
+                    log.info("no client has used this node for %g s (idle_exit_s): it exits", idle_exit_s)
+                    return
         finally:
             signal.set_wakeup_fd(before)

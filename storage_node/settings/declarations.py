@@ -70,6 +70,10 @@ class ListenSettings(SettingsGroup):
     it, and do not send it. If empty, `ais-loader serve` uses the file `peer-secret` in its first drive, which it
     creates, and `ais-loader cluster up` the file `.cluster/peer-secret` below the root. `peer_host` must be a loopback
     address if a node has no secret, or one of its own."""
+    idle_exit_s: Seconds = 0.0
+    """The node exits after this time without a client: without an open session, call or lane, and without a job that
+    runs. 0 means that it never does. Only for `ais-loader serve`; a node that `node:///` URLs have started exits after
+    600 s."""
     metrics_port: Annotated[int | None, Range("0 to 65535, or None", 0, 65535)] = None
     """The port on `host` for Prometheus metrics; 0 picks a free port, and None disables metrics."""
 

@@ -119,6 +119,8 @@ def require_cluster(settings: Mapping[str, Any]) -> None:
         for name in ("host", "port", "peer_port"):
             if name in one:
                 raise WrongSetting(f"{where}{name}: nodes of a cluster choose it by themselves, and keep it")
+        if "idle_exit_s" in one:
+            raise WrongSetting(f"{where}idle_exit_s: nodes of a cluster keep running")
     for name in ("advertise", "peer_advertise", "lane_port", "peer_lane_port"):
         if name in settings:
             raise WrongSetting(f"{name}: not the same for all nodes; set {NODES}.NODE.{name}")

@@ -1,4 +1,4 @@
-"""Discovery behind `grpc://` endpoints: one storage node, or a cluster.
+"""Discovery behind `grpc://` endpoints, or `node:///` folders: one storage node, or a cluster.
 
 The first call requests the cluster's map. Without one, the node behind the endpoints is the only member. With one, the
 endpoints only served as a starting point. Ray is not involved: nodes serve the map.
@@ -16,8 +16,10 @@ from ais_loader.transport.base import FrameStream
 from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Members
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
+from ais_loader.transport.on_demand import OnDemandNode
 from ais_loader.transport.retry import RetryBudget
 from ais_loader.values.options import ClusterOptions
+from ais_loader.values.urls import NODE_SCHEME, store_folders
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
@@ -34,8 +36,12 @@ class Discovery:
 
     def __init__(self, url: str, options: ClusterOptions, known: Sequence[str] = ()) -> None:
         self._options = options
-        self._start_endpoints = list(dict.fromkeys([*url.replace("grpc://", "").split(","), *known]))
-        self._endpoints = NodeCalls("grpc://" + ",".join(self._start_endpoints), options)
+        if url.startswith(NODE_SCHEME):
+            self._start_endpoints: list[str] = []
+            self._endpoints = NodeCalls(url, options, OnDemandNode(store_folders(url)).endpoint)
+        else:
+            self._start_endpoints = list(dict.fromkeys([*url.replace("grpc://", "").split(","), *known]))
+            self._endpoints = NodeCalls("grpc://" + ",".join(self._start_endpoints), options)
         self._lock = threading.Lock()
         self.found: Members | None = None
         self._closed = False

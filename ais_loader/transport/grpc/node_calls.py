@@ -7,7 +7,9 @@ repeated; see `fork_safety`. Other retries are up to the caller, who may ask ano
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -50,6 +52,8 @@ INSTALL_TIMEOUT_S = 360.0
 """Additional time in which the worker's requirements are installed."""
 JOB_SILENCE_S = 15.0
 """Longest silence of a node that reports on a job every few seconds."""
+_FOLLOW_EVERY_S = 5.0
+"""Interval at which a node that may have ended is located again, so that a call after a long pause does not fail."""
 _FORKS_PER_CALL = 5
 """How often a call that a fork has ended is repeated. Beyond that, it counts as a failure of the node."""
 
@@ -62,12 +66,17 @@ class NodeCalls:
 
     Args:
         options: `retry_s` is how long callers wait for a node that does not answer.
+        locate: returns host:port of the node, which may change when the node is restarted; without it, the endpoints
+            are in the URL. It may take seconds, and may raise LoaderErrors.
     """
 
-    def __init__(self, url: str, options: ClusterOptions) -> None:
+    def __init__(self, url: str, options: ClusterOptions, locate: Callable[[], str] | None = None) -> None:
         self.url = url
         self._options = options
-        self._endpoints = [part.removeprefix("grpc://") for part in url.split(",")]
+        self._locate = locate
+        self._located_s = -math.inf
+        """When the node was last located; -inf after it has not answered."""
+        self._endpoints = [] if locate is not None else [part.removeprefix("grpc://") for part in url.split(",")]
         for endpoint in self._endpoints:
             if not is_host_port(endpoint):
                 raise errors.InvalidRequest(f"{url!r}: {endpoint!r} is not host:port, as in grpc://10.0.0.5:7480")
@@ -81,6 +90,7 @@ class NodeCalls:
 
     def _unlocked_connection(self) -> Connection:
         """Return this process's connection. No new one is created while the process is being forked."""
+        self._follow()
         connection = self._connection
         if connection is not None and not self._closed:
             return connection
@@ -103,8 +113,27 @@ class NodeCalls:
                 )
             return self._connection
 
+    def _follow(self) -> None:
+        """Locate the node before the first call, after it has not answered, and from time to time, as it may have ended
+        since. Called outside the fork barrier: it may take as long as a node takes to start. Raises LoaderError."""
+        if self._locate is None or self._closed or time.monotonic() - self._located_s < _FOLLOW_EVERY_S:
+            return
+        endpoints = [self._locate()]
+        with GATE.call():
+            with self._lock:
+                self._located_s = time.monotonic()
+                if endpoints == self._endpoints:
+                    return
+                self._endpoints = endpoints
+                connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.abandon()
+
     def _abandon(self, failed: Connection) -> None:
-        """Switch to the next endpoint, if there is one; gRPC itself keeps reconnecting to the only one."""
+        """Switch to the next endpoint, if there is one, or locate the node again before the next call. Otherwise, gRPC
+        itself keeps reconnecting to the only one."""
+        if self._connection is failed:
+            self._located_s = -math.inf
         if len(self._endpoints) > 1:
             with GATE.call():
                 with self._lock:
@@ -156,6 +185,7 @@ class NodeCalls:
                     raise
 
     def _once(self, call: Callable[[Connection], T], tries: WriteTries | None) -> T:
+        self._follow()
         with GATE.call():
             conn = self._connected()
             try:
@@ -249,6 +279,7 @@ class NodeCalls:
 
     def open_puts(self, messages: Iterator[pb.PutManyRequest]) -> PutAnswers:
         """Open one PutMany call: groups of objects in, their acknowledgements out."""
+        self._follow()
         with GATE.call():
             conn = self._connected()
             with conn.in_use():
@@ -325,6 +356,7 @@ class NodeCalls:
 
     def open_download(self, request: pb.GetRequest) -> tuple[Call, Callable[[Exception], errors.LoaderError]]:
         """Open the call that streams an object. Also return the translation of its errors."""
+        self._follow()
         with GATE.call():
             conn = self._connected()
             with conn.in_use():
@@ -421,12 +453,12 @@ class NodeCalls:
 
     def session(self) -> Session:
         """The session that batches share. Raises NodeUnavailable, Closed."""
+        connection = self._connection
+        if connection is not None and connection.session_broke:
+            self._abandon(connection)
+        self._follow()
         with GATE.call():
-            conn = self._connected()
-            if conn.session_broke:
-                self._abandon(conn)
-                conn = self._connected()
-            return conn.session()
+            return self._connected().session()
 
     def open_shared(self, request: batch_pb.BatchRequest) -> SharedAnswers:
         """Request a batch on the shared session."""
@@ -434,6 +466,7 @@ class NodeCalls:
 
     def open_alone(self, request: batch_pb.BatchRequest, window_bytes: int) -> LongBatch:
         """Request a batch on a stream of its own."""
+        self._follow()
         with GATE.call():
             conn = self._connected()
             with conn.in_use():

@@ -173,6 +173,11 @@ class JobManager:
         self._results_urls = _ResultsUrls(self._peers, self._others)
         self._changed_jobs = ChangeSignal()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a job runs on this node."""
+        return bool(self._running)
+
     # -- background
 
     def changed(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ais_loader.errors import StoreFormatError
+from ais_loader.wire.node_folder import FOLDER_NAME as NODE_FOLDER_NAME
 from storage_node.store import store_record as records
 from storage_node.store.format import FORMAT_VERSION
 
@@ -27,6 +28,7 @@ _UNFINISHED = {
     CLUSTER_FILE_NAME + ".new",
     LEFT_FILE_NAME + ".new",
     SECRET_FILE_NAME,
+    NODE_FOLDER_NAME,
     "lost+found",
 }
 

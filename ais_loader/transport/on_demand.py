@@ -1,0 +1,161 @@
+"""Node on demand, behind `node:///folder` URLs: finds the node that serves a store on this host, or starts it.
+
+A node that is started here belongs to nobody: it has a session of its own, inherits no descriptor except its lock, and
+is no child of this process. It ends by itself when no client has used it for some time. See `wire.node_folder` for the
+files by which processes find it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from ais_loader import errors
+from ais_loader.transport.fork_safety import GATE
+from ais_loader.version import __version__
+from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
+
+START_TIMEOUT_S = 60.0
+"""Longest wait for a node that this or another process starts, or that is stopping."""
+_POLL_S = 0.02
+_MAX_LOG_BYTES = 1 << 20
+"""Size at which a start renames the log of earlier nodes. A running node limits its log by itself."""
+_LAST_LINES = 8
+_MODULE = "storage_node.ops.on_demand"
+_IN_BACKGROUND = '"$@" & '
+"""Makes the node an orphan. Launchers, Ray among them, kill the children of the processes that they end."""
+_FAILURE = re.compile(r"\[([a-z-]+)\] (.*)")
+_NO_FOREIGN_FILES = {"node", "lost+found"}
+
+
+class OnDemandNode:
+    """The one node of this host that serves the store on these drives. Thread-safe.
+
+    Args:
+        drives: The folders of the store, in any order.
+    """
+
+    def __init__(self, drives: Sequence[str]) -> None:
+        self._drives = [os.path.abspath(drive) for drive in drives]
+        self._log_start = 0
+
+    def endpoint(self) -> str:
+        """Return HOST:PORT of the running node. Starts one if there is none, which takes about a second.
+
+        Raises:
+            StoreError: No node can be started, or none serves after START_TIMEOUT_S. The message has the last lines of
+                the node's log. StoreLocked, StoreFormatError and DriveFailed, if that is the reason.
+            DriveFailed: This user may not use the folder.
+            Unsupported: The running node has an older version.
+        """
+        deadline_s, started = time.monotonic() + START_TIMEOUT_S, False
+        while True:
+            folder = NodeFolder(self._drives)
+            with GATE.call():  # a forked child would keep the lock
+                lock = self._lock(folder)
+                if lock is not None:
+                    try:
+                        if started:
+                            raise self._failure(folder)
+                        self._start(folder, lock)
+                        started = True
+                    finally:
+                        os.close(lock)
+                elif (address := folder.address()) is not None:
+                    return _checked(folder, address)
+            if time.monotonic() > deadline_s:
+                raise errors.StoreError(
+                    f"{folder.drive}: process {folder.pid() or 'unknown'} holds {folder.pid_path}, and has not served "
+                    f"for {START_TIMEOUT_S:g} s; {folder.log_path} may say why"
+                )
+            time.sleep(_POLL_S)
+
+    def _lock(self, folder: NodeFolder) -> int | None:
+        if not folder.exists:
+            _require_possible(folder)
+        try:
+            return folder.lock()
+        except OSError as error:
+            raise errors.DriveFailed(
+                f"{error.filename or folder.pid_path}: {error.strerror}: a node on demand is for the processes of the "
+                "user who owns the folder, and must be able to write to it"
+            ) from error
+
+    def _start(self, folder: NodeFolder, lock: int) -> None:
+        """Start a node, which takes over the lock. Raises StoreError."""
+        _require_possible(folder)
+        try:
+            folder.withdraw(lock)  # left by a node that was killed
+            if folder.log_path.exists() and folder.log_path.stat().st_size > _MAX_LOG_BYTES:
+                os.replace(folder.log_path, folder.log_path.with_name("log.1"))
+            log = os.open(folder.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise errors.DriveFailed(f"{error.filename}: {error.strerror}") from error
+        try:
+            self._log_start = os.fstat(log).st_size
+            command = [sys.executable, "-m", _MODULE, str(lock), *self._drives]
+            subprocess.run(
+                ["/bin/sh", "-c", _IN_BACKGROUND, "sh", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                cwd="/",
+                pass_fds=(lock,),
+                start_new_session=True,
+                check=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise errors.StoreError(f"{folder.drive}: no node can be started: {error}") from error
+        finally:
+            os.close(log)
+
+    def _failure(self, folder: NodeFolder) -> errors.LoaderError:
+        """Return the error of a node that has ended instead of serving."""
+        try:
+            lines = folder.log_path.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
+        except OSError as error:
+            lines = [str(error)]
+        kind, shown = "store", "\n".join(lines[-_LAST_LINES:]) or "it was killed"
+        if lines and (told := _FAILURE.fullmatch(lines[-1])) is not None:
+            kind, shown = told[1], told[2]
+        return errors.from_node(kind, f"no node could be started for {folder.drive}: {shown} (see {folder.log_path})")
+
+
+def _require_possible(folder: NodeFolder) -> None:
+    """Check that a node may be started for this drive. Raises StoreFormatError, Unsupported."""
+    try:
+        names = set(os.listdir(folder.drive))
+    except OSError:
+        return  # missing, or told when the folder is locked
+    if "cluster.json" in names:
+        raise errors.Unsupported(
+            f"{folder.drive} is a drive of a node of a cluster, which is not started on demand: connect to grpc://HOST:PORT"
+        )
+    if not folder.has_store and (foreign := sorted(names - _NO_FOREIGN_FILES)):
+        raise errors.StoreFormatError(
+            f"{folder.drive} is not a store, and not empty either ({', '.join(foreign[:3])}); look at the path, or "
+            "give an empty or new folder"
+        )
+
+
+def _checked(folder: NodeFolder, address: NodeAddress) -> str:
+    """Return the endpoint of a running node. Raises StoreError, Unsupported."""
+    if address.host != host_id():
+        raise errors.StoreError(
+            f"{folder.drive} is served by process {address.pid} of another host or container; connect to it by "
+            "grpc://HOST:PORT"
+        )
+    if _numbers(address.version) < _numbers(__version__):
+        raise errors.Unsupported(
+            f"the node that serves {folder.drive} runs ais-loader {address.version}, and this is {__version__}: stop "
+            f"it with `kill {address.pid}`, and the next client starts a new one"
+        )
+    return address.endpoint
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]

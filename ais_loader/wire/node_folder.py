@@ -1,0 +1,130 @@
+"""Node folder: the files by which the processes of a host find the one node that serves a store, or start it.
+
+They are in the folder `node` of the store's first drive:
+
+    pid         The id of the node's process. Whoever starts the node locks this file, and the node keeps the lock until
+                it ends, so the kernel tells whether there is a node.
+    address     Where the node listens, as JSON. Present from the time when it accepts connections until it stops.
+    log, log.1  The output of a node that was started on demand.
+
+The lock is a `flock`: it belongs to an open file, not to a process. A process that has the store's catalog open can
+open and close these files without losing the catalog's own lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FOLDER_NAME = "node"
+_DRIVE_FILE = "drive.json"
+_FOLDER_MODE = 0o700
+_FILE_MODE = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """The address of a running node."""
+
+    endpoint: str
+    """HOST:PORT, for clients on the same host."""
+    pid: int
+    version: str
+    """The version of ais_loader that the node runs."""
+    host: str
+    """The host on which `endpoint` is valid; see `host_id`."""
+
+
+class NodeFolder:
+    """The node folder of the store on these drives. Several drives may be given in any order.
+
+    Attributes:
+        drive: The drive that has the folder.
+        path: The folder itself, an absolute path without links.
+    """
+
+    def __init__(self, drives: Sequence[str | os.PathLike[str]]) -> None:
+        paths = sorted(Path(os.path.realpath(drive)) for drive in drives)
+        # A drive that is not mounted now is an empty folder, or none.
+        self.drive = next((path for path in paths if _is_drive(path)), paths[0])
+        self.path = self.drive / FOLDER_NAME
+        self.pid_path = self.path / "pid"
+        self.log_path = self.path / "log"
+        self._address_path = self.path / "address"
+
+    @property
+    def has_store(self) -> bool:
+        """Whether the drive belongs to a store."""
+        return _is_drive(self.drive)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder exists, and this user may know."""
+        return os.path.isdir(self.path)
+
+    def lock(self) -> int | None:
+        """Lock the folder, which is created if necessary. Returns a descriptor that holds the lock, and is not
+        inherited by programs; None while a node is running or being started. Raises OSError.
+
+        A forked child inherits the lock, so a process must not fork until it has closed the descriptor.
+        """
+        if not self.exists:
+            self.drive.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
+            self.path.mkdir(_FOLDER_MODE, exist_ok=True)
+        lock = os.open(self.pid_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        except BaseException:
+            os.close(lock)
+            raise
+        return lock
+
+    def address(self) -> NodeAddress | None:
+        """Read the address. It is valid only if the folder was locked just before. Returns None if there is none."""
+        try:
+            return NodeAddress(**json.loads(self._address_path.read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def pid(self) -> int | None:
+        """Read the id of the node's process; None if there is none."""
+        with contextlib.suppress(OSError, ValueError):
+            return int(self.pid_path.read_bytes())
+        return None
+
+    def publish(self, lock: int, address: NodeAddress) -> None:
+        """Write the address of this process's node. `lock`: the descriptor from `lock`. Raises OSError."""
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, b"%d\n" % address.pid, 0)
+        new = self._address_path.with_name("address.new")
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE), "w") as file:
+            json.dump(asdict(address), file)
+        os.replace(new, self._address_path)
+
+    def withdraw(self, lock: int) -> None:
+        """Remove the address and the id of the process. `lock`: the descriptor from `lock`. Raises OSError."""
+        os.ftruncate(lock, 0)
+        self._address_path.unlink(missing_ok=True)
+
+
+def _is_drive(path: Path) -> bool:
+    return os.path.exists(path / _DRIVE_FILE)  # not `Path.exists`, which raises PermissionError
+
+
+def host_id() -> str:
+    """Return what the processes have in common that reach the same loopback addresses: the host since its last start,
+    and the network namespace."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return platform.node()

@@ -1,0 +1,37 @@
+"""Node on demand: `python -m storage_node.ops.on_demand LOCK DRIVE...`, which clients of `node:///` URLs run.
+
+LOCK is the inherited descriptor that holds the lock of the drives' node folder. Standard error is the node's log. If
+the node cannot start, its last line is "[KIND] MESSAGE", from which the client makes its error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from ais_loader.errors import LoaderError, StoreError
+from ais_loader.wire.node_folder import NodeFolder
+
+IDLE_EXIT_S = 600.0
+
+
+def main(arguments: Sequence[str]) -> None:
+    lock, drives = int(arguments[0]), arguments[1:]
+    os.set_inheritable(lock, False)
+    try:
+        from storage_node.ops import node_log
+        from storage_node.ops.serve import run_node
+        from storage_node.settings.config import ServerConfig
+
+        node_log.log_to(NodeFolder(drives).log_path, with_stderr=True)
+        config = ServerConfig().replace(port=0, idle_exit_s=IDLE_EXIT_S)
+        run_node(drives, config, lambda node: None, lock=lock)
+    except LoaderError as error:
+        sys.exit(f"[{error.kind}] {error}")
+    except (ImportError, OSError, ValueError) as error:
+        sys.exit(f"[{StoreError.kind}] {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
