@@ -41,7 +41,6 @@ class OnDemandNode:
 
     def __init__(self, drives: Sequence[str]) -> None:
         self._drives = [os.path.abspath(drive) for drive in drives]
-        self._log_start = 0
 
     def endpoint(self) -> str:
         """Return HOST:PORT of the running node. Starts one if there is none, which takes about a second.
@@ -52,17 +51,17 @@ class OnDemandNode:
             DriveFailed: This user may not use the folder.
             Unsupported: The running node has an older version.
         """
-        deadline_s, started = time.monotonic() + START_TIMEOUT_S, False
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        log_start: int | None = None
         while True:
             folder = NodeFolder(self._drives)
             with GATE.call():  # a forked child would keep the lock
                 lock = self._lock(folder)
                 if lock is not None:
                     try:
-                        if started:
-                            raise self._failure(folder)
-                        self._start(folder, lock)
-                        started = True
+                        if log_start is not None:
+                            raise _failure(folder, log_start)
+                        log_start = self._start(folder, lock)
                     finally:
                         os.close(lock)
                 elif (address := folder.address()) is not None:
@@ -85,8 +84,8 @@ class OnDemandNode:
                 "user who owns the folder, and must be able to write to it"
             ) from error
 
-    def _start(self, folder: NodeFolder, lock: int) -> None:
-        """Start a node, which takes over the lock. Raises StoreError."""
+    def _start(self, folder: NodeFolder, lock: int) -> int:
+        """Start a node, which takes over the lock. Returns the size of the log before. Raises StoreError."""
         _require_possible(folder)
         try:
             folder.withdraw(lock)  # left by a node that was killed
@@ -96,7 +95,7 @@ class OnDemandNode:
         except OSError as error:
             raise errors.DriveFailed(f"{error.filename}: {error.strerror}") from error
         try:
-            self._log_start = os.fstat(log).st_size
+            log_start = os.fstat(log).st_size
             command = [sys.executable, "-m", _MODULE, str(lock), *self._drives]
             subprocess.run(
                 ["/bin/sh", "-c", _IN_BACKGROUND, "sh", *command],
@@ -112,17 +111,19 @@ class OnDemandNode:
             raise errors.StoreError(f"{folder.drive}: no node can be started: {error}") from error
         finally:
             os.close(log)
+        return log_start
 
-    def _failure(self, folder: NodeFolder) -> errors.LoaderError:
-        """Return the error of a node that has ended instead of serving."""
-        try:
-            lines = folder.log_path.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
-        except OSError as error:
-            lines = [str(error)]
-        kind, shown = "store", "\n".join(lines[-_LAST_LINES:]) or "it was killed"
-        if lines and (told := _FAILURE.fullmatch(lines[-1])) is not None:
-            kind, shown = told[1], told[2]
-        return errors.from_node(kind, f"no node could be started for {folder.drive}: {shown} (see {folder.log_path})")
+
+def _failure(folder: NodeFolder, log_start: int) -> errors.LoaderError:
+    """Return the error of a node that has ended instead of serving. `log_start`: where its output begins in the log."""
+    try:
+        lines = folder.log_path.read_bytes()[log_start:].decode(errors="replace").splitlines()
+    except OSError as error:
+        lines = [str(error)]
+    kind, shown = errors.StoreError.kind, "\n".join(lines[-_LAST_LINES:]) or "it was killed"
+    if lines and (told := _FAILURE.fullmatch(lines[-1])) is not None:
+        kind, shown = told[1], told[2]
+    return errors.from_node(kind, f"no node could be started for {folder.drive}: {shown} (see {folder.log_path})")
 
 
 def _require_possible(folder: NodeFolder) -> None:

@@ -60,7 +60,7 @@ def run_node(
     try:
         lock = _published(folder, lock, node)
         announce(node)
-        _wait_for_signals(stopping, node, config.listen.idle_exit_s)
+        _wait_for_signals(stopping, node, config.limits.idle_exit_s)
     finally:
         if lock is not None:
             with suppress(OSError):
@@ -71,9 +71,13 @@ def run_node(
 
 
 def _published(folder: NodeFolder, lock: int | None, node: NodeServer) -> int | None:
-    """Let clients of this host find the node. Returns the folder's lock; None if they cannot find it."""
+    """Let clients of this host find the node. Returns the folder's lock; None if they cannot find it. Raises OSError if
+    the lock was inherited: a client waits for the node."""
     host = "127.0.0.1" if node.config.listen.host in EVERY_ADDRESS else node.config.listen.host
     address = NodeAddress(f"{host}:{node.port}", os.getpid(), __version__, host_id())
+    if lock is not None:
+        folder.publish(lock, address)
+        return lock
     ends_at_s = time.monotonic() + _LOCK_WAIT_S
     try:
         # A client that has just found no node may hold it, until the one that it starts finds the store in use.

@@ -70,10 +70,6 @@ class ListenSettings(SettingsGroup):
     it, and do not send it. If empty, `ais-loader serve` uses the file `peer-secret` in its first drive, which it
     creates, and `ais-loader cluster up` the file `.cluster/peer-secret` below the root. `peer_host` must be a loopback
     address if a node has no secret, or one of its own."""
-    idle_exit_s: Seconds = 0.0
-    """The node exits after this time without a client: without an open session, call or lane, and without a job that
-    runs. 0 means that it never does. Only for `ais-loader serve`; a node that `node:///` URLs have started exits after
-    600 s."""
     metrics_port: Annotated[int | None, Range("0 to 65535, or None", 0, 65535)] = None
     """The port on `host` for Prometheus metrics; 0 picks a free port, and None disables metrics."""
 
@@ -205,6 +201,9 @@ class LimitSettings(SettingsGroup):
     max_throttle_s: Seconds = 0.05
     """The longest pause between two frames of a batch while the processor or the drives cannot keep up; 0 disables
     pauses."""
+    idle_exit_s: Seconds = 0.0
+    """The node exits after this time without use: no client has a session, lane or call open, and no job runs. 0
+    disables this. Not for nodes of a cluster. A node that a `node:///` URL has started exits after 600 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -209,9 +209,10 @@ def test_another_user_is_told(tmp_path: Path, url: str) -> None:
     connect(tmp_path / "drive").close()
     tmp_path.chmod(0o755)
     script = (
-        "import ais_loader, ais_loader.transport.cluster.transport, os, sys\n"
+        "import ais_loader.transport.cluster.transport, os, sys\n"
+        "connect = ais_loader.connect  # imported on first use\n"
         "os.setgroups([]), os.setegid(65534), os.seteuid(65534)\n"
-        "ais_loader.connect(sys.argv[1])"
+        "connect(sys.argv[1])"
     )
     reason = f"{tmp_path}/drive/node: Permission denied: a node on demand is for the processes of the user who owns"
     assert f"DriveFailed: {reason}" in run(script, url).stderr
@@ -341,13 +342,22 @@ def test_an_idle_node_exits_and_is_started_again(tmp_path: Path, url: str) -> No
 def test_workers_of_a_data_loader_share_it(shared: str, context: str) -> None:
     from torch.utils.data import DataLoader
 
-    dataset = ais_loader.MapDataset(shared, "ais://data/", bytes)
-    loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=context, collate_fn=list)
+    dataset = ais_loader.MapDataset(shared, "ais://data/")
+    loader = DataLoader(
+        dataset,
+        batch_size=4,
+        num_workers=2,
+        multiprocessing_context=context,
+        collate_fn=list,
+        persistent_workers=True,
+    )
     before = pid_of(shared)
-    for _ in range(2):
-        assert [data for batch in loader for data in batch] == list(OBJECTS.values())
-        assert pid_of(shared) == before
+    assert [data for batch in loader for data in batch] == list(OBJECTS.values())
+    assert pid_of(shared) == before
     stop(drive_of(shared))
-    assert [data for batch in loader for data in batch] == list(OBJECTS.values())  # a worker starts it
-    assert [data for batch in loader for data in batch] == list(OBJECTS.values())  # and does not take it along
-    os.kill(pid_of(shared), 0)
+    assert [data for batch in loader for data in batch] == list(OBJECTS.values())  # a worker has started it
+    after = pid_of(shared)
+    assert after != before
+    del loader  # ends the workers, but not what they have started
+    with connect(shared) as client:
+        assert client.describe()["pid"] == after

@@ -38,7 +38,7 @@ LANGUAGES = {"python", "console", "text", "toml", "yaml"}
 _FENCE = re.compile(r"^(?P<fence>```|~~~)(?P<language>[\w-]*)\n(?P<text>.*?)^(?P=fence)$", re.M | re.S)
 _NOT_RUN = re.compile(r"<!-- not run: (?P<reason>[^>]+?) -->\n\Z")
 _FIRST = re.compile(r"<!-- first:\n(?P<text>(?:(?!<!--).)*?)-->\n\Z", re.S)
-_FOLDERS = re.compile(r"(?<![\w./:-])/(data|disk1|disk2|nfs|mnt)\b")
+_FOLDERS = re.compile(r"(?:(?<![\w./:-])|(?<=node://))/(data|disk1|disk2|nfs|mnt)\b")
 
 
 @dataclass(frozen=True)
