@@ -19,7 +19,7 @@ from ais_loader.transport.fork_safety import GATE
 from ais_loader.version import __version__
 from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 90.0
 """Longest wait for a node that this or another process starts, or that is stopping."""
 _POLL_S = 0.02
 _MAX_LOG_BYTES = 1 << 20

@@ -32,7 +32,8 @@ class IdleClock:
         self._calls.discard(task)
 
     def idle_s(self) -> float:
-        """Return the time since the last use that was noted, or seen here."""
+        """Return the time since the last use that was noted, or seen here; 0 during one."""
+        now_s = time.monotonic()
         if self._calls or self._in_use():
-            self._used_s = time.monotonic()
-        return time.monotonic() - self._used_s
+            self._used_s = now_s
+        return max(0.0, now_s - self._used_s)

@@ -21,8 +21,10 @@ import ais_loader
 from ais_loader import connect, errors
 from ais_loader.testing import NodeProcess, seeded_bytes
 from ais_loader.wire.node_folder import NodeAddress, NodeFolder, host_id
+from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 100.0
 OBJECTS = {f"{at:02}": seeded_bytes(1000 + at, seed=at) for at in range(12)}
 
 
@@ -88,6 +90,7 @@ def test_everything_works_as_with_any_node(shared: str) -> None:
         assert client.url == shared
         described = client.describe()
         assert described["pid"] == pid_of(shared)
+        assert described["limits"]["idle_exit_s"] == "600"  # type: ignore[index]
         assert described["drives"][0]["path"] == str(drive_of(shared))  # type: ignore[index]
 
 
@@ -114,10 +117,10 @@ def test_a_killed_node_is_started_again(shared: str) -> None:
     with connect(shared) as client:
         bucket, before = client.bucket("data"), pid_of(shared)
         bucket.put("kept", b"kept")
-        with bucket.get_batch(list(OBJECTS)) as batch:
+        with bucket.get_batch(list(OBJECTS) * 1000) as batch:
             first = next(batch)
             os.kill(before, signal.SIGKILL)
-            assert [bytes(item.data) for item in (first, *batch)] == list(OBJECTS.values())
+            assert [bytes(item.data) for item in (first, *batch)] == list(OBJECTS.values()) * 1000
         assert bucket.get("kept") == b"kept"
         bucket.delete("kept")
         assert pid_of(shared) != before
@@ -226,6 +229,25 @@ def test_a_failure_shows_the_log(url: str, monkeypatch: pytest.MonkeyPatch) -> N
         connect(url)
 
 
+def test_the_log_is_bounded(tmp_path: Path) -> None:
+    script = (
+        "import logging, sys\n"
+        "from pathlib import Path\n"
+        "from storage_node.ops import node_log\n"
+        "node_log._MAX_BYTES = 5000\n"
+        "node_log.log_to(Path(sys.argv[1]), with_stderr=True)\n"
+        "for at in range(1000):\n"
+        "    logging.getLogger('another').warning('line %d', at)\n"
+        "print('the end', file=sys.stderr)"
+    )
+    with (tmp_path / "log").open("ab") as log:
+        command = [sys.executable, "-c", script, str(tmp_path / "log")]
+        subprocess.run(command, stderr=log, check=True, timeout=TIMEOUT_S)
+    assert sorted(os.listdir(tmp_path)) == ["log", "log.1"]
+    assert (tmp_path / "log").read_text().endswith("line 999\nthe end\n")
+    assert all(5100 > (tmp_path / name).stat().st_size > 0 for name in ("log", "log.1"))
+
+
 def test_several_drives_in_any_order(tmp_path: Path) -> None:
     drives = [tmp_path / "b", tmp_path / "a"]
     try:
@@ -313,27 +335,51 @@ def test_a_starter_that_is_killed_leaves_the_node(url: str) -> None:
             assert client.describe()["pid"] == pid
 
 
+def test_a_node_started_by_hand_is_found(tmp_path: Path, url: str) -> None:
+    with NodeProcess(tmp_path / "drive") as node:
+        with connect(url) as client:
+            assert client.describe()["pid"] == node.pid
+        node.stop()
+        assert NodeFolder([tmp_path / "drive"]).address() is None
+        assert NodeFolder([tmp_path / "drive"]).pid() is None
+
+
 @pytest.mark.slow
 def test_an_idle_node_exits_and_is_started_again(tmp_path: Path, url: str) -> None:
-    folder = NodeFolder([tmp_path / "drive"])
+    with connect(tmp_path / "drive") as client:
+        client.create_bucket("b").put("a", b"a")
     with NodeProcess(tmp_path / "drive", arguments=["--idle-exit-s", "1"]) as node:
-        with connect(url) as client:
-            bucket = client.create_bucket("b")
-            bucket.put("a", b"a")
-            assert client.describe()["pid"] == node.pid  # a node that was started by hand is found as well
-            ends_at_s = time.monotonic() + 3
-            while time.monotonic() < ends_at_s:  # an open session keeps it
-                assert node.alive
-                time.sleep(0.1)
         ends_at_s = time.monotonic() + TIMEOUT_S
         while node.alive:
             assert time.monotonic() < ends_at_s
             time.sleep(0.05)
-        assert folder.address() is None
-        assert folder.pid() is None
+        assert NodeFolder([tmp_path / "drive"]).address() is None
         with connect(url) as client:
             assert client.bucket("b").get("a") == b"a"
-            assert client.describe()["pid"] == pid_of(url)
+
+
+def test_what_counts_as_use(tmp_path: Path) -> None:
+    def idle_s() -> float:
+        ends_at_s = time.monotonic() + TIMEOUT_S
+        while (found := server.idle_s()) < 0.1 and time.monotonic() < ends_at_s:
+            time.sleep(0.01)
+        return found
+
+    with NodeServer([tmp_path / "drive"], ServerConfig().replace(port=0)) as server:
+        assert idle_s() >= 0.1
+        with connect(server.url) as client:
+            client.create_bucket("b").put("a", b"a")
+            before_s = time.monotonic()
+            server.idle_s()
+            client.describe()
+            assert server.idle_s() <= time.monotonic() - before_s  # a call
+            assert client.bucket("b").get("a") == b"a"
+            with client.bucket("b").get_batch(["a"]) as batch:
+                assert [bytes(item.data) for item in batch] == [b"a"]
+            for _ in range(20):
+                assert server.idle_s() == 0  # a session that is open
+                time.sleep(0.01)
+        assert idle_s() >= 0.1
 
 
 @pytest.mark.slow

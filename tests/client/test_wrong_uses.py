@@ -48,7 +48,7 @@ WRONG: list[tuple[str, str]] = [
     ),
     (
         'connect("s3://pictures")',
-        "InvalidRequest: 's3://pictures': unknown scheme 's3'; need file:///path, a path, or grpc://host:port",
+        "InvalidRequest: 's3://pictures': unknown scheme 's3'; need file:///path, a path, node:///path, or grpc://host:port",
     ),
     (
         'connect("ais://pictures")',

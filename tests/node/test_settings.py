@@ -145,7 +145,7 @@ def test_settings_change_one_by_one_and_go_back_to_the_default() -> None:
 
 def test_what_nodes_of_a_cluster_choose_by_themselves_is_not_set_for_them() -> None:
     require_cluster(read_assignments(["nodes.node-1.advertise=proxy:7480", "metrics_port=9480"]))
-    for wrong in ("port=7480", "host=0.0.0.0", "nodes.node-1.port=7480", "advertise=proxy"):
+    for wrong in ("port=7480", "host=0.0.0.0", "nodes.node-1.port=7480", "advertise=proxy", "idle_exit_s=60"):
         with pytest.raises(WrongSetting, match=wrong.partition("=")[0]):
             require_cluster(read_assignments([wrong]))
 
