@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 from ais_loader.errors import Closed, StoreReadOnly
 from ais_loader.wire.frame import Frame
@@ -25,13 +23,12 @@ from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.transformed_run import TransformedRun
 from storage_node.etl.transform_http import TransformHttp
+from storage_node.limits.loop_thread import STOP_S, LoopThread
 from storage_node.limits.tasks import cancel_others, keep_going
 from storage_node.settings.config import ServerConfig
 from storage_node.store.store import Store
 
-T = TypeVar("T")
 _READERS = 2
-_STOP_S = 20.0
 
 
 class EmbeddedEtl:
@@ -39,30 +36,15 @@ class EmbeddedEtl:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._loop = asyncio.new_event_loop()
-        self._started = threading.Event()
-        self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="ais-loader-etl", daemon=True)
-        self._thread.start()
-        self._started.wait()
+        self._thread = LoopThread("ais-loader-etl", self._set_up, self._end, readers=_READERS)
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._set_up())
-        self._started.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(cancel_others(_STOP_S))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
-
-    async def _set_up(self) -> None:
-        store = self._store
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="ais-loader-etl-read")
-        registry = RecordRegistry(store, self._read)
+    async def _set_up(self, thread: LoopThread) -> None:
+        store, read = self._store, thread.read
+        registry = RecordRegistry(store, read)
         config = ServerConfig(etl_code=True, etl_servers=("*",), etl_sandbox="off")
         drive = next(drive.root for drive in store.drives if drive is not None)
-        self._etl = LocalEtl(store, registry, config, drive, self._read, TransformHttp())
-        own = OwnStore(store, self._read, self._etl.spool)
+        self._etl = LocalEtl(store, registry, config, drive, read, TransformHttp())
+        own = OwnStore(store, read, self._etl.spool)
         self._jobs = JobManager(b"", own, registry, self._etl.transforms)
         self._calls = TransformCalls(self._etl, b"")
         self._working = (
@@ -71,27 +53,13 @@ class EmbeddedEtl:
             else None
         )
 
-    async def _read(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await self._loop.run_in_executor(self._readers, function, *arguments)
-
-    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
-            work.close()
-            raise Closed("the store has been closed")
-        running = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return running.result()
-        except BaseException:
-            running.cancel()
-            raise
-
     # -- calls
 
     def call(self, method: str, request: Any) -> Any:
         """Call a method of the Etl service. Raises LoaderError."""
         if not self._store.writable and method not in ("ListTransforms", "GetTransform", "ListJobs", "ListJobFailures"):
             raise StoreReadOnly("the store is open for reading only: whoever writes it makes transforms, and runs jobs")
-        return self._wait_for(self._called(method, request))
+        return self._thread.run(self._called(method, request))
 
     async def _called(self, method: str, request: Any) -> Any:
         match method:
@@ -122,23 +90,14 @@ class EmbeddedEtl:
 
     def watch(self, name: str) -> Iterator[pb.JobInfo]:
         """Yield the state of a job until it has ended. Raises JobNotFound."""
-        yield from self._each(self._jobs.watch(pb.WatchJobRequest(name=name, wait=True)))
-
-    def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
-        async def following() -> tuple[T, ...]:
-            async for item in items:
-                return (item,)
-            return ()
-
-        while found := self._wait_for(following()):
-            yield from found
+        yield from self._thread.each(self._jobs.watch(pb.WatchJobRequest(name=name, wait=True)))
 
     def kept(self, request: batch_pb.BatchRequest) -> memoryview | None:
         """Return a cached result of a whole object, found in the caller's thread; None if `frames` has to be used."""
         store = self._store
         bucket = store.record.current.buckets.get(request.bucket[0])
         found = store.drive_set.cached(bucket.uuid_bytes, request.name[0]) if bucket is not None else None
-        if self._closed or found is None or not found[1].size_bytes:
+        if self._thread.is_closed or found is None or not found[1].size_bytes:
             return None
         kept = self._etl.kept(request.bucket[0], request.name[0], str(found[1].version), request.transform[0])
         return None if kept is None else kept[0]
@@ -146,17 +105,17 @@ class EmbeddedEtl:
     def frames(self, request: batch_pb.BatchRequest) -> Iterator[Frame]:
         """Yield the frames of a batch that requests transforms. A switch to the event loop and back costs more than a
         small frame."""
-        run, frame = self._wait_for(self._start(request))
+        run, frame = self._thread.run(self._start(request))
         try:
             while frame is not None:
                 yield frame
                 if run.exhausted or (request.fail_fast and frame.status.any()):
                     return
-                frame = self._wait_for(_next_of(run))
+                frame = self._thread.run(_next_of(run))
         finally:
             if not run.exhausted:
                 with contextlib.suppress(Closed):
-                    self._wait_for(run.close())
+                    self._thread.run(run.close())
 
     async def _start(self, request: batch_pb.BatchRequest) -> tuple[TransformedRun, Frame | None]:
         run = await self._etl.run(request)
@@ -168,20 +127,13 @@ class EmbeddedEtl:
 
     def close(self) -> None:
         """Stop all workers; return when none is left. May be called again."""
-        if self._closed:
-            return
-        with contextlib.suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_STOP_S)
-        self._closed = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_STOP_S)
-        self._readers.shutdown(wait=False)
+        self._thread.close()
 
     async def _end(self) -> None:
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait([self._working])
-        await cancel_others(_STOP_S)  # batches that were not read to their end; each returns its worker
+        await cancel_others(STOP_S)  # batches that were not read to their end; each returns its worker
         await self._etl.close()
 
 
