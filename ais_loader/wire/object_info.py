@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 
 
 class Described(Protocol):
@@ -31,6 +32,13 @@ class Stored(NamedTuple):
     checksum: int
     modified_ns: int
     metadata: dict[str, str]
+
+
+def has_version(found: Described, version: str) -> bool:
+    """Whether an object has this version, which may be that of the remote object that it is a copy of."""
+    if version.startswith(ETAG_VERSION) and found.metadata.get(REMOTE_ETAG) == version.removeprefix(ETAG_VERSION):
+        return True
+    return str(found.version) == version
 
 
 def stored_of(found: Described) -> Stored:

@@ -14,6 +14,11 @@ RESERVED = frozenset({ORIGINAL_SIZE, ORIGINAL_CHECKSUM})
 STORE_PREFIX = "ais."
 """Prefix of the keys by which the store says how it made an object: by a job, or by a promotion."""
 
+REMOTE_ETAG = f"{STORE_PREFIX}remote-etag"
+"""ETag of the remote object that a stored object is a copy of."""
+ETAG_VERSION = "etag:"
+"""Beginning of the version of a remote object that is not stored; its ETag follows."""
+
 TENANT_KEY = "ais-tenant-bin"
 """Metadata of a call that carries an object: the tenant's name, in UTF-8."""
 ERROR_KIND_KEY = "ais-error-kind"

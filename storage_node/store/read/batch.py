@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 import numpy as np
 import numpy.typing as npt
 
+from ais_loader.errors import LoaderError, NotFound, RangeError
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.format import CatalogEntry
@@ -23,6 +24,7 @@ from storage_node.store.read.batch_lookup import BatchLookup
 from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FrameSpan, plan_frames
 from storage_node.store.read.frame_reader import FrameReader
+from storage_node.store.reframe_on_put import Spooled
 from storage_node.store.store import Store
 
 
@@ -33,6 +35,8 @@ class StoreBatch:
         """Raises InvalidRequest if the request's columns do not fit together."""
         self._request = request
         lookup = BatchLookup(store, request)
+        self._lookup = lookup
+        self._spooled: list[Spooled] = []
         self._table = lookup.run()
         self._reader = FrameReader(self._table, lookup, request)
         self.wait_us = 0
@@ -64,35 +68,68 @@ class StoreBatch:
 
     def version(self, position: int) -> str:
         """Return the version of an entry's object, "" if it was not found."""
-        entry = self._table.records[position]
-        return "" if entry is None else str(entry.version)
+        return self._table.version(position)
 
     def record(self, position: int) -> CatalogEntry | None:
         """Return the catalog entry of an entry's object, or None if it was not found."""
         return self._table.records[position]
 
+    # -- entries that are stored after the look-up
+
+    def look_up_again(self, position: int) -> None:
+        """Look up an entry whose object has been stored, replaced or deleted since, and whose frame is not planned
+        yet."""
+        self._lookup.look_up_again(position)
+        self._reader.note_change()
+
+    def place(self, position: int, spooled: Spooled, version: str) -> None:
+        """Set the bytes of an entry, whose frame is not planned yet, and the version of their object."""
+        self._table.place(position, spooled.source.fd, spooled.size_bytes, spooled.checksum, version)
+        self._reader.note_change()
+
+    def keep(self, spooled: Spooled) -> None:
+        """Keep bytes open until the batch is closed."""
+        self._spooled.append(spooled)
+
+    def fail(self, position: int, error: LoaderError) -> None:
+        """Set the status of an entry, whose frame is not planned yet, from an error."""
+        status = (
+            pb.RANGE
+            if isinstance(error, RangeError)
+            else pb.NOT_FOUND
+            if isinstance(error, NotFound)
+            else pb.UNAVAILABLE
+        )
+        self._table.fail(position, status, str(error), error.kind)
+
     # -- planning
 
-    def spans(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[FrameSpan]:
-        """Iterate over the frames to read, in order."""
+    def spans(
+        self, target_bytes: int = TARGET_PAYLOAD_BYTES, first: int = 0, stop: int | None = None
+    ) -> Iterator[FrameSpan]:
+        """Iterate over the frames to read, in order; only those of entries first .. stop-1 if these are given."""
         table = self._table
         offset = self._request.resume_offset
-        if offset and table.n and not table.status[0] and table.sizes[0] < offset:
+        if not first and offset and table.n and not table.status[0] and table.sizes[0] < offset:
             table.fail(0, pb.NOT_FOUND, f"cannot resume at {offset:,}: the entry has {int(table.sizes[0]):,} bytes")
-        for span in self.planned(target_bytes):
+        for span in self.planned(target_bytes, first, stop):
             # A piece that failed has ended its entry: the pieces planned after it are void.
             if not (span.is_piece and table.status[span.first]):
                 yield span
 
-    def planned(self, target_bytes: int = TARGET_PAYLOAD_BYTES) -> Iterator[FrameSpan]:
+    def planned(
+        self, target_bytes: int = TARGET_PAYLOAD_BYTES, first: int = 0, stop: int | None = None
+    ) -> Iterator[FrameSpan]:
         """Iterate over the frames of `spans` as planned before any has been read."""
-        return plan_frames(
-            self._table.sizes,
+        in_files = self._reader.in_files() if self.file_frame_bytes else None
+        spans = plan_frames(
+            self._table.sizes[first:stop],
             target_bytes=target_bytes,
-            resume_offset=self._resume_offset(),
-            in_files=self._reader.in_files() if self.file_frame_bytes else None,
+            resume_offset=0 if first else self._resume_offset(),
+            in_files=None if in_files is None else in_files[first:stop],
             file_frame_bytes=self.file_frame_bytes,
         )
+        return spans if not first else (span.shifted(first) for span in spans)
 
     def _resume_offset(self) -> int:
         table = self._table
@@ -149,6 +186,8 @@ class StoreBatch:
     def close(self) -> None:
         """Close what a batch that ends early has left open. Reading afterwards must start anew."""
         self._reader.close()
+        while self._spooled:
+            self._spooled.pop().close()
 
     def end(self, entries: int) -> pb.End:
         """Return the END of a batch of which the first `entries` entries have been read."""

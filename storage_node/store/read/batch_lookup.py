@@ -15,6 +15,7 @@ import numpy as np
 from ais_loader.errors import BucketNotFound, LoaderError, NodeUnavailable, ObjectDeleted, StaleMap
 from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.object_info import has_version
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
@@ -321,7 +322,7 @@ class BatchLookup:
     def _refused(self, position: int, entry: CatalogEntry) -> _Failed | None:
         name = self._table.names[position]
         pinned = self._pinned(position)
-        if pinned and pinned != str(entry.version):
+        if pinned and not has_version(entry, pinned):
             gone = version_gone(repr(name), pinned, entry.version)
             return _Failed(pb.NOT_FOUND, EntryFault(str(gone), gone.kind))
         if self._request.member and self._request.member[position]:
@@ -373,10 +374,22 @@ class BatchLookup:
         self._narrow(position)
         return not table.status[position]
 
+    def look_up_again(self, position: int) -> None:
+        """Look up an entry as if for the first time."""
+        table = self._table
+        table.status[position] = pb.OK
+        table.faults.pop(table.first_index + position, None)
+        table.records[position] = None
+        self.again(position)
+
     def fail_read(self, position: int, code: int, number: int) -> None:
         """Fail an entry that could not be read. `code` is a FailureCode, `number` an errno, or 0."""
         member = self._request.member[position] if self._request.member else ""
         label = repr(self._table.names[position]) + (f", member {member!r}" if member else "")
+        if position in self._table.placed:
+            message = f"{label}: reading what was fetched: {os.strerror(number) if number else 'damaged'}"
+            self._table.fail(position, pb.UNAVAILABLE, message)
+            return
         _fail_reading(self._table, position, label, code, number)
         self._note_damage(position)
 

@@ -71,19 +71,18 @@ class EntryReader:
         """Read one entry; b"" with its status set if it cannot be read."""
         table = self._table
         for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
-            entry = table.records[position]
-            assert entry is not None  # entries without one have a status and are not read
+            entry = table.records[position]  # None if the bytes are in a file of their own
             outcome: bytes | tuple[int, int]
             part = table.members.get(position)
             # A range of an object in a segment has no checksum that would show that its bytes were freed; the whole
             # object has.
-            in_segment = entry.offset > 0
+            in_segment = entry is not None and entry.offset > 0
             verify = (self._request.verify_ranges or in_segment) and table.kind[position] == pb.COMPUTED
             if part is not None and (part.file_offset is None or (verify and not part.shard.is_object)):
                 outcome = self._unpack(position, part, verify=verify)
                 if table.status[position]:
                     return b""
-            elif verify:
+            elif verify and entry is not None:
                 outcome = self._read_verified(position, entry)
             else:
                 outcome = self._read_bytes(
@@ -227,8 +226,6 @@ class EntryReader:
         opened = self._open_large(position, span.offset)
         if opened is None:
             return frame_of(table, at, memoryview(b""))
-        entry = table.records[position]
-        assert entry is not None
         if int(table.sizes[position]) != whole_size:
             self.close()
             table.fail_replaced(position)
@@ -263,7 +260,7 @@ class EntryReader:
             table.status[at].copy(),
             table.kind[at].copy(),
             memoryview(result),
-            Piece(span.offset, whole_size, str(entry.version)),
+            Piece(span.offset, whole_size, table.version(position)),
         )
 
     def _unpack_more(self, opened: _OpenEntry, size_bytes: int) -> bytes:
@@ -291,6 +288,9 @@ class EntryReader:
         if self._open is not None and self._open.position == position:
             return self._open
         self.close()
+        if position in table.placed:
+            self._open = self._opened(position, os.dup(int(table.folders[position])), None)
+            return self._open
         for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
             entry = table.records[position]
             assert entry is not None

@@ -7,7 +7,7 @@ is sent alone, in pieces.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,10 @@ class FrameSpan:
     @property
     def is_piece(self) -> bool:
         return self.piece_bytes is not None
+
+    def shifted(self, entries: int) -> FrameSpan:
+        """Return the same span of entries that come this many positions later."""
+        return replace(self, first=self.first + entries, stop=self.stop + entries)
 
 
 def plan_frames(

@@ -36,6 +36,10 @@ class FrameReader:
         """Created when the first entry needs it; most batches do not."""
         self._has_duplicates = len(set(table.sources(slice(0, table.n)))) < table.n
 
+    def note_change(self) -> None:
+        """Note that the table has changed. From then on, each frame is searched for duplicates by itself."""
+        self._has_duplicates = True
+
     def waited(self) -> bool:
         """See `StoreBatch.waited`."""
         waited, self._waited[0] = bool(self._waited[0]), 0

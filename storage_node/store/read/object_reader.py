@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, RangeError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.object_info import has_version
 from storage_node.store.archives.member import Member
 from storage_node.store.archives.source import CHUNK_BYTES as ARCHIVE_CHUNK_BYTES
 from storage_node.store.checksum import crc32c
@@ -311,7 +312,7 @@ def open_current(
     gone: tuple[Drive, bytes] | None = None
     for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
         drive, entry = store.locate(bucket, name)
-        if version and version != str(entry.version):
+        if version and not has_version(entry, version):
             raise version_gone(label, version, entry.version)
         try:
             return open_file(drive, entry)
