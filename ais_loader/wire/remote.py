@@ -63,11 +63,17 @@ class Remote:
 
     @property
     def scheme(self) -> str:
+        """The scheme of the URL, such as "s3"."""
         return self.url.partition(":")[0]
 
     @property
     def is_writable(self) -> bool:
         """Whether objects can be put and deleted there."""
+        return self.scheme not in ("http", "https")
+
+    @property
+    def can_list(self) -> bool:
+        """Whether the objects there can be listed; a web server lists nothing."""
         return self.scheme not in ("http", "https")
 
     @property
@@ -83,6 +89,7 @@ class Remote:
         return remote if isinstance(remote, cls) else cls(remote)  # type: ignore[arg-type]
 
     def to_wire(self) -> pb.Remote:
+        """Return the message that carries this value."""
         after_s = self.validate_after_s
         return pb.Remote(
             url=self.url,
@@ -94,7 +101,7 @@ class Remote:
 
     @classmethod
     def from_wire(cls, message: pb.Remote) -> Self:
-        """Raises InvalidRequest."""
+        """Return the value of a message. Raises InvalidRequest."""
         after_s = message.validate_after_s
         validate: Literal["always", "never"] | float = NEVER if after_s < 0 else after_s
         return cls(message.url, message.endpoint, message.region, message.profile, validate)

@@ -216,7 +216,8 @@ class Backend:
         metadata = metadata or {}
         conditions = PutConditions(if_absent, if_etag)
         driver, _ = await self._requests.driver()
-        if size_bytes <= (MAX_CONDITIONAL_BYTES if conditions else self.settings.range_bytes):
+        # Parts cost two requests more, one after another: not worth it for an object of two parts.
+        if size_bytes <= (MAX_CONDITIONAL_BYTES if conditions else 2 * self.settings.range_bytes):
             data = bytearray()
             async for chunk in self._counted(name, chunks, size_bytes):
                 data += chunk

@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 RETRY = Backoff(0.1, 5.0, jitter=0.5)
 """Pauses before a failed request is repeated."""
+HEDGE_AFTER_S = 0.5
+"""No answer that comes earlier is slow: a second request costs money, and a first byte usually takes 20 to 200 ms."""
 _REOPEN_S = 10.0
 """Minimum time between two readings of credentials after the storage has refused some."""
 
@@ -95,7 +97,7 @@ class RemoteRequests:
         self._limiters = limiters
         self._usage = usage
         self._budget = budget
-        self._silences = Silences()
+        self._silences = Silences(floor_s=HEDGE_AFTER_S, first_s=2.0)
         self._opened: tuple[Driver, HostLimiter] | None = None
         self._opened_s = 0.0
         self._opening = asyncio.Lock()
@@ -157,7 +159,7 @@ class RemoteRequests:
             finally:
                 waiting.cancel()
             began_s = time.monotonic()
-            await asyncio.wait(tasks, timeout=self._silences.limit_s(last=True))
+            await asyncio.wait(tasks, timeout=self._silences.limit_s(last=False))
             if not tasks[0].done() and not limiter.is_busy and self._budget.take(1):
                 self._usage.note("hedged")
                 tasks.append(asyncio.ensure_future(begin(asyncio.Event())))

@@ -1,0 +1,137 @@
+from ais_loader.wire.generated import ais_objects_pb2 as _ais_objects_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FetchRequest(_message.Message):
+    __slots__ = ("bucket", "bucket_uuid", "name", "version", "tenant")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_UUID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    bucket_uuid: bytes
+    name: str
+    version: str
+    tenant: str
+    def __init__(self, bucket: _Optional[str] = ..., bucket_uuid: _Optional[bytes] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class FetchResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SettleFetchesRequest(_message.Message):
+    __slots__ = ("bucket", "bucket_uuid", "name")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_UUID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    bucket_uuid: bytes
+    name: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bucket: _Optional[str] = ..., bucket_uuid: _Optional[bytes] = ..., name: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SettleFetchesResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRemoteRequest(_message.Message):
+    __slots__ = ("bucket", "prefix", "start_after")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    START_AFTER_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    prefix: str
+    start_after: str
+    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., start_after: _Optional[str] = ...) -> None: ...
+
+class ListRemoteResponse(_message.Message):
+    __slots__ = ("object", "more", "next", "skipped", "skipped_name")
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_NAME_FIELD_NUMBER: _ClassVar[int]
+    object: _containers.RepeatedCompositeFieldContainer[_ais_objects_pb2.ObjectInfo]
+    more: bool
+    next: str
+    skipped: int
+    skipped_name: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, object: _Optional[_Iterable[_Union[_ais_objects_pb2.ObjectInfo, _Mapping]]] = ..., more: bool = ..., next: _Optional[str] = ..., skipped: _Optional[int] = ..., skipped_name: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WarmRequest(_message.Message):
+    __slots__ = ("bucket", "name")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    name: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bucket: _Optional[str] = ..., name: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WarmResponse(_message.Message):
+    __slots__ = ("result",)
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    result: _containers.RepeatedCompositeFieldContainer[_ais_objects_pb2.PutResult]
+    def __init__(self, result: _Optional[_Iterable[_Union[_ais_objects_pb2.PutResult, _Mapping]]] = ...) -> None: ...
+
+class EvictRequest(_message.Message):
+    __slots__ = ("bucket", "prefix", "name")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    prefix: str
+    name: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., name: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EvictResponse(_message.Message):
+    __slots__ = ("objects", "bytes")
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    objects: int
+    bytes: int
+    def __init__(self, objects: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class RemoteUsageRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RemoteUsageResponse(_message.Message):
+    __slots__ = ("row",)
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    row: _containers.RepeatedCompositeFieldContainer[RemoteUsageRow]
+    def __init__(self, row: _Optional[_Iterable[_Union[RemoteUsageRow, _Mapping]]] = ...) -> None: ...
+
+class RemoteUsageRow(_message.Message):
+    __slots__ = ("bucket", "tenant", "requests", "bytes_in", "bytes_out", "throttled", "retried", "hedged", "errors", "wait_s")
+    class RequestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
+    THROTTLED_FIELD_NUMBER: _ClassVar[int]
+    RETRIED_FIELD_NUMBER: _ClassVar[int]
+    HEDGED_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    tenant: str
+    requests: _containers.ScalarMap[str, int]
+    bytes_in: int
+    bytes_out: int
+    throttled: int
+    retried: int
+    hedged: int
+    errors: int
+    wait_s: float
+    def __init__(self, bucket: _Optional[str] = ..., tenant: _Optional[str] = ..., requests: _Optional[_Mapping[str, int]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., throttled: _Optional[int] = ..., retried: _Optional[int] = ..., hedged: _Optional[int] = ..., errors: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...

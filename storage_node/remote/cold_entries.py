@@ -1,0 +1,144 @@
+"""Cold entries of one batch: all fetches begin at once, and each entry is awaited in its place.
+
+Entries that are stored before a cold one do not wait for it, and the fetches of all cold entries run side by side. A
+fetch that fails ends in its entry's status, like any other failure. A range of a large cold object is read from the
+remote storage alone; other entries have their objects stored first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from ais_loader.errors import LoaderError, ObjectNotFound
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from ais_loader.wire.reserved import ETAG_VERSION
+from storage_node.remote.tier import RemoteBucket, RemoteTier
+from storage_node.store.read.batch import StoreBatch
+from storage_node.store.reframe_on_put import Spooled
+
+Part: TypeAlias = "tuple[Spooled, str] | None"
+"""Bytes of a range, and the version of their object; None if the object was stored."""
+F = TypeVar("F", "asyncio.Future[Part]", "Future[Part]")
+
+
+class ColdEntry(NamedTuple):
+    """Need of an entry before it can be read: a fetch, a validation, or a range. Equal ones share it."""
+
+    bucket: RemoteBucket
+    name: str
+    version: str
+    """Version of the stored copy that needs validation; "" if there is none."""
+    start: int = 0
+    length: int = -1
+    """Range of a cold object; -1: to its end."""
+    etag: str = ""
+    """ETag that a range has to have; "" for any."""
+
+    @property
+    def is_range(self) -> bool:
+        return self.start > 0 or self.length >= 0
+
+    async def fetch(self, tier: RemoteTier) -> Part:
+        """Have the object stored, or return the bytes of a range. Raises what `RemoteTier.fetch` raises, RangeError."""
+        if self.is_range:
+            return await tier.fetch_range(self.bucket, self.name, self.start, self.length, self.etag)
+        await tier.fetch(self.bucket, self.name, self.version)
+        return None
+
+
+def cold_entries(tier: RemoteTier, request: pb.BatchRequest, batch: StoreBatch) -> dict[int, ColdEntry]:
+    """Return the entries of a looked-up batch that need a fetch or a validation, by position."""
+    buckets = [tier.remote_bucket(name) for name in request.bucket]
+    if not any(buckets):
+        return {}
+    found: dict[int, ColdEntry] = {}
+    for position in range(batch.n):
+        bucket = buckets[request.bucket_index[position] if request.bucket_index else 0]
+        if bucket is None:
+            continue
+        name, entry = request.name[position], batch.record(position)
+        if entry is None:
+            if batch.status[position] == pb.NOT_FOUND:
+                found[position] = _cold(request, position, bucket, name)
+        elif not tier.is_current(bucket, name, entry):
+            found[position] = ColdEntry(bucket, name, str(entry.version))
+    return found
+
+
+def _cold(request: pb.BatchRequest, position: int, bucket: RemoteBucket, name: str) -> ColdEntry:
+    is_part = request.start and not (request.member and request.member[position])
+    pinned = request.version[position] if request.version else ""
+    resumed = position == 0 and (request.resume_version or request.resume_offset)
+    if not is_part or resumed or (pinned and not pinned.startswith(ETAG_VERSION)):
+        return ColdEntry(bucket, name, "")
+    etag = pinned.removeprefix(ETAG_VERSION)
+    return ColdEntry(bucket, name, "", request.start[position], request.length[position], etag)
+
+
+class ColdEntries(Generic[F]):
+    """Entries of one batch that are not stored yet. Belongs to whoever the batch belongs to.
+
+    Args:
+        begin: Begins a fetch.
+    """
+
+    def __init__(self, batch: StoreBatch, entries: Mapping[int, ColdEntry], begin: Callable[[ColdEntry], F]) -> None:
+        self._batch = batch
+        self._order: deque[int] = deque(sorted(entries))
+        self._entries: dict[int, ColdEntry] = dict(entries)
+        self._ended: deque[ColdEntry] = deque()
+        self._positions: dict[ColdEntry, list[int]] = {}
+        for position, entry in entries.items():
+            self._positions.setdefault(entry, []).append(position)
+        self._fetches: dict[ColdEntry, F] = {}
+        for entry in self._positions:
+            fetch = self._fetches[entry] = begin(entry)
+            fetch.add_done_callback(partial(self._note_end, entry))
+
+    def _note_end(self, entry: ColdEntry, _: object) -> None:
+        self._ended.append(entry)
+
+    def next_cold(self) -> int:
+        """Return the first position that is still to be awaited; the number of entries if none is."""
+        while self._order and self._order[0] not in self._entries:
+            self._order.popleft()
+        return self._order[0] if self._order else self._batch.n
+
+    def fetch_of(self, position: int) -> F:
+        return self._fetches[self._entries[position]]
+
+    def take(self, position: int) -> None:
+        """Look up the entry, whose fetch has ended, and others whose fetches have. May wait for a drive."""
+        self._take(self._entries[position])
+        while self._ended:
+            self._take(self._ended.popleft())
+
+    def _take(self, entry: ColdEntry) -> None:
+        fetch = self._fetches.pop(entry, None)
+        if fetch is None or fetch.cancelled():
+            return
+        error = fetch.exception()
+        if error is not None and not isinstance(error, LoaderError):
+            raise error
+        part = fetch.result() if error is None else None
+        for position in self._positions.pop(entry):
+            del self._entries[position]
+            if part is not None:
+                self._batch.place(position, *part)
+            elif error is None or type(error) is ObjectNotFound:
+                self._batch.look_up_again(position)
+            else:
+                self._batch.fail(position, error)
+        if part is not None:
+            self._batch.keep(part[0])
+
+    def close(self) -> None:
+        """Stop waiting. Fetches go on if others wait for them."""
+        for fetch in self._fetches.values():
+            if not fetch.cancel() and fetch.exception() is None and (part := fetch.result()) is not None:
+                part[0].close()

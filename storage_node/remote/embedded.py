@@ -1,0 +1,160 @@
+"""Remote tier of an embedded store: the code of a node, on an event loop in a thread of its own.
+
+It starts when a remote bucket is used for the first time, in the process that holds the store for writing. A process
+that reads beside it cannot store what it fetches, and reads only what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing
+
+from ais_loader.errors import LoaderError, NotFound, VersionConflict
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
+from ais_loader.wire.object_info import info_of
+from storage_node.limits.loop_thread import LoopThread
+from storage_node.remote.backends import Backends
+from storage_node.remote.cold_entries import ColdEntry, Part
+from storage_node.remote.remote_buckets import RemoteBuckets
+from storage_node.remote.tier import RemoteBucket, RemoteTier
+from storage_node.settings.config import ServerConfig
+from storage_node.store.checksum import crc32c
+from storage_node.store.drive.preconditions import condition_of, parse_condition
+from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.store import Store
+from storage_node.store.write import check_content
+
+_READERS = 4
+
+
+class EmbeddedRemote:
+    """Remote tier of one store in one process. Used from any thread. Must not be used in a forked child."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._thread = LoopThread("ais-loader-remote", self._set_up, self._end, readers=_READERS)
+
+    async def _set_up(self, thread: LoopThread) -> None:
+        settings = ServerConfig().remote
+
+        async def no_owner(bucket: RemoteBucket, name: str, version: str) -> bool:
+            return False
+
+        async def nothing(bucket: RemoteBucket, names: Sequence[str]) -> None:
+            pass
+
+        self.tier = RemoteTier(
+            self._store,
+            remote_bucket=RemoteBuckets(self._store, None).find,
+            read=thread.read,
+            store_object=self._store_object,
+            delete_object=self._delete_copy,
+            backends=Backends(settings, file_roots=None),
+            forward=no_owner,
+            settle_elsewhere=nothing,
+            fetch_timeout_s=settings.fetch_timeout_s,
+        )
+
+    async def _end(self) -> None:
+        await self.tier.close()
+
+    def close(self) -> None:
+        self._thread.close()
+
+    # -- reading
+
+    def fetch(self, entry: ColdEntry) -> Future[Part]:
+        """Begin `ColdEntry.fetch`."""
+        return self._thread.begin(entry.fetch(self.tier))
+
+    def ensure(self, bucket: str, name: str) -> None:
+        """See `RemoteTier.ensure`."""
+        self._thread.run(self.tier.ensure(bucket, name))
+
+    def ensure_all(self, objects: Iterable[tuple[str, str]]) -> None:
+        """See `RemoteTier.ensure_all`."""
+        self._thread.run(self.tier.ensure_all(objects))
+
+    def heads(self, bucket: RemoteBucket, names: Sequence[str]) -> list[pb.ObjectInfo | LoaderError]:
+        """See `RemoteTier.heads`."""
+        return self._thread.run(self.tier.heads(bucket, names))
+
+    def pages(self, bucket: RemoteBucket, prefix: str, start_after: str) -> Iterator[remote_pb.ListRemoteResponse]:
+        """Iterate over the pages of remote objects. See `RemoteTier.page`."""
+        while True:
+            page = self._thread.run(self.tier.page(bucket, prefix, start_after))
+            yield page
+            if not page.more:
+                return
+            start_after = page.next
+
+    def warm(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
+        """See `RemoteTier.warm`."""
+        return self._thread.run(self.tier.warm(bucket, names))
+
+    def usage(self) -> remote_pb.RemoteUsageResponse:
+        """Return the requests to remote storage since the store was opened."""
+        return self.tier.usage({bucket.uuid: name for name, bucket in self._store.buckets().items()})
+
+    # -- writing
+
+    def put(
+        self, bucket: RemoteBucket, header: pb.PutHeader, chunks: Iterable[bytes | bytearray | memoryview]
+    ) -> pb.ObjectInfo:
+        """Put an object to the remote storage, and store a copy. Raises LoaderError."""
+        spool = spool_for(self._store, f"{header.bucket}/{header.name}")
+        try:
+            for chunk in chunks:
+                spool.write(chunk)
+            check_content(
+                spool,
+                header.size_bytes if header.HasField("size_bytes") else None,
+                header.checksum if header.HasField("checksum") else None,
+            )
+            return self._thread.run(self._put(bucket, header, spool))
+        finally:
+            spool.close()
+
+    async def _put(self, bucket: RemoteBucket, header: pb.PutHeader, spool: Spooled) -> pb.ObjectInfo:
+        async with aclosing(self._chunks(spool)) as chunks:
+            metadata = await self.tier.put(bucket, header, chunks, spool.size_bytes)
+        copy = pb.PutHeader(bucket=header.bucket, name=header.name, metadata=metadata, condition=header.condition)
+        async with aclosing(self._chunks(spool)) as chunks:
+            return await self._store_object(copy, chunks)
+
+    async def _chunks(self, spool: Spooled) -> AsyncGenerator[bytes, None]:
+        chunks = spool.chunks()
+        while chunk := await self._thread.read(next, chunks, b""):
+            yield chunk
+
+    def delete(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
+        """See `RemoteTier.delete`."""
+        return self._thread.run(self.tier.delete(bucket, names))
+
+    async def _store_object(self, header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> pb.ObjectInfo:
+        read = self._thread.read
+        upload = await read(self._store.begin_put, header.bucket, header.name, dict(header.metadata))
+        try:
+            upload.require(condition_of(header))
+            checksum = size_bytes = 0
+            async for chunk in chunks:
+                await read(upload.write, chunk)
+                checksum, size_bytes = crc32c(chunk, checksum), size_bytes + len(chunk)
+            check_content(upload, size_bytes, checksum)
+            entry = await read(upload.commit)
+        except BaseException:
+            if not upload.has_ended:
+                await read(upload.abort)
+            raise
+        return info_of(header.bucket, header.name, entry)
+
+    async def _delete_copy(self, bucket: RemoteBucket, name: str, version: str) -> None:
+        def delete() -> None:
+            try:
+                self._store.delete(bucket.name, name, condition=parse_condition(False, version))
+            except (NotFound, VersionConflict):
+                return  # somebody else has deleted or replaced it
+
+        await self._thread.read(delete)

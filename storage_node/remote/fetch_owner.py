@@ -1,0 +1,81 @@
+"""Fetch owner: the node of a cluster that fetches an object for all of them, which is the object's first owner.
+
+If it cannot be reached, the next owner fetches. So each object leaves the remote storage once, however many nodes want
+it, unless a node fails meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from ais_loader.wire.generated import ais_remote_pb2 as pb
+from ais_loader.wire.generated import ais_remote_pb2_grpc as rpc
+from storage_node.context.channels import Channels
+from storage_node.context.errors import ReplicaLost
+from storage_node.context.membership import Membership
+from storage_node.limits.call_slots import current_tenant
+from storage_node.remote.tier import RemoteBucket
+
+
+class FetchOwner:
+    def __init__(self, membership: Membership, channels: Channels, timeout_s: float) -> None:
+        """`timeout_s`: time limit of a fetch by another node."""
+        self._membership = membership
+        self._channels = channels
+        self._timeout_s = timeout_s
+
+    async def forward(self, bucket: RemoteBucket, name: str, version: str) -> bool:
+        """Ask the object's owner, and return True when it has fetched; return False if this node is to fetch.
+
+        Raises the owner's error.
+        """
+        view = self._membership.view
+        placed = view.buckets.get(bucket.name) if view is not None else None
+        if view is None or placed is None:
+            return False
+        request = pb.FetchRequest(
+            bucket=bucket.name, bucket_uuid=bucket.uuid, name=name, version=version, tenant=current_tenant.get()
+        )
+        owners = [view.nodes[node] for node in view.owners(placed, name)]
+        for owner in sorted(owners, key=lambda node: self._channels.avoided(node.peer_endpoint)):
+            if owner.uuid == self._membership.node_uuid:
+                return False
+            try:
+                await self._ask(owner.peer_endpoint, request)
+            except ReplicaLost as lost:
+                if lost.refusal is not None and not lost.may_pass:
+                    raise lost.refusal from lost
+                continue
+            return True
+        return False
+
+    async def settle(self, bucket: RemoteBucket, names: Sequence[str]) -> None:
+        """Wait for the fetches of these objects on the nodes that may fetch them. Nodes that do not answer are left
+        out: their fetches end with them."""
+        view = self._membership.view
+        placed = view.buckets.get(bucket.name) if view is not None else None
+        if view is None or placed is None:
+            return
+        by_node: dict[int, list[str]] = {}
+        for name, nodes in zip(names, view.concerned(placed, names), strict=True) if names else ():
+            for node in nodes:
+                by_node.setdefault(node, []).append(name)
+
+        async def settle(node: int, mine: list[str]) -> None:
+            endpoint = view.nodes[node].peer_endpoint
+            request = pb.SettleFetchesRequest(bucket=bucket.name, bucket_uuid=bucket.uuid, name=mine)
+            stub: Any = rpc.RemotePeerStub(self._channels.to(endpoint))
+            with contextlib.suppress(ReplicaLost), self._channels.reporting(endpoint):
+                await stub.SettleFetches(request, timeout=self._timeout_s)
+
+        others = {node: mine for node, mine in by_node.items() if view.nodes[node].uuid != self._membership.node_uuid}
+        await asyncio.gather(*(settle(node, mine) for node, mine in others.items()))
+
+    async def _ask(self, endpoint: str, request: pb.FetchRequest) -> None:
+        stub: Any = rpc.RemotePeerStub(self._channels.to(endpoint))
+        with self._channels.reporting(endpoint):
+            await stub.Fetch(request, timeout=self._timeout_s)
+        self._channels.answered(endpoint)

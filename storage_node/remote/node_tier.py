@@ -1,0 +1,43 @@
+"""Remote tier of a storage node: its parts, in a cluster and alone."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from ais_loader.errors import NotFound, VersionConflict
+from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.context.node import Node
+from storage_node.remote.backends import Backends
+from storage_node.remote.fetch_owner import FetchOwner
+from storage_node.remote.remote_buckets import RemoteBuckets
+from storage_node.remote.tier import RemoteBucket, RemoteTier, StoreObject
+from storage_node.store.drive.preconditions import parse_condition
+
+
+def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject) -> RemoteTier:
+    """Make the tier of a node. `store_object`: stores a fetched object here, or on its owners."""
+    settings = node.config.remote
+
+    async def delete_object(bucket: RemoteBucket, name: str, version: str) -> None:
+        condition = parse_condition(False, version)
+        try:
+            if (replica_set := writes.replica_set(bucket.name)) is not None:
+                await writes.delete(replica_set, name, condition)
+            else:
+                await node.read(functools.partial(node.store.delete, condition=condition), bucket.name, name)
+        except (NotFound, VersionConflict):
+            return  # somebody else has deleted or replaced it
+
+    owner = FetchOwner(node.membership, writes.channels, settings.fetch_timeout_s)
+    return RemoteTier(
+        node.store,
+        remote_bucket=RemoteBuckets(node.store, node.membership).find,
+        read=node.read,
+        store_object=store_object,
+        delete_object=delete_object,
+        backends=Backends(settings, file_roots=tuple(map(Path, settings.file_roots))),
+        forward=owner.forward,
+        settle_elsewhere=owner.settle,
+        fetch_timeout_s=settings.fetch_timeout_s,
+    )

@@ -1,0 +1,45 @@
+"""Remote buckets of a node: looked up by name, in the cluster's map or in the store's record."""
+
+from __future__ import annotations
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.wire.cluster_map import ClusterView
+from ais_loader.wire.remote import Remote
+from storage_node.context.membership import Membership
+from storage_node.remote.tier import RemoteBucket
+from storage_node.store.store import Store
+
+
+class RemoteBuckets:
+    """Looked up for every batch, so the remotes of a map are decoded once. Thread-safe."""
+
+    def __init__(self, store: Store, membership: Membership | None) -> None:
+        """`membership`: None for an embedded store."""
+        self._store = store
+        self._membership = membership
+        self._of_map: tuple[ClusterView | None, dict[str, RemoteBucket]] = None, {}
+
+    def find(self, name: str) -> RemoteBucket | None:
+        """Return the remote bucket of this name; None for any other bucket, and for a snapshot."""
+        view = self._membership.view if self._membership is not None else None
+        if view is None:
+            record = self._store.record.current.buckets.get(name)
+            if record is None or record.remote is None:
+                return None
+            return RemoteBucket(name, record.uuid_bytes, record.remote)
+        known, found = self._of_map
+        if known is not view:
+            found = _of(view)
+            self._of_map = view, found
+        return found.get(name)
+
+
+def _of(view: ClusterView) -> dict[str, RemoteBucket]:
+    found = {}
+    for name, bucket in view.buckets.items():
+        if bucket.HasField("remote"):
+            try:
+                found[name] = RemoteBucket(name, bucket.uuid, Remote.from_wire(bucket.remote))
+            except InvalidRequest:  # of a later version of this package: without it, stored objects can be read
+                continue
+    return found

@@ -1,0 +1,468 @@
+"""Remote tier of one node: fetches cold objects into the store, validates copies, and writes through.
+
+A *cold* object is fetched once, however many readers wait: requests for the same object join one flight. In a cluster
+the flight belongs to the object's first owner, which other nodes ask (`forward`). The object becomes visible when it is
+complete and verified, with a condition: a fetch never replaces what a client has put meanwhile.
+
+A copy older than the bucket's rule allows is *validated* first: one conditional GET, which fetches the new object if
+there is one. An object that is gone from the remote storage is removed here.
+
+Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import OrderedDict
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from ais_loader.errors import (
+    LoaderError,
+    ObjectNotFound,
+    ObjectReplaced,
+    RangeError,
+    RemoteUnavailable,
+    StaleMap,
+    Unsupported,
+    VersionConflict,
+)
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
+from ais_loader.wire.object_info import has_version
+from ais_loader.wire.remote import Remote
+from ais_loader.wire.reserved import ETAG_VERSION
+from storage_node.limits.call_slots import current_tenant
+from storage_node.remote.backend import Backend
+from storage_node.remote.backends import Backends
+from storage_node.remote.object_metadata import ETAG, is_copy, metadata_of
+from storage_node.remote.remote_changed import RemoteChanged
+from storage_node.remote.remote_object import RemoteObject
+from storage_node.remote.single_flight import SingleFlight
+from storage_node.remote.skipped_names import SkippedNames
+from storage_node.store.format import CatalogEntry
+from storage_node.store.read.frame_plan import check_range
+from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.store import Store
+
+FAILURE_KEPT_S = 1.0
+"""A failed fetch answers for this long: the other holders of the object are asked as well."""
+PAGE_OBJECTS = 5000
+"""Number of objects after which a page of a remote listing ends."""
+DELETIONS_AT_ONCE = 32
+LARGE_KEPT = 10_000
+"""Number of large objects whose ranges are counted."""
+WHOLE_SHARE = 0.25
+"""When readers have asked for this share of a large object, it is stored."""
+VALIDATIONS_KEPT = 200_000
+"""Number of copies whose last validation is remembered; further ones are validated again."""
+
+
+class RemoteBucket(NamedTuple):
+    name: str
+    uuid: bytes
+    remote: Remote
+
+
+@dataclass(slots=True)
+class _Large:
+    info: RemoteObject
+    requested_bytes: int = 0
+    """Bytes that readers have asked for, repeatedly or not."""
+
+
+class StoreObject(Protocol):
+    """Stores an object, in this store or in the cluster."""
+
+    async def __call__(self, header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> pb.ObjectInfo:
+        """Raises LoaderError."""
+
+
+class RemoteTier:
+    """
+    Args:
+        remote_bucket: Returns the remote bucket of this name; None for any other bucket.
+        read: Runs a function that may wait for a drive, off the event loop.
+        store_object: Stores a fetched object.
+        delete_object: Deletes an object that is gone from the remote storage, if it still has this version.
+        backends: The remote locations.
+        forward: Asks the node that fetches this object, and returns True when it has; returns False if that is this
+            node.
+        settle_elsewhere: Waits for the fetches of these objects on other nodes.
+        fetch_timeout_s: Time limit of a reader that waits for a cold object.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        remote_bucket: Callable[[str], RemoteBucket | None],
+        read: Callable[..., Awaitable[Any]],
+        store_object: StoreObject,
+        delete_object: Callable[[RemoteBucket, str, str], Awaitable[None]],
+        backends: Backends,
+        forward: Callable[[RemoteBucket, str, str], Awaitable[bool]],
+        settle_elsewhere: Callable[[RemoteBucket, Sequence[str]], Awaitable[None]],
+        fetch_timeout_s: float,
+    ) -> None:
+        self._store = store
+        self.remote_bucket = remote_bucket
+        self._read = read
+        self._store_object, self._delete_object = store_object, delete_object
+        self._backends = backends
+        self._forward, self._settle_elsewhere = forward, settle_elsewhere
+        self._fetch_timeout_s = fetch_timeout_s
+        self._fetches = SingleFlight(FAILURE_KEPT_S)
+        """Fetches that readers of this node wait for, wherever they run."""
+        self._loads = SingleFlight(0)
+        """Fetches by this node, for all nodes."""
+        self._validated: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()
+        """Version of a copy, and when it was last found to be current."""
+        self._large: OrderedDict[tuple[bytes, str], _Large] = OrderedDict()
+        """Large cold objects of which ranges were read."""
+        self.waiting = 0
+        """Number of readers that wait for cold objects."""
+
+    def backend(self, bucket: RemoteBucket) -> Backend:
+        """Return the remote location of a bucket. Raises RemoteDenied, InvalidRequest."""
+        return self._backends.of(bucket.uuid, bucket.remote)
+
+    # -- reading
+
+    def refuse(self, bucket: str, what: str) -> None:
+        """Refuse what a remote bucket cannot do. Raises Unsupported."""
+        if self.remote_bucket(bucket) is not None:
+            raise Unsupported(f"bucket {bucket!r} is a remote one, and {what}; use a bucket without remote storage")
+
+    def validates(self, buckets: Iterable[str]) -> bool:
+        """Return whether copies of one of these buckets may have to be validated before they are read."""
+        return any(
+            bucket is not None and not math.isinf(bucket.remote.validate_after_s)
+            for bucket in map(self.remote_bucket, buckets)
+        )
+
+    def is_current(self, bucket: RemoteBucket, name: str, entry: CatalogEntry) -> bool:
+        """Return whether a stored object may be read without being validated. An object that was put before the bucket
+        was a remote one is no copy, and never validated."""
+        after_s = bucket.remote.validate_after_s
+        if math.isinf(after_s) or not is_copy(entry.metadata):
+            return True
+        version, at_s = self._validated.get((bucket.uuid, name), ("", -math.inf))
+        if version == str(entry.version):
+            return time.monotonic() - at_s <= after_s
+        return after_s > 0 and 0 <= time.time_ns() - entry.modified_ns <= after_s * 1e9
+
+    async def ensure(self, bucket_name: str, name: str) -> None:
+        """Have an object in the store, current by the bucket's rule, before it is read. Does nothing for a bucket that
+        is not a remote one.
+
+        Raises ObjectNotFound, RemoteUnavailable, RemoteDenied, and what storing an object raises.
+        """
+        bucket = self.remote_bucket(bucket_name)
+        if bucket is None:
+            return
+        version = ""
+        try:
+            entry = await self._read(self._store.head, bucket_name, name)
+        except ObjectNotFound:
+            pass
+        else:
+            if self.is_current(bucket, name, entry):
+                return
+            version = str(entry.version)
+        await self.fetch(bucket, name, version)
+
+    async def ensure_all(self, objects: Iterable[tuple[str, str]]) -> None:
+        """Call `ensure` for these buckets and names at the same time. Errors are left to whoever reads the objects."""
+        wanted = [one for one in dict.fromkeys(objects) if self.remote_bucket(one[0]) is not None]
+        await asyncio.gather(*(self.ensure(*one) for one in wanted), return_exceptions=True)
+
+    async def warm(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
+        """Have objects in the store. Returns None or the error for each name, in order."""
+        results = await asyncio.gather(*(self.ensure(bucket, name) for name in names), return_exceptions=True)
+        return _errors(results)
+
+    async def fetch(self, bucket: RemoteBucket, name: str, version: str = "") -> None:
+        """Have a cold object stored, or the copy of this version validated, by the node that fetches it.
+
+        Raises ObjectNotFound, RemoteUnavailable, RemoteDenied, and what storing an object raises.
+        """
+        self.waiting += 1
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(self._fetch_timeout_s):
+                await self._fetches.join((bucket.uuid, name, version), lambda: self._fetch(bucket, name, version))
+        except TimeoutError:
+            raise RemoteUnavailable(
+                f"{bucket.name}/{name}: not fetched from {bucket.remote.url} in {self._fetch_timeout_s:g} s"
+            ) from None
+        finally:
+            self.waiting -= 1
+            self._backends.waited(bucket.uuid, current_tenant.get(), time.monotonic() - began_s)
+
+    async def fetch_range(
+        self, bucket: RemoteBucket, name: str, start: int, length: int, etag: str = ""
+    ) -> tuple[Spooled, str] | None:
+        """Read bytes of a large cold object without storing it. Returns them, and its version.
+
+        Returns None when the object is stored instead, because it is not large, or because readers have asked for a
+        large share of it.
+
+        `length`: -1 for all bytes to the end. `etag`: the version that the reader wants; "" for the current one.
+
+        Raises RangeError, ObjectReplaced, and what `fetch` raises.
+        """
+        key = bucket.uuid, name
+        found = self._large.get(key)
+        if found is None or (etag and etag != found.info.etag):  # what is known may be outdated itself
+            found = _Large(await self.backend(bucket).head(name))
+            self._large.pop(key, None)
+            if etag and etag != found.info.etag:
+                raise _replaced(bucket, name, etag)
+            if found.info.size_bytes > self._backends.large_object_bytes:
+                self._large[key] = found
+                while len(self._large) > LARGE_KEPT:
+                    self._large.popitem(last=False)
+        size_bytes = found.info.size_bytes
+        asked, length = length, size_bytes - start if length < 0 else length
+        found.requested_bytes += max(0, length)
+        if (
+            size_bytes <= self._backends.large_object_bytes
+            or found.requested_bytes >= WHOLE_SHARE * size_bytes
+            or length > self._backends.large_object_bytes
+        ):
+            self._large.pop(key, None)
+            await self.fetch(bucket, name)
+            return None
+        if fault := check_range(start, length, size_bytes):
+            raise RangeError(f"{bucket.name}/{name}: {fault}")
+        try:
+            data = await self.backend(bucket).read_range(name, start, length, found.info.etag)
+        except RemoteChanged:
+            self._large.pop(key, None)
+            if etag:
+                raise _replaced(bucket, name, etag) from None
+            return await self.fetch_range(bucket, name, start, asked)
+        spooled: Spooled = await self._read(spool_for, self._store, f"{bucket.name}/{name}")
+        try:
+            await self._read(spooled.write, data)
+        except BaseException:
+            spooled.close()
+            raise
+        return spooled, ETAG_VERSION + found.info.etag
+
+    async def _fetch(self, bucket: RemoteBucket, name: str, version: str) -> None:
+        if not await self._forward(bucket, name, version):
+            await self.fetch_here(bucket, name, version)
+        elif version:
+            with contextlib.suppress(LoaderError):
+                self._note(bucket, name, str((await self._read(self._store.head, bucket.name, name)).version))
+
+    async def fetch_here(self, bucket: RemoteBucket, name: str, version: str = "") -> None:
+        """Fetch on this node, which is the one that fetches the object for the cluster. Raises what `fetch` raises."""
+        await self._loads.join((bucket.uuid, name), lambda: self._look_and_load(bucket, name, version))
+
+    async def _look_and_load(self, bucket: RemoteBucket, name: str, version: str) -> None:
+        """Fetch, unless the object is stored here and current, or another copy of it than the reader has."""
+        try:
+            entry = await self._read(self._store.head, bucket.name, name)
+        except ObjectNotFound:
+            await self._load(bucket, name, "", "")
+            return
+        here = str(entry.version)
+        if version in ("", here) and not self.is_current(bucket, name, entry):
+            await self._load(bucket, name, here, entry.metadata.get(ETAG, ""))
+
+    async def _load(self, bucket: RemoteBucket, name: str, version: str, etag: str) -> None:
+        """Fetch and store an object, unless the copy with this version and etag is current."""
+        try:
+            answer = await self.backend(bucket).get(name, unless_etag=etag)
+        except ObjectNotFound:
+            if version:
+                await self._delete_object(bucket, name, version)
+            raise
+        if answer is None:
+            self._note(bucket, name, version)
+            return
+        async with answer as arriving:
+            header = pb.PutHeader(bucket=bucket.name, name=name, size_bytes=arriving.info.size_bytes)
+            header.metadata.update(metadata_of(arriving.info))
+            if version:
+                header.condition.if_version = version
+            else:
+                header.condition.if_absent = True
+            try:
+                async with aclosing(_chunks(arriving)) as chunks:
+                    try:
+                        info = await self._store_object(header, chunks)
+                    except StaleMap:
+                        # Only the first owner decides on conditions, and it cannot be reached. No byte was taken yet.
+                        header.ClearField("condition")
+                        info = await self._store_object(header, chunks)
+            except VersionConflict:
+                return  # somebody else has stored or deleted the object; the reader looks again
+        self._note(bucket, name, info.version)
+
+    def _note(self, bucket: RemoteBucket, name: str, version: str) -> None:
+        key = bucket.uuid, name
+        self._validated[key] = version, time.monotonic()
+        self._validated.move_to_end(key)
+        while len(self._validated) > VALIDATIONS_KEPT:
+            self._validated.popitem(last=False)
+
+    async def head(self, bucket: RemoteBucket, name: str) -> pb.ObjectInfo:
+        """Describe a remote object that is not stored. Raises ObjectNotFound, RemoteUnavailable, RemoteDenied."""
+        return described(bucket.name, await self.backend(bucket).head(name))
+
+    async def heads(self, bucket: RemoteBucket, names: Sequence[str]) -> list[pb.ObjectInfo | LoaderError]:
+        """Call `head` for several names at the same time."""
+        results = await asyncio.gather(*(self.head(bucket, name) for name in names), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, LoaderError):
+                raise result
+        return [
+            result for result in results if not isinstance(result, BaseException) or isinstance(result, LoaderError)
+        ]
+
+    async def page(self, bucket: RemoteBucket, prefix: str, start_after: str) -> remote_pb.ListRemoteResponse:
+        """List remote objects, stored here or not: one page in the order of their names' bytes.
+
+        Raises RemoteUnavailable, RemoteDenied, Unsupported.
+        """
+        response = remote_pb.ListRemoteResponse()
+        skipped = SkippedNames()
+        async with aclosing(self.backend(bucket).list(prefix, start_after, skipped=skipped)) as pages:
+            async for page in pages:
+                if len(response.object) >= PAGE_OBJECTS:  # the last page is known only when the next one is not there
+                    response.more, response.next = True, response.object[-1].name
+                    break
+                response.object.extend(described(bucket.name, found) for found in page)
+        response.skipped = skipped.count
+        response.skipped_name.extend(skipped.names)
+        return response
+
+    # -- writing
+
+    async def delete(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
+        """Delete remote objects; one that does not exist is no error. Afterwards, no fetch is in progress that could
+        store what was deleted. Returns None or the error for each name, in order.
+
+        Raises Unsupported.
+        """
+        self._require_writable(bucket)
+        backend, turns = self.backend(bucket), asyncio.Semaphore(DELETIONS_AT_ONCE)
+
+        async def delete(name: str) -> None:
+            async with turns:
+                await backend.delete(name)
+
+        errors = _errors(await asyncio.gather(*map(delete, names), return_exceptions=True))
+        gone = [name for name, error in zip(names, errors, strict=True) if error is None]
+        await asyncio.gather(self.settle(bucket, gone), self._settle_elsewhere(bucket, gone))
+        return errors
+
+    async def settle(self, bucket: RemoteBucket, names: Iterable[str]) -> None:
+        """Wait for the fetches of these objects on this node that are in progress."""
+        await self._loads.settle((bucket.uuid, name) for name in names)
+
+    async def put(
+        self, bucket: RemoteBucket, header: pb.PutHeader, chunks: AsyncIterator[bytes], size_bytes: int
+    ) -> dict[str, str]:
+        """Put an object to the remote storage; return the metadata with which the copy is to be stored.
+
+        Raises Unsupported, VersionConflict, RemoteUnavailable, RemoteDenied.
+        """
+        self._require_writable(bucket)
+        etag = ""
+        if version := header.condition.if_version:
+            try:
+                entry = await self._read(self._store.head, bucket.name, header.name)
+            except ObjectNotFound:
+                if not version.startswith(ETAG_VERSION):
+                    raise
+                etag, header.condition.if_version = version.removeprefix(ETAG_VERSION), ""
+                header.condition.if_absent = True  # here, where the object is cold
+                return await self._put(bucket, header, chunks, size_bytes, if_etag=etag)
+            if not has_version(entry, version):
+                raise VersionConflict(f"{bucket.name}/{header.name}: it has version {entry.version} now")
+            etag, header.condition.if_version = entry.metadata.get(ETAG, ""), str(entry.version)
+        return await self._put(bucket, header, chunks, size_bytes, if_absent=header.condition.if_absent, if_etag=etag)
+
+    async def _put(
+        self,
+        bucket: RemoteBucket,
+        header: pb.PutHeader,
+        chunks: AsyncIterator[bytes],
+        size_bytes: int,
+        *,
+        if_absent: bool = False,
+        if_etag: str = "",
+    ) -> dict[str, str]:
+        stored = await self.backend(bucket).put(
+            header.name,
+            chunks,
+            size_bytes,
+            dict(header.metadata),
+            if_absent=if_absent,
+            if_etag=if_etag,
+        )
+        return metadata_of(stored) | dict(header.metadata)
+
+    def _require_writable(self, bucket: RemoteBucket) -> None:
+        if not bucket.remote.is_writable:
+            raise Unsupported(f"bucket {bucket.name!r} is read-only: nothing can be written to {bucket.remote.url}")
+
+    def usage(self, names: Mapping[str, str]) -> remote_pb.RemoteUsageResponse:
+        """See `Backends.usage`."""
+        return self._backends.usage(names)
+
+    async def close(self) -> None:
+        """Cancel what is in progress, and close the remote locations."""
+        await self._fetches.close()
+        await self._loads.close()
+        await self._backends.close()
+
+
+def _errors(results: Iterable[object]) -> list[LoaderError | None]:
+    found: list[LoaderError | None] = []
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, LoaderError):
+            raise result
+        found.append(result if isinstance(result, LoaderError) else None)
+    return found
+
+
+async def _chunks(arriving: AsyncIterable[bytes | memoryview]) -> AsyncGenerator[bytes, None]:
+    async for chunk in arriving:
+        yield bytes(chunk)
+
+
+def _replaced(bucket: RemoteBucket, name: str, etag: str) -> ObjectReplaced:
+    return ObjectReplaced(f"{bucket.name}/{name}: the remote object does not have the ETag {etag} any more")
+
+
+def described(bucket: str, found: RemoteObject) -> pb.ObjectInfo:
+    """Return the properties of an object that is not stored: its ETag is its version, and it has no checksum."""
+    info = pb.ObjectInfo(
+        bucket=bucket,
+        name=found.name,
+        size_bytes=found.size_bytes,
+        version=ETAG_VERSION + found.etag,
+        modified_ns=max(0, found.modified_ns),
+    )
+    info.metadata.update(metadata_of(found))
+    return info
