@@ -1,13 +1,12 @@
-"""Storage node server: puts a node together and lends its store to clients over gRPC.
+"""Storage node server: assembles a node from its parts and serves its store over gRPC.
 
-The server has a thread and an event loop of its own, so that whoever starts it (a command line, a Ray actor, a test)
-can neither stall it nor be stalled by it, and can stop it from outside with a grace period.
+The server runs on its own thread and event loop. The code that starts it (a command line, a Ray actor, a test) can
+therefore neither block it nor be blocked by it, and can stop it from another thread with a grace period.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,54 +27,59 @@ from storage_node.context.channels import Caller, Channels, make_secret, read_se
 from storage_node.context.node import Node
 from storage_node.etl.values import TransformRunner
 from storage_node.etl.worker.environments import Environments
-from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.lane.listener import LaneListener
 from storage_node.limits.call_slots import note_tenant, tenant_of
 from storage_node.limits.load_monitor import descriptor_limit, raise_descriptor_limit
 from storage_node.metrics.exporter import metrics_served, require_library
 from storage_node.metrics.running_node import RunningNode
-from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.services.access import ANYONE, INSIDE, Role
 from storage_node.services.idle_clock import IdleClock
-from storage_node.services.lifecycle import STOP_TIMEOUT_S, Addresses, NodeLifecycle, NodePart, start, stop
+from storage_node.services.lifecycle import (
+    STOP_TIMEOUT_S,
+    Addresses,
+    NodeLifecycle,
+    NodePart,
+    check_folders,
+    start,
+    stop,
+)
 from storage_node.settings.config import ServerConfig
-from storage_node.store.archives.limits import ShardLimits
+from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.drive.identity import SECRET_FILE_NAME
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.store import Store
 
 START_TIMEOUT_S = 30.0
-log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 32 << 20
-"""Largest incoming message: ten thousand entries with names and members of the largest size."""
+"""Maximum size of an incoming message: ten thousand entries with names and members of maximum length."""
 MAX_STREAMS = 1024
-"""Calls of one connection at the same time; its client holds further ones back."""
+"""Maximum number of concurrent calls of one connection. Its client queues further calls."""
 _OPTIONS = (
-    # A second server on the same port would silently get half of the connections.
+    # With port reuse, a second server on the same port would silently receive half of the connections.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
-    # A connection that says nothing, or on which there is no call, is given up: it holds a descriptor.
+    # An idle connection, or one without a handshake, is closed, because it holds a descriptor.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 5 * 60_000),
     ("grpc.max_send_message_length", -1),
-    # Sessions stay open and idle for hours; a client that vanished without a word is found out.
+    # Sessions stay open and idle for hours. Keepalive detects clients that vanished without closing them.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 LANE_METHODS = ("Objects/Put", "Objects/PutMany")
-"""Calls that carry objects into the node, and that lanes serve too."""
+"""Calls with objects in their requests, which lanes serve as well."""
 PEER_LANE_METHODS: tuple[str, ...] = ()
-"""Those of the peer listener: lanes between nodes carry sessions, and no calls."""
+"""Calls that lanes of the peer listener serve: none, because lanes between nodes carry sessions only."""
 _GET_BATCH = "ais_loader.v1.GetBatch"
 
 
 class NodeServer:
-    """A running node. `start` returns when it accepts connections; `stop` when nothing of it is left.
+    """A running node. `start` returns once the node accepts connections, `stop` once all its parts have ended.
 
-    A context manager that does both. Its methods may be called from any thread but the node's own.
+    Also a context manager, which calls both. Methods may be called from any thread except the node's own.
     """
 
     def __init__(
@@ -90,12 +94,12 @@ class NodeServer:
     ) -> None:
         """
         Args:
-            drives: folders of one store, at least one; made if they are missing.
-            config: without it the defaults, which listen on loopback at port 7480.
-            transforms: what jobs pass objects through instead of the node's own; made on its event loop.
-            environments: where packages that transforms require can be installed for them.
-            makes_secret: whether a node without a `peer_secret_file` makes one, in the folder of a drive.
-            find: returns the folders at which missing drives may appear; without it they are searched in `drives`.
+            drives: folders of one store, at least one; created if they are missing.
+            config: settings; the defaults listen on loopback at port 7480.
+            transforms: factory of the transforms that jobs use instead of the node's own; called on its event loop.
+            environments: environments in which packages that transforms require can be installed.
+            makes_secret: whether a node without a `peer_secret_file` creates one, in the folder of a drive.
+            find: returns the folders at which missing drives may appear; `drives` by default.
         """
         self._makes_secret = makes_secret
         self._transforms, self._environments = transforms, environments
@@ -114,23 +118,23 @@ class NodeServer:
         self.port = 0
         self.peer_port = 0
         self.batches: BatchService | None = None
-        """State shared by the sessions. Belongs to the node's event loop; its counters may be read from any thread."""
+        """State shared by all sessions. Belongs to the node's event loop; its counters may be read from any thread."""
         self.metrics_port: int | None = None
-        """Where the metrics are; None when they are not served."""
+        """Port of the metrics; None if they are not served."""
 
     @property
     def endpoint(self) -> str:
-        """host:port by which clients reach it; empty where that is not known."""
+        """host:port at which clients reach the node; empty if it is unknown."""
         return self.config.endpoint(self.port)
 
     @property
     def peer_endpoint(self) -> str:
-        """host:port by which other nodes and operators reach it; empty where that is not known."""
+        """host:port at which other nodes and operators reach the node; empty if it is unknown."""
         return self.config.peer_endpoint(self.peer_port)
 
     @property
     def url(self) -> str:
-        """Where it listens, for `ais_loader.connect` on this machine."""
+        """URL of the node for `ais_loader.connect` on this machine."""
         return f"grpc://{self.config.listen.host}:{self.port}"
 
     def idle_s(self) -> float:
@@ -141,8 +145,8 @@ class NodeServer:
     def start(self) -> NodeServer:
         """Open the store and listen.
 
-        Raises what `Store.open` raises, ValueError for settings that need a secret, OSError when it cannot listen, and
-        TimeoutError when it takes too long.
+        Raises like `Store.open`; ValueError for settings that need a secret, OSError if the node cannot listen,
+        TimeoutError if the start takes longer than START_TIMEOUT_S.
         """
         if self.config.listen.metrics_port is not None:
             require_library()
@@ -154,9 +158,7 @@ class NodeServer:
         try:
             if self._makes_secret and not self.config.listen.peer_secret_file:
                 self.config = self.config.replace(peer_secret_file=str(_own_secret(self._store)))
-            require_apart(self.config.store.promote_roots, of_store(self._store), self.config.etl.command_paths)
-            for warning in sandbox_warnings(self.config.etl, of_store(self._store)):
-                log.warning("%s", warning)
+            check_folders(self._store, self.config)
             self.membership, self._acceptor_store = open_membership(self._store)
         except BaseException:
             self._store.close()
@@ -174,14 +176,14 @@ class NodeServer:
         return self
 
     def _abandon(self) -> None:
-        """End a node that took too long to start, also if it has started by now."""
+        """Stop a node that took too long to start, even if it has started in the meantime."""
         assert self._stopping is not None and self._serving is not None
         self._stopping.set()
         if not self._started.is_set():
             self._serving.cancel()
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Refuse new calls, let running ones finish for `grace_s`, then close the store. May be called again."""
+        """Reject new calls, let running calls finish for up to `grace_s`, then close the store. May be called again."""
         if self._thread.is_alive() and self._loop is not None and self._stopping is not None:
             self._grace_s = grace_s
             self._loop.call_soon_threadsafe(self._stopping.set)
@@ -205,7 +207,7 @@ class NodeServer:
             self._started.set()
 
     async def _serve(self) -> None:
-        """Run the node until `stop`. Parts start in order, and stop in the reverse order (`lifecycle`)."""
+        """Run the node until `stop`. Parts start in order and stop in reverse order (`lifecycle`)."""
         assert self._store is not None
         self._serving, self._stopping = asyncio.current_task(), asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -213,8 +215,7 @@ class NodeServer:
         openers = ThreadPoolExecutor(self.config.reads.archive_threads, thread_name_prefix="ais-loader-archive")
         with readers, openers, ExitStack() as held:
             membership, acceptor_store = self.membership, self._acceptor_store
-            secret = read_secret(self.config.listen.peer_secret_file)
-            caller = Caller(secret, membership.node_uuid, lambda: membership.map_version)
+            caller = Caller.of_node(membership, read_secret(self.config.listen.peer_secret_file))
             confirmation = MapConfirmation(membership, acceptor_store, Channels(caller))
             node = Node(self._store, self.config, readers, openers, membership, caller, confirmation.require)
             lifecycle = NodeLifecycle(
@@ -245,9 +246,9 @@ class NodeServer:
         )
 
     def _listen(self, lifecycle: NodeLifecycle, held: ExitStack) -> NodePart:
-        """Bind the ports of clients, of peers, and of metrics. Nothing is accepted before the part starts.
+        """Bind the ports of clients, peers and metrics. No connection is accepted before the part starts.
 
-        Raises OSError. `held` closes what the part's stop does not.
+        Raises OSError. `held` closes the resources that the part's `stop` does not close.
         """
         listen, batches, methods = self.config.listen, lifecycle.batches, lifecycle.methods
         carried = methods.of_lanes(LANE_METHODS, Role.CLIENT)
@@ -295,7 +296,7 @@ class NodeServer:
         return NodePart(begin, end)
 
     def _listen_for_peers(self, server: grpc.aio.Server) -> int:
-        """The port; where any will do, the one that others know. Raises OSError."""
+        """Return the bound port. If any port is allowed, it is the one in the map, if that is free. Raises OSError."""
         listen, view, position = self.config.listen, self.membership.view, self.membership.position
         if not listen.peer_port and not listen.peer_advertise and view is not None and position is not None:
             port = view.nodes[position].peer_endpoint.rpartition(":")[2]
@@ -304,7 +305,7 @@ class NodeServer:
         return _bound(server, listen.peer_host, listen.peer_port)
 
     def _lane_handler(self, lanes: LaneListener, port: Callable[[], int]) -> grpc.RpcMethodHandler:
-        """GetBatch/OpenLane, of who reaches this node by `port`."""
+        """Return the handler of GetBatch/OpenLane for callers that reach this node at `port`."""
 
         async def open_lane(request: ais_batch_pb2.OpenLaneRequest, context: Any) -> ais_batch_pb2.OpenLaneResponse:
             if request.port != port():
@@ -319,7 +320,7 @@ class NodeServer:
 
 
 def _own_secret(store: Store) -> Path:
-    """File with the secret that a node has made, now or before. Raises DriveFailed, DriveFull."""
+    """Return the file with the node's own secret, which is created if it is missing. Raises DriveFailed, DriveFull."""
     paths = [drive.root / SECRET_FILE_NAME for drive in store.drives if drive is not None]
     path = next((path for path in paths if path.exists()), paths[0])
     try:
@@ -335,7 +336,7 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
 
 
 def _bound(server: grpc.aio.Server, host: str, port: int) -> int:
-    """The port. Raises OSError."""
+    """Return the bound port. Raises OSError."""
     try:
         listening: int = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
@@ -344,7 +345,7 @@ def _bound(server: grpc.aio.Server, host: str, port: int) -> int:
 
 
 def _session_handler(batches: BatchService) -> grpc.RpcMethodHandler:
-    """GetBatch/Session with responses that are serialized already."""
+    """Return the handler of GetBatch/Session. Its responses are already serialized."""
 
     async def session(requests: AsyncIterator[ais_batch_pb2.SessionRequest], context: Any) -> None:
         await batches.serve(requests, context, tenant_of(context))

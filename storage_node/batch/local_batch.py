@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import numpy as np
 
 from ais_loader.errors import InvalidRequest, StaleMap
+from ais_loader.wire.frame import Frame, encode_frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.readahead import BatchAhead
 from storage_node.batch.resources import BatchCall, Message, look_up
 from storage_node.limits.fair_scheduler import FrameSlot
 from storage_node.limits.tasks import retrieve, settled
+from storage_node.remote.cold_entries import ColdEntries, Part, cold_entries
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FILE_FRAME_BYTES, FrameSpan
 
+ALIVE_S = 2.0
+"""Interval of messages to a receiver that waits for a cold entry; peers and clients give up a node that is silent."""
+_EMPTY = Frame(
+    np.empty(0, np.uint32),
+    np.empty(0, np.uint32),
+    np.empty(0, np.uint32),
+    np.empty(0, np.uint8),
+    np.empty(0, np.uint8),
+    memoryview(b""),
+)
 _FEW_FILES = 8
 """Up to this many files, opening on the event loop is faster than on a thread, if the previous frame was cached."""
 
@@ -25,6 +41,7 @@ class LocalBatch:
         """`sends_files`: whether `send` accepts FileFrames."""
         self._call, self._resources, self._request = call, call.resources, call.request
         self._sends_files = sends_files and call.request.receiver_checks
+        self._cold: ColdEntries[asyncio.Future[Part]] | None = None
         self._cached = False
         """Whether the last frame came entirely from the page cache."""
 
@@ -41,12 +58,40 @@ class LocalBatch:
         ahead = self._resources.readahead.of(batch)
         run = self._run_buffered if self._request.buffered else self._run_streaming
         try:
+            tier = self._resources.remote
+            if cold := cold_entries(tier, self._request, batch):
+                self._cold = ColdEntries(batch, cold, lambda entry: asyncio.ensure_future(entry.fetch(tier)))
             end = await run(batch, ahead)
             self._call.tally.ended(batch, end)
             return end
         finally:
+            if self._cold is not None:
+                self._cold.close()
             ahead.close()
             batch.close()
+
+    async def _spans(self, batch: StoreBatch) -> AsyncGenerator[FrameSpan, None]:
+        """Iterate over the frames to read. Those of cold entries follow when their objects are stored."""
+        cold, first = self._cold, 0
+        if cold is None:
+            for span in batch.spans():
+                yield span
+            return
+        while first < batch.n:
+            stop = cold.next_cold()
+            for span in batch.spans(first=first, stop=stop):
+                yield span
+            if stop < batch.n:
+                await self._fetched(cold, stop)
+            first = stop
+
+    async def _fetched(self, cold: ColdEntries[asyncio.Future[Part]], position: int) -> None:
+        """Wait until a cold entry can be read. Meanwhile, empty frames tell the receiver that this node is alive."""
+        fetch = cold.fetch_of(position)
+        with self._call.call_slot.waiting():
+            while not (await asyncio.wait([fetch], timeout=ALIVE_S))[0]:
+                await self._call.send(encode_frame(self._call.batch_id, _EMPTY))
+        await self._resources.node.read(cold.take, position)
 
     async def _run_streaming(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
         resources = self._resources
@@ -57,29 +102,30 @@ class LocalBatch:
         sending: asyncio.Task[None] | None = None
         entries, ended = 0, False
         try:
-            for span in batch.spans():
-                ahead.reading(span)
-                await self._call.spend_credit(span.payload_bytes)
-                await resources.throttle()
-                slot = await resources.turn(self._request.tenant, span.payload_bytes, span.payload_bytes)
-                message: Message = b""
-                try:
-                    message, ended = await self._message(batch, span)
-                    slot.writing()
-                    self._call.credit.add(span.payload_bytes - batch.bytes_in(span))
-                    if sending is not None:
-                        await asyncio.shield(sending)
-                except BaseException:
-                    if isinstance(message, FileFrame):
-                        message.close()
-                    slot.release()
-                    resources.slots.release_memory(span.payload_bytes)
-                    raise
-                sending = asyncio.create_task(self._send_and_release(message, slot, span.payload_bytes))
-                entries = span.stop
-                if self._request.fail_fast and batch.status[span.first : span.stop].any():
-                    self._call.tally.stopped_at(batch.status[span.first : span.stop])
-                    break
+            async with aclosing(self._spans(batch)) as spans:
+                async for span in spans:
+                    ahead.reading(span)
+                    await self._call.spend_credit(span.payload_bytes)
+                    await resources.throttle()
+                    slot = await resources.turn(self._request.tenant, span.payload_bytes, span.payload_bytes)
+                    message: Message = b""
+                    try:
+                        message, ended = await self._message(batch, span)
+                        slot.writing()
+                        self._call.credit.add(span.payload_bytes - batch.bytes_in(span))
+                        if sending is not None:
+                            await asyncio.shield(sending)
+                    except BaseException:
+                        if isinstance(message, FileFrame):
+                            message.close()
+                        slot.release()
+                        resources.slots.release_memory(span.payload_bytes)
+                        raise
+                    sending = asyncio.create_task(self._send_and_release(message, slot, span.payload_bytes))
+                    entries = span.stop
+                    if self._request.fail_fast and batch.status[span.first : span.stop].any():
+                        self._call.tally.stopped_at(batch.status[span.first : span.stop])
+                        break
             if sending is not None:
                 await asyncio.shield(sending)
         except BaseException:
@@ -116,6 +162,9 @@ class LocalBatch:
 
     async def _run_buffered(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
         budget = self._resources.buffered
+        if self._cold is not None:  # how many bytes are collected is known only when all objects are stored
+            while (position := self._cold.next_cold()) < batch.n:
+                await self._fetched(self._cold, position)
         held_bytes = int(batch.sizes.sum())
         if held_bytes > budget.limit_bytes:
             raise InvalidRequest(

@@ -21,6 +21,7 @@ from storage_node.limits.call_slots import CallSlot, CallSlots
 from storage_node.limits.counters import BatchTally, clock_s
 from storage_node.limits.fair_scheduler import FrameSlot, FrameSlots
 from storage_node.limits.memory_budget import Credit, MemoryBudget
+from storage_node.remote.tier import RemoteTier
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.file_frame import FileFrame
 
@@ -46,7 +47,7 @@ class Busy(Exception):
 class BatchResources:
     """Resources that all batches of a node share. Belongs to the node's event loop."""
 
-    def __init__(self, node: Node, etl: LocalEtl) -> None:
+    def __init__(self, node: Node, etl: LocalEtl, remote: RemoteTier) -> None:
         limits, reads = node.config.limits, node.config.reads
         self.node = node
         self.budget = MemoryBudget(reads.memory_bytes)
@@ -78,6 +79,7 @@ class BatchResources:
         self._answer_bytes: dict[CallSlot, int] = {}
         """Sizes of responses that are collected before they are sent."""
         self.etl = etl
+        self.remote = remote
         self.slots = FrameSlots(self.budget, limits.tenant_weights, reads.read_threads + 1)
         self.readahead = Readahead(reads.readahead_bytes, reads.readahead_threads)
 
@@ -140,6 +142,8 @@ class BatchResources:
 
     async def transformed(self, request: pb.BatchRequest) -> TransformedRun:
         """Return the entries of a request with transforms. The caller closes it. Raises InvalidRequest, Unsupported."""
+        at = request.bucket_index or [0] * len(request.name)
+        await self.remote.ensure_all((request.bucket[of], name) for of, name in zip(at, request.name, strict=False))
         return await self.etl.run(request)
 
     async def throttle(self) -> None:

@@ -39,6 +39,7 @@ from storage_node.limits.call_slots import MAX_TENANT, CallSlot, CallSlots, curr
 from storage_node.limits.counters import BatchTally, clock_s
 from storage_node.limits.memory_budget import Credit
 from storage_node.limits.tasks import retrieve, settled
+from storage_node.remote.tier import RemoteTier
 from storage_node.store.read.file_frame import FileFrame
 
 log = logging.getLogger(__name__)
@@ -66,9 +67,9 @@ class OutgoingLane(Outgoing, Protocol):
 class BatchService:
     """Sessions of a node and their shared resources. Belongs to the node's event loop."""
 
-    def __init__(self, node: Node, etl: LocalEtl) -> None:
+    def __init__(self, node: Node, etl: LocalEtl, remote: RemoteTier) -> None:
         self.node = node
-        self.resources = BatchResources(node, etl)
+        self.resources = BatchResources(node, etl, remote)
         self.stopping = False
         self._sessions: set[_Session] = set()
         limits = node.config.limits
@@ -263,9 +264,13 @@ class _Session:
         node, etl = service.node, service.resources.etl
         answer: tuple[Message, int] | None
         if not request.transform:
+            if service.resources.remote.validates(request.bucket):
+                return None
             answer = answer_inline(node.store, request, batch_id, node.membership)
             if answer is None and self._sends_files and not node.load.pause()[0]:
                 answer = answer_from_file(node.store, request, batch_id, node.membership)
+        elif service.resources.remote.validates(request.bucket):
+            return None
         else:
             answer = answer_kept(node.store, etl, request, batch_id, node.membership)
         if answer is not None:

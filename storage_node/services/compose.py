@@ -21,6 +21,7 @@ from storage_node.cluster.repair.source_reader import SourceRange, SourceReader
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import tenant_of
+from storage_node.remote.tier import RemoteTier
 from storage_node.services.calls import bounded, bounded_responses, counted, counted_stream
 from storage_node.services.errors import Context
 from storage_node.services.objects import ObjectsService
@@ -31,8 +32,9 @@ PROGRESS_S = 1.0
 
 
 class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
-    def __init__(self, node: Node, writes: WriteCoordinator, objects_service: ObjectsService) -> None:
+    def __init__(self, node: Node, writes: WriteCoordinator, objects_service: ObjectsService, tier: RemoteTier) -> None:
         self._node = node
+        self._tier = tier
         self._sources = SourceReader(node, writes)
         self._objects = objects_service
 
@@ -58,6 +60,9 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
     async def _write(self, composing: Composing) -> objects.ObjectInfo:
         """Return what was stored, possibly by an earlier attempt whose response was lost. Raises LoaderError."""
         header = composing.request.object
+        for part in composing.request.part:
+            if part.HasField("range"):
+                await self._tier.ensure(part.range.bucket, part.range.name)
         if header.condition.repeat_ms and (done := await self._objects.done_earlier(header)) is not None:
             return done
         try:
@@ -81,7 +86,7 @@ class ComposeService(ais_compose_pb2_grpc.ComposeServicer):
 
     async def _store(self, composing: Composing) -> objects.ObjectInfo:
         async with aclosing(composing.messages()) as messages:
-            return await self._objects.store_messages(messages)
+            return await self._objects.store_messages(composing.request.object.bucket, messages)
 
     @bounded
     @counted("head")

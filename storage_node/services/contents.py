@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import AsyncIterator
 
-from ais_loader.errors import InvalidRequest, LoaderError
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectDeleted, ObjectNotFound
 from ais_loader.wire.generated import ais_contents_pb2 as pb
 from ais_loader.wire.generated import ais_contents_pb2_grpc
 from ais_loader.wire.object_info import info_of
@@ -14,9 +14,11 @@ from storage_node.cluster.repair.usage import PAGE_NAMES, UsageScan, names_page,
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.replica import failures, write_tombstones
 from storage_node.context.node import Node
+from storage_node.remote.tier import RemoteBucket, RemoteTier
 from storage_node.services.calls import bounded, bounded_responses, count_each
 from storage_node.services.errors import Context
-from storage_node.store.drive.preconditions import parse_condition
+from storage_node.services.write_through import WriteThrough
+from storage_node.store.drive.preconditions import Condition, parse_condition
 from storage_node.store.summary import NameSummary
 
 MAX_NAMES = 10_000
@@ -24,12 +26,16 @@ MAX_NAMES = 10_000
 MAX_HEADS = 1000
 """Maximum number of names in one request to describe objects, each of which has metadata."""
 
+_MISSING = (ObjectNotFound.kind, ObjectDeleted.kind)
+
 
 class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
-    def __init__(self, node: Node, writes: WriteCoordinator) -> None:
+    def __init__(self, node: Node, writes: WriteCoordinator, tier: RemoteTier) -> None:
         self._node = node
         self._store = node.store
         self._writes = writes
+        self._tier = tier
+        self._write_through = WriteThrough(node, tier)
 
     @bounded
     async def DeleteMany(self, request: pb.DeleteManyRequest, context: Context) -> pb.DeleteManyResponse:
@@ -37,17 +43,29 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         if len(names) > MAX_NAMES:
             raise InvalidRequest(f"{len(names):,} names with one request: at most {MAX_NAMES:,}")
         condition = parse_condition(False, "", request.write_id, request.repeat_ms)
-        if (replica_set := self._writes.replica_set(request.bucket)) is not None:
-            results = await self._writes.delete_many(replica_set, names, condition)
-        else:
-            results = await self._node.read(self._store.delete_many, request.bucket, names, condition)
+        refused = await self._write_through.delete(request.bucket, names)
+        left = [name for name, error in zip(names, refused, strict=True) if error is None]
+        results = await self._delete_copies(request.bucket, left, condition)
+        if self._write_through.is_wanted(request.bucket):
+            results = [None if isinstance(one, ObjectNotFound) else one for one in results]  # a cold object has no copy
+        deleted = iter(results)
+        results = [next(deleted) if error is None else error for error in refused]
         count_each(self._node.metrics, "delete", ["" if one is None else one.kind for one in results])
         return pb.DeleteManyResponse(failure=failures(results))
+
+    async def _delete_copies(
+        self, bucket: str, names: list[str], condition: Condition | None
+    ) -> list[LoaderError | None]:
+        if (replica_set := self._writes.replica_set(bucket)) is not None:
+            return await self._writes.delete_many(replica_set, names, condition)
+        return await self._node.read(self._store.delete_many, bucket, names, condition)
 
     async def HeadMany(self, request: pb.HeadManyRequest, context: Context) -> pb.HeadManyResponse:
         if len(request.name) > MAX_HEADS:
             raise InvalidRequest(f"{len(request.name):,} names with one request: at most {MAX_HEADS:,}")
         answer, kinds = await self._node.read(self._heads, request)
+        if (bucket := self._tier.remote_bucket(request.bucket)) is not None:
+            await self._add_cold(bucket, request, answer, kinds)
         count_each(self._node.metrics, "head", kinds)
         return answer
 
@@ -64,6 +82,23 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
                 answer.failure.add(position=position, error={"kind": error.kind, "message": str(error)})
                 kinds.append(error.kind)
         return answer, kinds
+
+    async def _add_cold(
+        self, bucket: RemoteBucket, request: pb.HeadManyRequest, answer: pb.HeadManyResponse, kinds: list[str]
+    ) -> None:
+        """Describe the objects that are not stored here from the remote storage."""
+        cold = [failure.position for failure in answer.failure if failure.error.kind in _MISSING]
+        found = await self._tier.heads(bucket, [request.name[position] for position in cold])
+        kept = [failure for failure in answer.failure if failure.error.kind not in _MISSING]
+        del answer.failure[:]
+        answer.failure.extend(kept)
+        for position, info in zip(cold, found, strict=True):
+            if isinstance(info, LoaderError):
+                answer.failure.add(position=position, error={"kind": info.kind, "message": str(info)})
+                kinds[position] = info.kind
+            else:
+                answer.object[position].CopyFrom(info)
+                kinds[position] = ""
 
     @bounded_responses(deadline=False)
     async def Summarize(self, request: pb.SummarizeRequest, context: Context) -> AsyncIterator[pb.SummarizeResponse]:

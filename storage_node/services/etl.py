@@ -24,6 +24,7 @@ from storage_node.etl.registry.calls import TransformCalls
 from storage_node.etl.registry.registry import RecordRegistry
 from storage_node.etl.run.direct_put import direct_put_writer
 from storage_node.etl.values import TransformRunner
+from storage_node.remote.tier import RemoteTier
 from storage_node.services.access import CALLER, Role
 from storage_node.services.calls import bounded, bounded_responses
 from storage_node.services.errors import Context
@@ -35,8 +36,9 @@ T = TypeVar("T")
 
 
 class EtlService(ais_etl_pb2_grpc.EtlServicer):
-    def __init__(self, node: Node, jobs: JobManager, calls: TransformCalls) -> None:
+    def __init__(self, node: Node, jobs: JobManager, calls: TransformCalls, tier: RemoteTier) -> None:
         self._node, self._jobs, self._calls = node, jobs, calls
+        self._tier = tier
 
     async def InitTransform(self, request: pb.InitTransformRequest, context: Context) -> pb.TransformInfo:
         return await self._calls.init(request)
@@ -55,6 +57,8 @@ class EtlService(ais_etl_pb2_grpc.EtlServicer):
         return pb.DeleteTransformResponse()
 
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.JobInfo:
+        for bucket in (request.job.bucket, request.job.to_bucket):
+            self._tier.refuse(bucket, "jobs neither read nor write it")
         return await self._jobs.start(request)
 
     @bounded_responses(deadline=False)
@@ -77,6 +81,8 @@ class EtlService(ais_etl_pb2_grpc.EtlServicer):
 
     @bounded
     async def CopyObject(self, request: pb.CopyObjectRequest, context: Context) -> pb.CopyObjectResponse:
+        self._tier.refuse(request.to_bucket, "results of transforms cannot be stored in it")
+        await self._tier.ensure(request.bucket, request.name)
         return await self._jobs.copy(request)
 
 

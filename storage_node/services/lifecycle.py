@@ -22,6 +22,7 @@ from ais_loader.wire.generated import (
     ais_etl_pb2_grpc,
     ais_objects_pb2_grpc,
     ais_promote_pb2_grpc,
+    ais_remote_pb2_grpc,
     ais_replica_pb2_grpc,
     ais_snapshot_copies_pb2_grpc,
     ais_snapshots_pb2_grpc,
@@ -41,6 +42,7 @@ from storage_node.etl.transform_http import TransformHttp
 from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.limits.tasks import cancel_others, keep_going
 from storage_node.promote.store_folders import of_store, require_apart
+from storage_node.remote.node_tier import node_tier
 from storage_node.services.access import Methods, PeerCheck
 from storage_node.services.calls import RequestReader
 from storage_node.services.compose import ComposeService
@@ -49,6 +51,8 @@ from storage_node.services.etl import EtlPeers, EtlPeerService, EtlService, jobs
 from storage_node.services.node import ClusterService, DriveService, NodeService
 from storage_node.services.objects import BucketsService, ObjectsService
 from storage_node.services.promote import PromoteService
+from storage_node.services.put_writer import PutWriter
+from storage_node.services.remote import RemoteBucketsService, RemotePeerService
 from storage_node.services.replicas import RepairService, ReplicaService
 from storage_node.services.snapshots import SnapshotCopiesService, SnapshotsService
 
@@ -138,7 +142,6 @@ class NodeLifecycle:
         """
         config = node.config
         self.etl = etl = _etl_of(node, membership, environments)
-        self.batches = BatchService(node, etl)
         self.confirmation = confirmation
         self.methods = Methods(RequestReader(node.unread, config.limits.message_timeout_s))
         self.check = PeerCheck(node, membership, at.peer_port, at.port)
@@ -148,7 +151,11 @@ class NodeLifecycle:
             on_short=lambda *short: self.repair.left_short(*short),  # repair is made of this
             compare=lambda: self.repair.compare_all(),
         )
-        self.promote = PromoteService(node, membership, writes)
+        put_writer = PutWriter(node, writes)
+        self.remote = node_tier(node, writes, put_writer.store_chunks)
+        self.objects = ObjectsService(node, writes, put_writer, self.remote)
+        self.batches = BatchService(node, etl, self.remote)
+        self.promote = PromoteService(node, membership, writes, self.remote)
         self.repair = repair = Repair(node, membership, writes, at.peer_endpoint)
         self.snapshots = NodeSnapshots(node, membership, writes, repair)
         self.drives = DriveManager(
@@ -174,14 +181,16 @@ class NodeLifecycle:
     def _add_services(self, node: Node, version: str) -> None:
         """Register the calls of every component. The access table decides which listener serves them."""
         methods, writes, snapshots = self.methods, self.writes, self.snapshots
-        objects = ObjectsService(node, writes)
         copies = SnapshotCopiesService(node, writes.snapshot_barrier, snapshots.convergence, snapshots.snapshots)
         ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node), methods)
-        ais_objects_pb2_grpc.add_ObjectsServicer_to_server(objects, methods)
+        ais_objects_pb2_grpc.add_ObjectsServicer_to_server(self.objects, methods)
         ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(self.batches, version), methods)
-        ais_compose_pb2_grpc.add_ComposeServicer_to_server(ComposeService(node, writes, objects), methods)
+        ais_compose_pb2_grpc.add_ComposeServicer_to_server(
+            ComposeService(node, writes, self.objects, self.remote), methods
+        )
         ais_promote_pb2_grpc.add_PromoteServicer_to_server(self.promote, methods)
-        ais_contents_pb2_grpc.add_ContentsServicer_to_server(ContentsService(node, writes), methods)
+        contents = ContentsService(node, writes, self.remote)
+        ais_contents_pb2_grpc.add_ContentsServicer_to_server(contents, methods)
         ais_contents_pb2_grpc.add_ContentsReplicaServicer_to_server(ContentsReplicaService(node), methods)
         ais_cluster_pb2_grpc.add_ClusterServicer_to_server(self.cluster, methods)
         ais_cluster_pb2_grpc.add_DrivesServicer_to_server(DriveService(self.drives), methods)
@@ -189,7 +198,9 @@ class NodeLifecycle:
         ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(self.repair), methods)
         ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), methods)
         ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, methods)
-        ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, self.jobs, self.calls), methods)
+        ais_remote_pb2_grpc.add_RemoteBucketsServicer_to_server(RemoteBucketsService(node, self.remote), methods)
+        ais_remote_pb2_grpc.add_RemotePeerServicer_to_server(RemotePeerService(self.remote), methods)
+        ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, self.jobs, self.calls, self.remote), methods)
         ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(self.jobs, self.calls), methods)
 
     def parts(self, listeners: NodePart) -> list[NodePart]:
@@ -200,6 +211,7 @@ class NodeLifecycle:
             NodePart(stop=lambda: cancel_others(STOP_TIMEOUT_S)),  # calls that outlived the grace period
             NodePart(stop=self.writes.close),
             NodePart(stop=self.snapshots.close),
+            NodePart(stop=self.remote.close),
             NodePart(stop=self.batches.resources.peers.close),
             NodePart(stop=self.confirmation.close),
             NodePart(stop=self.check.close),

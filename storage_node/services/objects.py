@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 
 from ais_loader import errors
-from ais_loader.errors import InvalidRequest, LoaderError
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import require_unreserved
@@ -22,15 +22,15 @@ from storage_node.cluster.map.buckets import ClusterBuckets, requested_remote, r
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Listed
 from storage_node.context.node import Node
-from storage_node.lane.socket_payload import SocketPayload
 from storage_node.limits.call_slots import tenant_of
+from storage_node.remote.tier import RemoteTier
 from storage_node.services.calls import bounded, bounded_requests, bounded_responses, counted, counted_stream
 from storage_node.services.errors import Context
+from storage_node.services.put_writer import PutWriter
+from storage_node.services.write_through import WriteThrough
 from storage_node.store.archives.kinds import can_reframe
 from storage_node.store.checksum import crc32c
-from storage_node.store.compose import done_earlier
 from storage_node.store.drive.preconditions import Condition, condition_of, parse_condition
-from storage_node.store.format import CatalogEntry
 from storage_node.store.listing import PAGE_BYTES
 from storage_node.store.read.object_reader import (
     MemberReader,
@@ -100,10 +100,13 @@ class BucketsService:
 
 
 class ObjectsService:
-    def __init__(self, node: Node, writes: WriteCoordinator) -> None:
+    def __init__(self, node: Node, writes: WriteCoordinator, put_writer: PutWriter, tier: RemoteTier) -> None:
         self._node = node
         self._store = node.store
         self._writes = writes
+        self._put_writer = put_writer
+        self._tier = tier
+        self._write_through = WriteThrough(node, tier)
         self._reframing = Reframing(node)
 
     @bounded_requests
@@ -111,50 +114,28 @@ class ObjectsService:
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Context) -> pb.ObjectInfo:
         messages_of_client = aiter(requests)
         first = await anext(messages_of_client, None)
+        bucket = ""
         if first is not None and first.WhichOneof("part") == "header":
+            bucket = first.header.bucket
             require_unreserved(first.header.metadata)
         async with aclosing(self._reframing.messages(first, messages_of_client)) as messages:
-            return await self.store_messages(messages, getattr(context, "take_from_socket", None))
+            return await self.store_messages(bucket, messages, getattr(context, "take_from_socket", None))
 
     async def done_earlier(self, header: pb.PutHeader) -> pb.ObjectInfo | None:
-        """Return what an earlier attempt of a write has stored; None if the write must proceed. Raises LoaderError,
-        OutcomeUnknown."""
-        if (replica_set := self._writes.replica_set(header.bucket)) is not None:
-            return await self._writes.done_earlier(replica_set, header)
-        entry = await self._node.read(done_earlier, self._store, header)
-        return info_of(header.bucket, header.name, entry) if entry is not None else None
+        """See `PutWriter.done_earlier`."""
+        return await self._put_writer.done_earlier(header)
 
     async def store_messages(
-        self, messages: AsyncIterator[pb.PutRequest], take_from_socket: Callable[[], None] | None = None
+        self,
+        bucket: str,
+        messages: AsyncIterator[pb.PutRequest],
+        take_from_socket: Callable[[], None] | None = None,
     ) -> pb.ObjectInfo:
-        """Store the object of one PUT, whatever the source of its messages. Raises LoaderError.
-
-        `take_from_socket`: Requests that bytes arrive as SocketPayload from now on, if possible.
-        """
-        put = _Put(self._store)
-        try:
-            first = await anext(messages, None)
-            if first is not None:
-                if (
-                    first.HasField("header")
-                    and (replica_set := self._writes.replica_set(first.header.bucket)) is not None
-                ):
-                    return await self._writes.put(replica_set, first.header, messages)
-                with_first: tuple[pb.PutRequest, ...] = ()
-                if first.HasField("header") and take_from_socket is not None:
-                    take_from_socket()
-                    with_first = (first,)  # saves a switch to a thread, as costly as a small PUT
-                elif (entry := await self._node.read(put.take, first)) is not None:
-                    return info_of(put.header.bucket, put.header.name, entry)
-                async for request in messages:
-                    if (entry := await self._node.read(put.take, *with_first, request)) is not None:
-                        return info_of(put.header.bucket, put.header.name, entry)
-                    with_first = ()
-            raise errors.InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
-        finally:
-            if put.upload is not None and not put.upload.has_ended:
-                # Shielded: if it were cancelled before it runs, it would never run.
-                await asyncio.shield(self._node.read(put.upload.abort))
+        """Store the object of one PUT; that of a remote bucket in the remote storage first. Raises LoaderError."""
+        if not self._write_through.is_wanted(bucket):
+            return await self._put_writer.store(messages, take_from_socket)
+        async with aclosing(self._write_through.messages(messages)) as copied:
+            return await self._put_writer.store(copied)
 
     @bounded_responses(deadline=False, many_requests=True)
     @counted_stream("put")
@@ -164,7 +145,11 @@ class ObjectsService:
         async for request in requests:
             for small in request.object:
                 require_unreserved(small.metadata)
-            yield await self._writes.put_many(await self._reframing.group(request), self._put_here)
+            group = await self._reframing.group(request)
+            failed = await self._write_through.group(group)
+            stored = group if not failed else _without(group, failed)
+            response = await self._writes.put_many(stored, self._put_here)
+            yield response if not failed else _with_failures(response, failed, len(group.object))
 
     async def _put_here(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
         return await self._node.read(self._put_group, request)
@@ -201,6 +186,7 @@ class ObjectsService:
         read = self._node.read
         reader: StoredObjectReader | MemberReader | None = None
         try:
+            await self._tier.ensure(request.bucket, request.name)
             if request.member:
                 reader = await self._node.open_archives(tenant_of(context), self._open, request)
             else:
@@ -238,17 +224,33 @@ class ObjectsService:
 
     @counted("head")
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
-        entry = await self._node.read(self._store.head, request.bucket, request.name)
+        bucket = self._tier.remote_bucket(request.bucket)
+        try:
+            entry = await self._node.read(self._store.head, request.bucket, request.name)
+        except ObjectNotFound:
+            if bucket is None:
+                raise
+            return await self._tier.head(bucket, request.name)
+        if bucket is not None and not self._tier.is_current(bucket, request.name, entry):
+            await self._tier.fetch(bucket, request.name, str(entry.version))
+            entry = await self._node.read(self._store.head, request.bucket, request.name)
         return info_of(request.bucket, request.name, entry)
 
     @counted("delete")
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
-        if (replica_set := self._writes.replica_set(request.bucket)) is not None:
-            await self._writes.delete(replica_set, request.name, _condition_of(request))
-        else:
-            condition = _condition_of(request)
-            delete = functools.partial(self._store.delete, condition=condition)
-            await self._node.read(delete, request.bucket, request.name)
+        error = (await self._write_through.delete(request.bucket, [request.name], request.if_version))[0]
+        if error is not None:
+            raise error
+        try:
+            if (replica_set := self._writes.replica_set(request.bucket)) is not None:
+                await self._writes.delete(replica_set, request.name, _condition_of(request))
+            else:
+                condition = _condition_of(request)
+                delete = functools.partial(self._store.delete, condition=condition)
+                await self._node.read(delete, request.bucket, request.name)
+        except ObjectNotFound:
+            if not self._write_through.is_wanted(request.bucket):
+                raise  # a cold object has no copy
         return pb.DeleteResponse()
 
     @bounded
@@ -316,54 +318,6 @@ def _condition_of(request: pb.DeleteRequest) -> Condition | None:
     return parse_condition(False, request.if_version, request.write_id, request.repeat_ms)
 
 
-class _Put:
-    """The messages of one PUT, processed one after another on reader threads."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.header = pb.PutHeader()
-        self.upload: Upload | None = None
-
-    def take(self, *requests: pb.PutRequest) -> CatalogEntry | None:
-        """Process messages. Return the catalog entry of the committed object if the last message was among them, or if
-        an earlier attempt has stored it; otherwise None.
-
-        Raises LoaderError.
-        """
-        for request in requests:
-            if (entry := self._take(request)) is not None:
-                return entry
-        return None
-
-    def _take(self, request: pb.PutRequest) -> CatalogEntry | None:
-        part = request.WhichOneof("part")
-        if part == "header":
-            if self.upload is not None:
-                raise errors.InvalidRequest("a second header in one PUT")
-            self.header = request.header
-            condition = condition_of(self.header)
-            self.upload = self._store.begin_put(self.header.bucket, self.header.name, dict(self.header.metadata))
-            self.upload.require(condition)
-            return self.upload.settled()
-        if self.upload is None:
-            raise errors.InvalidRequest("a PUT begins with its header")
-        if part == "data":
-            if isinstance(request, SocketPayload):
-                ending = request.each(self.upload.write)
-                return self._take(ending) if ending is not None else None
-            self.upload.write(request.data)
-            return None
-        if part != "end":
-            raise errors.InvalidRequest("a message of a PUT that is neither header nor data nor end")
-        check_content(self.upload, request.end.size_bytes, request.end.checksum)
-        check_content(
-            self.upload,
-            self.header.size_bytes if self.header.HasField("size_bytes") else None,
-            self.header.checksum if self.header.HasField("checksum") else None,
-        )
-        return self.upload.commit()
-
-
 def _bucket(name: str, record: BucketRecord) -> pb.Bucket:
     return pb.Bucket(
         name=name,
@@ -373,6 +327,16 @@ def _bucket(name: str, record: BucketRecord) -> pb.Bucket:
         reframe=record.reframe,
         remote=record.remote.to_wire() if record.remote is not None else None,
     )
+
+
+def _without(request: pb.PutManyRequest, failed: Mapping[int, LoaderError]) -> pb.PutManyRequest:
+    return pb.PutManyRequest(object=[small for at, small in enumerate(request.object) if at not in failed])
+
+
+def _with_failures(response: pb.PutManyResponse, failed: Mapping[int, LoaderError], count: int) -> pb.PutManyResponse:
+    stored = iter(response.result)
+    errors_of = {at: pb.PutResult(error=pb.Error(kind=one.kind, message=str(one))) for at, one in failed.items()}
+    return pb.PutManyResponse(result=[errors_of.get(at) or next(stored) for at in range(count)])
 
 
 _CHUNK_END = b""

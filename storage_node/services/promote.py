@@ -34,6 +34,7 @@ from storage_node.promote.into_store import promote_group
 from storage_node.promote.job import Job, Outcome, PromoteMetrics
 from storage_node.promote.store_folders import StoreFolders, of_store
 from storage_node.promote.walk import Found, OpenFolder, Walk, Wanted, groups
+from storage_node.remote.tier import RemoteTier
 from storage_node.services.errors import Context, encodable
 
 THREADS = 4
@@ -44,8 +45,9 @@ T = TypeVar("T")
 
 
 class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
-    def __init__(self, node: Node, membership: Membership, writes: WriteCoordinator) -> None:
+    def __init__(self, node: Node, membership: Membership, writes: WriteCoordinator, tier: RemoteTier) -> None:
         self._node, self._membership, self._writes = node, membership, writes
+        self._tier = tier
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="ais-loader-promote")
         self.turns = JobTurns(THREADS, spare=1)
         self._stopping = False
@@ -109,6 +111,7 @@ class PromoteService(ais_promote_pb2_grpc.PromoteServicer):
         job = Job(request.bucket, request.move, request.overwrite or "changed", go_on)
         replica_set = self._writes.replica_set(request.bucket)
         self._node.store.bucket_to_change(request.bucket)
+        self._tier.refuse(request.bucket, "files cannot be promoted into it")
         with self._node.streams.open(tenant_of(context)) as stream:
             run = _Promotion(self._work, await self._groups_of(request, replica_set), self._promoter(job, replica_set))
             try:

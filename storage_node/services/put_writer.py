@@ -1,0 +1,130 @@
+"""Put writer: stores the messages of one PUT, in this store or on the owners in the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+from ais_loader import errors
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.object_info import info_of
+from storage_node.cluster.replication.coordinator import WriteCoordinator
+from storage_node.context.node import Node
+from storage_node.lane.socket_payload import SocketPayload
+from storage_node.store.checksum import crc32c
+from storage_node.store.compose import done_earlier
+from storage_node.store.drive.preconditions import condition_of
+from storage_node.store.format import CatalogEntry
+from storage_node.store.store import Store
+from storage_node.store.write import Upload, check_content
+
+
+class PutWriter:
+    def __init__(self, node: Node, writes: WriteCoordinator) -> None:
+        self._node = node
+        self._store = node.store
+        self._writes = writes
+
+    async def done_earlier(self, header: pb.PutHeader) -> pb.ObjectInfo | None:
+        """Return what an earlier attempt of a write has stored; None if the write must proceed. Raises LoaderError,
+        OutcomeUnknown."""
+        if (replica_set := self._writes.replica_set(header.bucket)) is not None:
+            return await self._writes.done_earlier(replica_set, header)
+        entry = await self._node.read(done_earlier, self._store, header)
+        return info_of(header.bucket, header.name, entry) if entry is not None else None
+
+    async def store_chunks(self, header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> pb.ObjectInfo:
+        """Store an object whose bytes arrive in chunks, from this node itself. Raises LoaderError."""
+        async with aclosing(_messages(header, chunks)) as messages:
+            return await self.store(messages)
+
+    async def store(
+        self, messages: AsyncIterator[pb.PutRequest], take_from_socket: Callable[[], None] | None = None
+    ) -> pb.ObjectInfo:
+        """Store the object of one PUT, whatever the source of its messages. Raises LoaderError.
+
+        `take_from_socket`: Requests that bytes arrive as SocketPayload from now on, if possible.
+        """
+        put = _Put(self._store)
+        try:
+            first = await anext(messages, None)
+            if first is not None:
+                if (
+                    first.HasField("header")
+                    and (replica_set := self._writes.replica_set(first.header.bucket)) is not None
+                ):
+                    return await self._writes.put(replica_set, first.header, messages)
+                with_first: tuple[pb.PutRequest, ...] = ()
+                if first.HasField("header") and take_from_socket is not None:
+                    take_from_socket()
+                    with_first = (first,)  # saves a switch to a thread, as costly as a small PUT
+                elif (entry := await self._node.read(put.take, first)) is not None:
+                    return info_of(put.header.bucket, put.header.name, entry)
+                async for request in messages:
+                    if (entry := await self._node.read(put.take, *with_first, request)) is not None:
+                        return info_of(put.header.bucket, put.header.name, entry)
+                    with_first = ()
+            raise errors.InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
+        finally:
+            if put.upload is not None and not put.upload.has_ended:
+                # Shielded: if it were cancelled before it runs, it would never run.
+                await asyncio.shield(self._node.read(put.upload.abort))
+
+
+async def _messages(header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> AsyncGenerator[pb.PutRequest, None]:
+    yield pb.PutRequest(header=header)
+    size_bytes, checksum = 0, 0
+    async for chunk in chunks:
+        size_bytes += len(chunk)
+        checksum = crc32c(chunk, checksum)
+        yield pb.PutRequest(data=chunk)
+    yield pb.PutRequest(end=pb.PutEnd(size_bytes=size_bytes, checksum=checksum))
+
+
+class _Put:
+    """The messages of one PUT, processed one after another on reader threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.header = pb.PutHeader()
+        self.upload: Upload | None = None
+
+    def take(self, *requests: pb.PutRequest) -> CatalogEntry | None:
+        """Process messages. Return the catalog entry of the committed object if the last message was among them, or if
+        an earlier attempt has stored it; otherwise None.
+
+        Raises LoaderError.
+        """
+        for request in requests:
+            if (entry := self._take(request)) is not None:
+                return entry
+        return None
+
+    def _take(self, request: pb.PutRequest) -> CatalogEntry | None:
+        part = request.WhichOneof("part")
+        if part == "header":
+            if self.upload is not None:
+                raise errors.InvalidRequest("a second header in one PUT")
+            self.header = request.header
+            condition = condition_of(self.header)
+            self.upload = self._store.begin_put(self.header.bucket, self.header.name, dict(self.header.metadata))
+            self.upload.require(condition)
+            return self.upload.settled()
+        if self.upload is None:
+            raise errors.InvalidRequest("a PUT begins with its header")
+        if part == "data":
+            if isinstance(request, SocketPayload):
+                ending = request.each(self.upload.write)
+                return self._take(ending) if ending is not None else None
+            self.upload.write(request.data)
+            return None
+        if part != "end":
+            raise errors.InvalidRequest("a message of a PUT that is neither header nor data nor end")
+        check_content(self.upload, request.end.size_bytes, request.end.checksum)
+        check_content(
+            self.upload,
+            self.header.size_bytes if self.header.HasField("size_bytes") else None,
+            self.header.checksum if self.header.HasField("checksum") else None,
+        )
+        return self.upload.commit()

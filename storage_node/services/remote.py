@@ -1,0 +1,88 @@
+"""Remote services: what clients ask of remote storage, and fetches for other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from ais_loader.errors import InvalidRequest, LoaderError, StaleMap
+from ais_loader.wire.generated import ais_objects_pb2 as objects
+from ais_loader.wire.generated import ais_remote_pb2 as pb
+from ais_loader.wire.generated import ais_remote_pb2_grpc
+from storage_node.context.node import Node
+from storage_node.limits.call_slots import current_tenant
+from storage_node.remote.eviction import evict
+from storage_node.remote.tier import RemoteBucket, RemoteTier
+from storage_node.services.calls import bounded, bounded_responses, counted
+from storage_node.services.errors import Context
+
+MAX_NAMES = 10_000
+"""Maximum number of names in one message."""
+
+
+class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
+    def __init__(self, node: Node, tier: RemoteTier) -> None:
+        self._node = node
+        self._tier = tier
+
+    def _bucket(self, name: str) -> RemoteBucket:
+        """Raises BucketNotFound, InvalidRequest for a bucket that is not a remote one."""
+        bucket = self._tier.remote_bucket(name)
+        if bucket is None:
+            self._node.store.bucket(name)
+            raise InvalidRequest(f"bucket {name!r} has no remote storage; `Bucket.set(remote=...)` gives it one")
+        return bucket
+
+    @bounded
+    @counted("list")
+    async def ListRemote(self, request: pb.ListRemoteRequest, context: Context) -> pb.ListRemoteResponse:
+        bucket = self._bucket(request.bucket)
+        return await self._tier.page(bucket, request.prefix, request.start_after)
+
+    @bounded_responses(deadline=False, many_requests=True)
+    async def Warm(self, requests: AsyncIterator[pb.WarmRequest], context: Context) -> AsyncIterator[pb.WarmResponse]:
+        async for request in requests:
+            if len(request.name) > MAX_NAMES:
+                raise InvalidRequest(f"{len(request.name):,} names in one message: at most {MAX_NAMES:,}")
+            self._bucket(request.bucket)
+            errors_ = await self._tier.warm(request.bucket, request.name)
+            yield pb.WarmResponse(result=map(_result, errors_))
+
+    @bounded
+    async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictResponse:
+        bucket = self._bucket(request.bucket)
+        if len(request.name) > MAX_NAMES:
+            raise InvalidRequest(f"{len(request.name):,} names in one message: at most {MAX_NAMES:,}")
+        names = list(request.name) or None
+        copies, freed_bytes = await self._node.open_archives(
+            current_tenant.get(), evict, self._node.store, bucket.name, names, request.prefix
+        )
+        return pb.EvictResponse(objects=copies, bytes=freed_bytes)
+
+    @bounded
+    async def RemoteUsage(self, request: pb.RemoteUsageRequest, context: Context) -> pb.RemoteUsageResponse:
+        return self._tier.usage({bucket.uuid: name for name, bucket in self._node.store.buckets().items()})
+
+
+class RemotePeerService(ais_remote_pb2_grpc.RemotePeerServicer):
+    def __init__(self, tier: RemoteTier) -> None:
+        self._tier = tier
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> pb.FetchResponse:
+        bucket = self._tier.remote_bucket(request.bucket)
+        if bucket is None or bucket.uuid != request.bucket_uuid:
+            raise StaleMap(f"bucket {request.bucket!r} is not known here as a remote bucket with that uuid")
+        current_tenant.set(request.tenant)
+        await self._tier.fetch_here(bucket, request.name, request.version)
+        return pb.FetchResponse()
+
+    async def SettleFetches(self, request: pb.SettleFetchesRequest, context: Context) -> pb.SettleFetchesResponse:
+        bucket = self._tier.remote_bucket(request.bucket)
+        if bucket is not None and bucket.uuid == request.bucket_uuid:
+            await self._tier.settle(bucket, request.name)
+        return pb.SettleFetchesResponse()
+
+
+def _result(error: LoaderError | None) -> objects.PutResult:
+    if error is None:
+        return objects.PutResult(info=objects.ObjectInfo())
+    return objects.PutResult(error=objects.Error(kind=error.kind, message=str(error)))

@@ -1,0 +1,140 @@
+"""Write-through: an object of a remote bucket is put to the remote storage first, then stored here as a copy of it.
+
+The received bytes are spooled to an unnamed file until all of them have arrived and match the announced size and
+checksum, because the remote storage needs the size, and the copy the remote object's ETag. A PUT is acknowledged when
+both have it. If the second step fails, the next read fetches the object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+
+from ais_loader.errors import InvalidRequest, LoaderError, NotFound, VersionConflict
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from storage_node.context.node import Node
+from storage_node.remote.tier import RemoteBucket, RemoteTier
+from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.write import check_content
+
+_CHUNK_END = b""
+_PUTS_AT_ONCE = 16
+
+
+class WriteThrough:
+    def __init__(self, node: Node, tier: RemoteTier) -> None:
+        self._node = node
+        self._tier = tier
+
+    def is_wanted(self, bucket: str) -> bool:
+        return self._tier.remote_bucket(bucket) is not None
+
+    async def messages(self, messages: AsyncIterator[pb.PutRequest]) -> AsyncGenerator[pb.PutRequest, None]:
+        """Put the object of a PUT to the remote storage; yield the messages that store its copy.
+
+        Raises ContentMismatch, InvalidRequest, DriveFull, DriveFailed, VersionConflict, Unsupported, RemoteUnavailable.
+        """
+        first = await anext(messages, None)
+        bucket = self._tier.remote_bucket(first.header.bucket) if first is not None else None
+        if first is None or bucket is None or not first.HasField("header"):
+            raise InvalidRequest("a PUT begins with its header")
+        header, read = first.header, self._node.read
+        spool = await read(spool_for, self._node.store, f"{header.bucket}/{header.name}")
+        try:
+            await self._fill(spool, header, messages)
+            metadata = await self._put(bucket, header, spool)
+            header.metadata.clear()
+            header.metadata.update(metadata)
+            header.size_bytes, header.checksum = spool.size_bytes, spool.checksum
+            yield pb.PutRequest(header=header)
+            async with aclosing(self._chunks(spool)) as chunks:
+                async for chunk in chunks:
+                    yield pb.PutRequest(data=chunk)
+            yield pb.PutRequest(end=pb.PutEnd(size_bytes=spool.size_bytes, checksum=spool.checksum))
+        finally:
+            await asyncio.shield(read(spool.close))
+
+    async def _fill(self, spool: Spooled, header: pb.PutHeader, messages: AsyncIterator[pb.PutRequest]) -> None:
+        async for message in messages:
+            part = message.WhichOneof("part")
+            if part == "data":
+                await self._node.read(spool.write, message.data)
+            elif part == "end":
+                check_content(spool, message.end.size_bytes, message.end.checksum)
+                check_content(
+                    spool,
+                    header.size_bytes if header.HasField("size_bytes") else None,
+                    header.checksum if header.HasField("checksum") else None,
+                )
+                return
+            else:
+                raise InvalidRequest(f"a message of a PUT that is neither data nor end: {part}")
+        raise InvalidRequest("the PUT ended without the message that says what was sent; nothing was stored")
+
+    async def _put(self, bucket: RemoteBucket, header: pb.PutHeader, spool: Spooled) -> dict[str, str]:
+        async with aclosing(self._chunks(spool)) as chunks:
+            return await self._tier.put(bucket, header, chunks, spool.size_bytes)
+
+    async def _chunks(self, spool: Spooled) -> AsyncGenerator[bytes, None]:
+        chunks = spool.chunks()
+        while chunk := await self._node.read(next, chunks, _CHUNK_END):
+            yield chunk
+
+    # -- many small objects
+
+    async def group(self, request: pb.PutManyRequest) -> dict[int, LoaderError]:
+        """Put the objects of remote buckets to the remote storage. Sets the metadata of their copies; returns the
+        errors by position."""
+        turns = asyncio.Semaphore(_PUTS_AT_ONCE)
+
+        async def put(small: pb.SmallObject, bucket: RemoteBucket) -> None:
+            async with turns:
+                metadata = await self._tier.put(bucket, _header_of(small), _one(small.data), len(small.data))
+            small.metadata.clear()
+            small.metadata.update(metadata)
+
+        wanted: dict[int, RemoteBucket] = {}
+        for position, small in enumerate(request.object):
+            if (bucket := self._tier.remote_bucket(small.bucket)) is not None:
+                wanted[position] = bucket
+        results = await asyncio.gather(
+            *(put(request.object[position], bucket) for position, bucket in wanted.items()), return_exceptions=True
+        )
+        failed: dict[int, LoaderError] = {}
+        for position, result in zip(wanted, results, strict=True):
+            if isinstance(result, LoaderError):
+                failed[position] = result
+            elif result is not None:
+                raise result
+        return failed
+
+    # -- deleting
+
+    async def delete(self, bucket_name: str, names: Sequence[str], if_version: str = "") -> list[LoaderError | None]:
+        """Delete remote objects, before their copies are deleted; do nothing for a bucket that is not a remote one.
+
+        Returns None or the error for each name, in order. Raises VersionConflict.
+        """
+        bucket = self._tier.remote_bucket(bucket_name)
+        if bucket is None:
+            return [None] * len(names)
+        if if_version:
+            await self._require_version(bucket, names[0], if_version)
+        return await self._tier.delete(bucket, names)
+
+    async def _require_version(self, bucket: RemoteBucket, name: str, version: str) -> None:
+        try:
+            entry = await self._node.read(self._node.store.head, bucket.name, name)
+        except NotFound:
+            return  # the deletion of the copy says so
+        if str(entry.version) != version:
+            raise VersionConflict(f"{bucket.name}/{name}: it has version {entry.version} now; nothing was deleted")
+
+
+def _header_of(small: pb.SmallObject) -> pb.PutHeader:
+    return pb.PutHeader(bucket=small.bucket, name=small.name, metadata=small.metadata, condition=small.condition)
+
+
+async def _one(data: bytes) -> AsyncGenerator[bytes, None]:
+    yield data
