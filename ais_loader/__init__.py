@@ -28,16 +28,19 @@ if TYPE_CHECKING:
     from ais_loader.training.plan import ShufflePlan
     from ais_loader.transforms.etl import Command, NodeCommand, NodeCommandInfo, Server, TransformInfo
     from ais_loader.transforms.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob
+    from ais_loader.transport.base import RemoteUsage
     from ais_loader.values.batch import Batch
     from ais_loader.values.changes import (
         CopySummary,
         DeleteSummary,
         DownloadSummary,
+        EvictSummary,
         Failure,
         Progress,
         PromoteSummary,
         PutSummary,
         RenameSummary,
+        WarmSummary,
     )
     from ais_loader.values.entry import Entry, Item, MemberInfo, ObjectInfo, Status
     from ais_loader.values.options import ClusterOptions, EmbeddedOptions
@@ -66,6 +69,7 @@ __all__ = [
     "DownloadSummary",
     "EmbeddedOptions",
     "Entry",
+    "EvictSummary",
     "Failure",
     "Item",
     "JobCounts",
@@ -88,6 +92,7 @@ __all__ = [
     "PromoteSummary",
     "PutSummary",
     "Remote",
+    "RemoteUsage",
     "RenameSummary",
     "Server",
     "ShufflePlan",
@@ -97,6 +102,7 @@ __all__ = [
     "TransformInfo",
     "TransformJob",
     "UploadInfo",
+    "WarmSummary",
     "WithOpaque",
     "concat",
     "connect",
@@ -149,7 +155,10 @@ _HOMES = {
     "PromoteResult": "ais_loader.values.promote",
     "PromoteSummary": "ais_loader.values.changes",
     "PutSummary": "ais_loader.values.changes",
+    "EvictSummary": "ais_loader.values.changes",
     "Remote": "ais_loader.wire.remote",
+    "RemoteUsage": "ais_loader.transport.base",
+    "WarmSummary": "ais_loader.values.changes",
     "RenameSummary": "ais_loader.values.changes",
     "Server": "ais_loader.transforms.etl",
     "ShufflePlan": "ais_loader.training.plan",

@@ -40,6 +40,7 @@ GROUPS: dict[str, list[str]] = {
         "PromoteResult",
     ],
     "Uploads in parts, snapshots": ["MultipartUpload", "PartInfo", "UploadInfo", "SnapshotInfo"],
+    "Remote buckets": ["Remote", "WarmSummary", "EvictSummary", "RemoteUsage"],
     "Transforms": [
         "NodeCommand",
         "NodeCommandInfo",

@@ -26,6 +26,7 @@ from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, 
 from ais_loader.objects.put_many import iter_put_many, put_many
 from ais_loader.objects.put_spec import ToPut, check_version, put_spec
 from ais_loader.objects.transformed_file import spooled
+from ais_loader.objects.warm import evict, warm
 from ais_loader.transport.base import (
     MAX_COPIES,
     BucketChange,
@@ -39,10 +40,12 @@ from ais_loader.values.batch import Batch
 from ais_loader.values.changes import (
     DeleteSummary,
     DownloadSummary,
+    EvictSummary,
     OnError,
     OnProgress,
     PromoteSummary,
     PutSummary,
+    WarmSummary,
     check_on_error,
 )
 from ais_loader.values.entry import Entry, EntryLike, MemberInfo, ObjectInfo, checked_range, to_entry
@@ -611,6 +614,41 @@ class Bucket(BucketComposing, BucketTransforming):
                 "an empty prefix selects all objects of the bucket: pass everything=True to delete them"
             )
         return delete_prefix(self._transport, self.name, prefix, on_error=on_error, progress=progress)
+
+    def warm(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        prefix: str = "",
+        on_error: OnError = "raise",
+        progress: OnProgress | None = None,
+    ) -> WarmSummary:
+        """Store the objects of a remote bucket that are cold, before they are read.
+
+        Args:
+            names: N >= 0 names, consumed as needed; None for all remote objects whose names begin with `prefix`.
+            on_error: "raise" raises the first failure; of up to 500 names that were sent together, others may be
+                stored. "return" goes on, and the summary names the failures.
+            progress: Called with a `Progress` after each object, in the order of the names, in this thread.
+
+        Call it again to resume: what is stored and current costs no request to the remote storage. Raises
+        InvalidRequest for a bucket that is not a remote one, BucketNotFound, RemoteUnavailable, RemoteDenied, and
+        ObjectNotFound for a name that the remote storage does not have.
+        """
+        return warm(self._transport, self.name, names, prefix, on_error=on_error, progress=progress)
+
+    def evict(self, names: Iterable[str] | None = None, *, prefix: str = "") -> EvictSummary:
+        """Remove stored copies of a remote bucket to free space. The remote objects stay, and are fetched again when
+        they are read.
+
+        Args:
+            names: Names of objects; None for all whose names begin with `prefix`. Names that are not stored are
+                ignored.
+
+        In a cluster, every node must answer. Objects that were put before the bucket was a remote one are kept. Raises
+        InvalidRequest for a bucket that is not a remote one, BucketNotFound, NodeUnavailable, StoreReadOnly.
+        """
+        return evict(self._transport, self.name, names, prefix)
 
     def summary(self, prefix: str = "", *, depth: int = 1) -> BucketSummary:
         """Count the objects whose names begin with `prefix`, and their bytes, on the machines that store them.

@@ -15,7 +15,7 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.object_file import ObjectFile
 from ais_loader.tracebacks import short_traceback
 from ais_loader.transforms.etl import Transforms
-from ais_loader.transport.base import MAX_COPIES, BucketInfo, Transport, whole_number
+from ais_loader.transport.base import MAX_COPIES, BucketInfo, RemoteUsage, Transport, whole_number
 from ais_loader.transport.fork_safety import GATE
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, EntryLike
@@ -24,6 +24,7 @@ from ais_loader.values.options import ClusterOptions, EmbeddedOptions
 from ais_loader.values.requests import BatchOptions, batch_options, requests_for_entries, to_entries
 from ais_loader.values.snapshots import pinned_name
 from ais_loader.values.urls import NODE_SCHEME, is_remote, split_url, store_folders
+from ais_loader.wire.remote import Remote
 
 URL_VARIABLE = "AIS_LOADER_URL"
 _GET_BATCH_PARAMETERS = ("bucket", "archive", "archive_names", "opaque")
@@ -149,7 +150,14 @@ class Client:
     # -- buckets
 
     def create_bucket(
-        self, name: str, *, exist_ok: bool = False, copies: int = 1, min_copies: int = 1, reframe: bool = False
+        self,
+        name: str,
+        *,
+        exist_ok: bool = False,
+        copies: int = 1,
+        min_copies: int = 1,
+        reframe: bool = False,
+        remote: Remote | str | None = None,
     ) -> Bucket:
         """Create a bucket. An existing bucket keeps its properties.
 
@@ -161,13 +169,30 @@ class Client:
                 the missing copies later.
             reframe: Whether to recompress a .tar.zst or .tar.lz4 on upload into many frames, if reading one of its
                 members would otherwise require decompressing everything before it. See docs/settings.md.
+            remote: A place in S3, GCS, Azure, on an HTTP server or in a folder, as a `Remote` or its URL. The bucket's
+                objects are those at that place, and the store keeps copies of what is read. See docs/remote.md.
 
-        Raises BucketExists (unless `exist_ok`), InvalidName, InvalidRequest, StoreReadOnly.
+        Raises BucketExists (unless `exist_ok`; and if an existing bucket has another `remote`), InvalidName,
+        InvalidRequest, StoreReadOnly.
         """
         copies = whole_number("copies", copies, least=1, most=MAX_COPIES)
         min_copies = whole_number("min_copies", min_copies, least=1, most=MAX_COPIES)
-        self._transport.create_bucket(name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe)
+        place = None if remote is None else Remote.of(remote)
+        found = self._transport.create_bucket(
+            name, copies=copies, exist_ok=exist_ok, min_copies=min_copies, reframe=reframe, remote=place
+        )
+        if place is not None and found.remote != place:
+            raise errors.BucketExists(
+                f"bucket {name!r} exists with remote={found.remote}; `Bucket.set` changes it, or choose another name"
+            )
         return Bucket(self, name)
+
+    def remote_usage(self) -> list[RemoteUsage]:
+        """Return the requests that the nodes have sent to remote storage since they started.
+
+        There is one value for each node, remote bucket and tenant. Raises NodeUnavailable if a node does not answer.
+        """
+        return self._transport.remote_usage()
 
     def bucket(self, name: str, *, snapshot: str | None = None) -> Bucket:
         """Return the bucket of this name, or one of its snapshots.

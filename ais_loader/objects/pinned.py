@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ais_loader.errors import ItemTooLarge, MemberNotFound, ObjectNotFound
 from ais_loader.transport.base import Transport
 from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
+from ais_loader.wire.object_info import has_version
 
 if TYPE_CHECKING:
     from ais_loader.objects.client import Client
@@ -25,7 +26,7 @@ _MEMBER_PAGE = 100
 def pinned_head(transport: Transport, bucket: str, name: str, version: str | None) -> ObjectInfo:
     """Return the object's info if it has this version (None: any). Raises ObjectNotFound, BucketNotFound."""
     info = transport.head(bucket, name)
-    if version is not None and info.version != version:
+    if version is not None and not has_version(info, version):
         raise _replaced(bucket, name, version, info.version)
     return info
 

@@ -23,6 +23,7 @@ from ais_loader.extras import needs
 from ais_loader.name_matching import is_pattern
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client, connect
+from ais_loader.objects.remote_places import is_place, place_bucket
 from ais_loader.training.plan import (
     Plan,
     Position,
@@ -108,7 +109,10 @@ class ProcessClient:
         return ",".join(scheme + os.path.abspath(folder) for folder in store_folders(self._given))
 
     def listed(self, url: str, *, pinned: bool) -> Sequence[Entry]:
-        """Return entries of the objects under `ais://bucket/prefix`. Raises InvalidRequest if there are none."""
+        """Return entries of the objects under `ais://bucket/prefix`, or in a remote place such as s3://bucket/prefix.
+        Raises InvalidRequest if there are none."""
+        if is_place(url):
+            return self._listed_place(url, pinned=pinned)
         bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
         if not url.startswith(SCHEME) or not bucket:
             hint = f"; did you mean 'ais://{url}/'?" if "/" not in url else ""
@@ -132,6 +136,21 @@ class ProcessClient:
             raise InvalidRequest(
                 f"{url!r}: no object of bucket {bucket!r} has a name that begins with {prefix!r}{hint}"
             )
+        return found
+
+    def _listed_place(self, url: str, *, pinned: bool) -> Sequence[Entry]:
+        given = self._given
+        if not isinstance(given, Client) and not is_remote(given):
+            raise InvalidRequest(
+                f"{url!r} with the embedded store {given!r}: workers only read it, and cannot fetch into it; use "
+                f"{NODE_SCHEME}{os.path.abspath(given)}, a node that all processes of this machine share"
+            )
+        with ExitStack() as opened:
+            client = given if isinstance(given, Client) else opened.enter_context(connect(given, options=self.options))
+            bucket, prefix = place_bucket(client, url)
+            found = bucket.entries(prefix, pinned=pinned)
+        if not found:
+            raise InvalidRequest(f"{url!r}: there is no object with this prefix, or the place cannot be listed")
         return found
 
     def get(self) -> Client:
@@ -220,7 +239,8 @@ class MapDataset(Dataset[Any]):  # type: ignore[misc]  # torch is not type-check
             entries: Entry values, ais:// URLs, or results of `Bucket.objects`. A list or tuple of whole objects of one
                 bucket is stored as an `EntryTable`. Any other sequence is kept as it is, and indexed only for what is
                 read. You can also pass a bucket, or the single str "ais://bucket/prefix": the objects whose names begin
-                with the prefix are then listed immediately, in the order of names.
+                with the prefix are then listed immediately, in the order of names. The URL of a remote place, such as
+                "s3://corpus/v3/en/", creates a remote bucket for the cloud bucket if there is none.
             decode: A function from an Item to a sample, such as those of `ais_loader.decoders`. It runs in the process
                 that fetched the batch. `item.data` is a view, so copy what you want to keep. The function must be
                 picklable if workers are spawned. Without `decode`, a sample is bytes.

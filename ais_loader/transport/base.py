@@ -29,6 +29,9 @@ from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
+from ais_loader.wire.object_info import stored_of
 from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import require_unreserved
 
@@ -96,6 +99,34 @@ class BucketChange:
     reframe: bool | None = None
     remote: Remote | Literal[""] | None = None
     """An empty string removes it; the stored objects stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteUsage:
+    """Requests to the remote storage of one bucket for one tenant, since the node started."""
+
+    node: str
+    """The endpoint of the node; "" for an embedded store."""
+    bucket: str
+    """The bucket's name."""
+    tenant: str
+    """The tenant whose calls caused the requests; "" if they named none."""
+    requests: dict[str, int]
+    """The number of requests that were sent, by class: get, head, list, put, delete."""
+    bytes_in: int = 0
+    """Bytes received."""
+    bytes_out: int = 0
+    """Bytes sent."""
+    throttled: int = 0
+    """Answers that asked for fewer requests."""
+    retried: int = 0
+    """Requests that repeated a failed one."""
+    hedged: int = 0
+    """Second requests for slow answers."""
+    errors: int = 0
+    """Operations that failed."""
+    wait_s: float = 0.0
+    """Time that readers waited for cold objects, in seconds, summed over readers."""
 
 
 class FrameStream(Protocol):
@@ -205,8 +236,19 @@ class Transport(Protocol):
     ) -> Iterator[ObjectInfo]:
         """List the objects whose names follow `start_after`, compared by their bytes; it need not be an existing name.
 
-        `skip_missing_drives`: list what the other drives have instead of raising DriveFailed.
+        `skip_missing_drives`: list what the other drives have instead of raising DriveFailed. In a remote bucket, the
+        remote objects are listed too; those that are not stored have their ETags as versions.
         """
+
+    def warm(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
+        """Store at most 1,000 objects of a remote bucket that are cold. Return None or the error for each, in order."""
+
+    def evict(self, bucket: str, names: Sequence[str] | None, prefix: str) -> tuple[int, int]:
+        """Remove stored copies of a remote bucket, of at most 10,000 names or of a prefix if `names` is None. Return
+        the number of copies and of their bytes."""
+
+    def remote_usage(self) -> list[RemoteUsage]:
+        """Return the requests to remote storage, by node, bucket and tenant."""
 
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]: ...
 
@@ -245,6 +287,28 @@ class Transport(Protocol):
         """Describe the other end, for people. The result can be serialized as JSON."""
 
     def close(self) -> None: ...
+
+
+def object_info(info: objects_pb.ObjectInfo) -> ObjectInfo:
+    """Return the properties in a node's answer."""
+    return ObjectInfo(info.bucket, info.name, *stored_of(info))
+
+
+def usage_row(node: str, row: remote_pb.RemoteUsageRow) -> RemoteUsage:
+    """Return the counters of one bucket and tenant, in the answer of `node`."""
+    return RemoteUsage(
+        node,
+        row.bucket,
+        row.tenant,
+        dict(row.requests),
+        row.bytes_in,
+        row.bytes_out,
+        row.throttled,
+        row.retried,
+        row.hedged,
+        row.errors,
+        row.wait_s,
+    )
 
 
 MAX_COPIES = 2**32 - 1

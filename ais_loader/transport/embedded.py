@@ -8,11 +8,12 @@ imported only when such a store is opened.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
@@ -24,20 +25,24 @@ from ais_loader.transport.base import (
     EtlMethod,
     FrameStream,
     PutSpec,
+    RemoteUsage,
+    object_info,
     require_bucket,
-    require_metadata,
     require_object,
     require_text,
+    usage_row,
 )
+from ais_loader.transport.embedded_puts import header_of, put_groups, staged, stored_info
+from ais_loader.transport.embedded_streams import COLD, ColdStream, EmbeddedStream, GeneratedStream
 from ais_loader.transport.read_only import ETL_READS
+from ais_loader.transport.remote_listing import merged, objects_of
 from ais_loader.transport.retry import WriteTries
-from ais_loader.values.entry import MemberInfo, ObjectInfo
+from ais_loader.values.entry import MemberInfo, ObjectInfo, entry_error
 from ais_loader.values.options import EmbeddedOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
 from ais_loader.values.source import Buffer, Source
 from ais_loader.values.summary import BucketSummary, PrefixSummary
-from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
@@ -46,25 +51,20 @@ from ais_loader.wire.remote import Remote
 from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job
 from storage_node.promote.walk import Wanted
-from storage_node.store.archives.kinds import can_reframe
 from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.compose import compose_object, tar_end
 from storage_node.store.drive.preconditions import parse_condition
-from storage_node.store.format import CatalogEntry
-from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.batch_reader import IMPLEMENTATION
 from storage_node.store.read.object_reader import list_members, open_member, open_object
-from storage_node.store.reframe_on_put import content_of
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.summary import NameSummary
-from storage_node.store.write import Upload
 
 if TYPE_CHECKING:
     from storage_node.etl.embedded import EmbeddedEtl
+    from storage_node.remote.embedded import EmbeddedRemote
+    from storage_node.remote.tier import RemoteBucket
 
-_COMMIT_TOGETHER = 128
-_COMMIT_TOGETHER_BYTES = 8 << 20
 # More threads than cores do not read faster, and more than a few take CPU time from the trainer.
 READ_PARTS = min(4, len(os.sched_getaffinity(0)))
 
@@ -93,6 +93,7 @@ class EmbeddedTransport:
         self._store: Store | None = None
         self._helpers: ThreadPoolExecutor | None = None
         self._etl: EmbeddedEtl | None = None
+        self._remote: EmbeddedRemote | None = None
         self._pid = os.getpid()
         self._closed = False
         self._copied_by = ""
@@ -114,7 +115,7 @@ class EmbeddedTransport:
             if self._mode == "a":
                 self._copied_by = _FORKED
             self._lock, self._pid, self._store, self._mode = threading.Lock(), os.getpid(), None, "r"
-            self._helpers = self._etl = None
+            self._helpers = self._etl = self._remote = None
         with self._lock:
             if self._store is None:
                 if self._mode == "a" and (other := writer_here(self._paths)) is not None and other.on_wanted:
@@ -193,12 +194,24 @@ class EmbeddedTransport:
     # -- objects
 
     def put(self, spec: PutSpec, source: Source) -> ObjectInfo:
-        return _object_info(spec.bucket, spec.name, _staged(self._store_to_write(), spec, source).commit())
+        if (bucket := self._remote_bucket(spec.bucket)) is not None:
+            self._store_to_write()
+            return object_info(self._remote_here().put(bucket, header_of(spec), source.chunks()))
+        return stored_info(spec.bucket, spec.name, staged(self._store_to_write(), spec, source).commit())
 
     def put_many(
         self, objects: Iterable[tuple[PutSpec, Source]]
     ) -> Generator[ObjectInfo | errors.LoaderError, None, None]:
-        yield from _put_groups(self._store_to_write(), objects)
+        store = self._store_to_write()
+        for is_remote, group in itertools.groupby(objects, lambda one: self._remote_bucket(one[0].bucket) is not None):
+            if not is_remote:
+                yield from put_groups(store, group)
+                continue
+            for spec, source in group:
+                try:
+                    yield self.put(spec, source)
+                except errors.LoaderError as error:
+                    yield error
 
     def compose(
         self,
@@ -208,8 +221,9 @@ class EmbeddedTransport:
         retry: bool = True,
         tries: WriteTries | None = None,
     ) -> ObjectInfo:
+        self._refuse_remote(request.object.bucket, "compose")
         entry = compose_object(self._store_to_write(), request, moved or (lambda moved_bytes: None))
-        return _object_info(request.object.bucket, request.object.name, entry)
+        return stored_info(request.object.bucket, request.object.name, entry)
 
     def tar_end(self, request: compose_pb.TarEndRequest) -> compose_pb.TarEndResponse:
         return tar_end(self._store_here(), request)
@@ -227,6 +241,12 @@ class EmbeddedTransport:
     ) -> Iterator[Buffer]:
         require_object(bucket, name)
         store = self._store_here()
+        if self._remote_bucket(bucket) is not None:
+            if member is None and (start or length is not None) and self._can_fetch:
+                return self._cold_range(bucket, name, start, -1 if length is None else length, verify=verify)
+            self._ensure([(bucket, name)])
+            if not self._can_fetch and isinstance(self.head_names(bucket, [name])[0], errors.ObjectNotFound):
+                raise errors.StoreReadOnly(COLD.format(name))
         if member:
             return open_member(store, bucket, name, member, start=start, length=length, verify=verify)
         return open_object(store, bucket, name, start=start, length=length, verify=verify)
@@ -234,9 +254,21 @@ class EmbeddedTransport:
     def get_transformed(self, request: pb.BatchRequest, timeout_s: float) -> Buffer | None:
         return self._etl_here().kept(request)
 
+    def _cold_range(self, bucket: str, name: str, start: int, length: int, *, verify: bool) -> Iterator[Buffer]:
+        request = pb.BatchRequest(bucket=[bucket], name=[name], start=[start], length=[length], verify_ranges=verify)
+        with contextlib.closing(ColdStream(self._store_here(), request, self._remote_here())) as frames:
+            for frame in frames:
+                if frame.status.any():
+                    fault = frame.errors[0]
+                    raise entry_error(int(frame.status[0]), fault.message, fault.kind)
+                yield frame.payload
+
     def head(self, bucket: str, name: str) -> ObjectInfo:
         require_object(bucket, name)
-        return _object_info(bucket, name, self._store_here().head(bucket, name))
+        found = self.head_names(bucket, [name])[0]
+        if isinstance(found, errors.LoaderError):
+            raise found
+        return found
 
     def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | errors.LoaderError]:
         require_bucket(bucket)
@@ -245,17 +277,42 @@ class EmbeddedTransport:
         found: list[ObjectInfo | errors.LoaderError] = []
         for name in names:
             try:
-                found.append(_object_info(bucket, name, store.head(bucket, name)))
+                found.append(stored_info(bucket, name, store.head(bucket, name)))
             except errors.LoaderError as error:
                 found.append(error)
+        place = self._remote_bucket(bucket)
+        cold = [at for at, one in enumerate(found) if isinstance(one, errors.ObjectNotFound)] if place else []
+        if place is not None and cold and self._can_fetch:
+            for at, info in zip(cold, self._remote_here().heads(place, [names[at] for at in cold]), strict=True):
+                found[at] = info if isinstance(info, errors.LoaderError) else object_info(info)
         return found
 
     def delete(self, bucket: str, name: str, *, if_version: str | None = None) -> None:
         require_object(bucket, name)
-        self._store_to_write().delete(bucket, name, condition=parse_condition(False, if_version or ""))
+        store = self._store_to_write()
+        place = self._remote_bucket(bucket)
+        if place is not None:
+            if if_version is not None and str(store.head(bucket, name).version) != if_version:
+                raise errors.VersionConflict(f"{bucket}/{name}: it has another version now; nothing was deleted")
+            if (error := self._remote_here().delete(place, [name])[0]) is not None:
+                raise error
+        try:
+            store.delete(bucket, name, condition=parse_condition(False, if_version or ""))
+        except errors.ObjectNotFound:
+            if place is None:
+                raise  # a cold object has no copy
 
     def delete_names(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-        return self._store_to_write().delete_many(bucket, names)
+        if self._remote_bucket(bucket) is None:
+            return self._store_to_write().delete_many(bucket, names)
+        results: list[errors.LoaderError | None] = []
+        for name in names:
+            try:
+                self.delete(bucket, name)
+                results.append(None)
+            except errors.LoaderError as error:
+                results.append(error)
+        return results
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary:
         tally = NameSummary(prefix, depth)
@@ -270,13 +327,24 @@ class EmbeddedTransport:
         require_bucket(bucket)
         require_text(prefix, errors.InvalidRequest, "prefix")
         require_text(start_after, errors.InvalidRequest, "start_after")
+        stored = self._stored(bucket, prefix, page_size, start_after, skip_missing_drives)
+        place = self._remote_bucket(bucket)
+        if place is None or not place.remote.can_list or not self._can_fetch:
+            yield from stored
+            return
+        pages = self._remote_here().pages(place, prefix, start_after)
+        yield from merged(stored, map(object_info, objects_of(pages, bucket)))
+
+    def _stored(
+        self, bucket: str, prefix: str, page_size: int, start_after: str, skip_missing_drives: bool
+    ) -> Iterator[ObjectInfo]:
         # In pages, as over a network: an iterator that is never finished holds no snapshot of the catalog.
         after = start_after
         while True:
             store = self._store_here()
             page = list(store.objects(bucket, prefix, after, page_size, skip_missing=skip_missing_drives))
             for name, entry in page:
-                yield _object_info(bucket, name, entry)
+                yield stored_info(bucket, name, entry)
             if len(page) < page_size:
                 return
             after = page[-1][0]
@@ -295,7 +363,69 @@ class EmbeddedTransport:
                 return
             first, version = page.next, page.version
 
+    # -- remote buckets
+
+    @property
+    def _can_fetch(self) -> bool:
+        """Whether this process may store what it fetches."""
+        return self._mode == "a" and not self._copied_by
+
+    def _remote_bucket(self, name: str) -> RemoteBucket | None:
+        record = self._store_here().find_bucket(name)
+        if record is None or record.remote is None or record.cut is not None:
+            return None
+        from storage_node.remote.tier import RemoteBucket
+
+        return RemoteBucket(name, record.uuid_bytes, record.remote)
+
+    def _remote_here(self) -> EmbeddedRemote:
+        """Return the remote tier of this process, started on first use."""
+        store = self._store_to_write()
+        with self._lock:
+            if self._remote is None:
+                from storage_node.remote.embedded import EmbeddedRemote
+
+                self._remote = EmbeddedRemote(store)
+            return self._remote
+
+    def _ensure(self, objects: Sequence[tuple[str, str]]) -> None:
+        if self._can_fetch:
+            if len(objects) == 1:
+                self._remote_here().ensure(*objects[0])
+            else:
+                self._remote_here().ensure_all(objects)
+
+    def _refuse_remote(self, bucket: str, what: str) -> None:
+        """Raises Unsupported for a remote bucket."""
+        if self._remote_bucket(bucket) is not None:
+            raise errors.Unsupported(f"bucket {bucket!r} is a remote one: an embedded store cannot {what} into it")
+
+    def warm(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
+        require_bucket(bucket)
+        store = self._store_to_write()
+        store.drive_set.require_writable()
+        store.bucket(bucket)
+        place = self._remote_bucket(bucket)
+        if place is None:
+            raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
+        return self._remote_here().warm(bucket, names)
+
+    def evict(self, bucket: str, names: Sequence[str] | None, prefix: str) -> tuple[int, int]:
+        require_bucket(bucket)
+        store = self._store_to_write()
+        store.drive_set.require_writable()
+        store.bucket(bucket)
+        if self._remote_bucket(bucket) is None:
+            raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
+        from storage_node.remote.eviction import evict
+
+        return evict(store, bucket, names, prefix)
+
+    def remote_usage(self) -> list[RemoteUsage]:
+        return [usage_row("", row) for row in self._remote.usage().row] if self._remote is not None else []
+
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
+        self._refuse_remote(spec.bucket, "promote")
         wanted = Wanted(spec.prefix, spec.recursive, spec.include, spec.exclude)
         job = Job(spec.bucket, spec.move, spec.overwrite)
         for outcome in promote_path(self._store_to_write(), os.path.abspath(spec.path), wanted, job):
@@ -337,9 +467,15 @@ class EmbeddedTransport:
         self, request: pb.BatchRequest, *, timeout_s: float, assembly: str = "auto", colocation: str = "none"
     ) -> FrameStream:
         store = self._store_here()
+        is_remote = any(self._remote_bucket(name) is not None for name in request.bucket)
         if request.transform:
+            if is_remote:
+                at = request.bucket_index or [0] * len(request.name)
+                self._ensure([(request.bucket[of], name) for of, name in zip(at, request.name, strict=True)])
             return GeneratedStream(self._etl_here().frames(request))
-        return EmbeddedStream(store, request, self._helpers_here())
+        if is_remote:
+            return ColdStream(store, request, self._remote_here() if self._can_fetch else None)
+        return EmbeddedStream(store, request, self._helpers_here(), READ_PARTS)
 
     def open_long_batch(self, request: pb.BatchRequest, *, timeout_s: float, window_bytes: int) -> FrameStream | None:
         return None
@@ -381,120 +517,14 @@ class EmbeddedTransport:
         if self._etl is not None and self._pid == os.getpid():
             self._etl.close()
         self._etl = None
+        if self._remote is not None and self._pid == os.getpid():
+            self._remote.close()
+        self._remote = None
         if self._helpers is not None and self._pid == os.getpid():
             self._helpers.shutdown()
         if self._store is not None and self._pid == os.getpid():
             self._store.close()
         self._store = None
-
-
-class GeneratedStream:
-    """Frames from an iterator, in the caller's thread: those of entries that pass through transforms."""
-
-    retries, paused_s, hedged = 0, 0.0, 0
-
-    def node_of(self, index: int) -> str:
-        return "the store"
-
-    def __init__(self, frames: Iterator[Frame]) -> None:
-        self._frames = frames
-
-    def __iter__(self) -> Iterator[Frame]:
-        return self
-
-    def __next__(self) -> Frame:
-        return next(self._frames)
-
-    def read_all(self) -> list[bytes] | None:
-        return None
-
-    def close(self) -> None:
-        # A generator that is running in another thread refuses to close; it then ends with its consumer.
-        with contextlib.suppress(ValueError):
-            self._frames.close()  # type: ignore[attr-defined]
-
-
-class EmbeddedStream(GeneratedStream):
-    """Frames that are read on demand, in the caller's thread."""
-
-    def __init__(self, store: Store, request: pb.BatchRequest, helpers: Executor | None) -> None:
-        self._store = store
-        self._helpers = helpers
-        self._request = request
-        self._batch: StoreBatch | None = None
-        super().__init__(self._read_frames())
-
-    def read_all(self) -> list[bytes] | None:
-        return self._store_batch().read_all(self._helpers, READ_PARTS)
-
-    def _store_batch(self) -> StoreBatch:
-        if self._batch is None:
-            self._batch = StoreBatch(self._store, self._request)
-        return self._batch
-
-    def _read_frames(self) -> Generator[Frame, None, None]:
-        batch = self._store_batch()
-        try:
-            for span in batch.spans():
-                frame = batch.read(span)
-                yield frame
-                if self._request.fail_fast and frame.status.any():
-                    return
-        finally:
-            batch.close()
-
-
-def _staged(store: Store, spec: PutSpec, source: Source, *, grouped: bool = False) -> Upload:
-    """Stage an object. `grouped`: see `Store.begin_put`. Raises LoaderError."""
-    require_metadata(spec.metadata)
-    bucket, name = spec.bucket, spec.name
-    condition = parse_condition(spec.if_absent, spec.if_version or "")  # an answer cannot be lost in this process
-    as_it_comes = source.chunks(), spec.metadata, spec.size_bytes, spec.checksum
-    if not can_reframe(name):
-        return store.stage(bucket, name, *as_it_comes, condition, grouped=grouped)
-    with content_of(store, bucket, name, *as_it_comes) as content:
-        stored = content.chunks, content.metadata, content.size_bytes, content.checksum
-        return store.stage(bucket, name, *stored, condition, grouped=grouped)
-
-
-def _put_groups(store: Store, objects: Iterable[tuple[PutSpec, Source]]) -> Iterator[ObjectInfo | errors.LoaderError]:
-    """Put many objects with few commits. Yield, for each object in order, its info or its error. Lazy."""
-    group: list[tuple[PutSpec, Upload | errors.LoaderError]] = []
-    group_bytes = 0
-    try:
-        for spec, source in objects:
-            try:
-                upload = _staged(store, spec, source, grouped=True)
-                group_bytes += upload.size_bytes
-                group.append((spec, upload))
-            except errors.LoaderError as error:
-                group.append((spec, error))
-            if len(group) >= _COMMIT_TOGETHER or group_bytes >= _COMMIT_TOGETHER_BYTES:
-                yield from _commit_group(store, group)
-                group, group_bytes = [], 0
-        yield from _commit_group(store, group)
-        group = []
-    finally:
-        for _, left in group:
-            if isinstance(left, Upload):
-                left.abort()
-
-
-def _commit_group(store: Store, group: list[Any]) -> Iterator[ObjectInfo | errors.LoaderError]:
-    results = store.commit_many([upload for _, upload in group])
-    for (spec, _), result in zip(group, results, strict=True):
-        if isinstance(result, Exception):
-            # Create a new error: the traceback of the old one would keep the object's bytes alive as long as the caller
-            # keeps it.
-            yield errors.from_kind(result.kind, str(result))
-        else:
-            yield _object_info(spec.bucket, spec.name, result)
-
-
-def _object_info(bucket: str, name: str, entry: CatalogEntry) -> ObjectInfo:
-    size_bytes, checksum, modified_ns = entry.size_bytes, entry.checksum, entry.modified_ns
-    metadata = entry.metadata if entry.raw_metadata else {}
-    return ObjectInfo(bucket, name, size_bytes, str(entry.version), checksum, modified_ns, metadata)
 
 
 def writer_here(paths: Iterable[str]) -> EmbeddedTransport | None:

@@ -25,6 +25,7 @@ READS = frozenset(
         "head_names",
         "summary",
         "objects",
+        "remote_usage",
         "list_members",
         "open_batch",
         "open_long_batch",

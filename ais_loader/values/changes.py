@@ -147,6 +147,26 @@ class PromoteSummary(ChangeSummary):
     """Total size of the promoted files."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmSummary(ChangeSummary):
+    """The result of `Bucket.warm`."""
+
+    warmed: int = 0
+    """The number of objects that are stored and current now."""
+    skipped: int = 0
+    """Objects of a prefix that were stored already."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictSummary:
+    """The result of `Bucket.evict`."""
+
+    copies: int
+    """The number of stored copies that were removed, on all nodes."""
+    size_bytes: int
+    """Their total size."""
+
+
 class Tally:
     """Counts of a running call. As a context manager, it adds to an error that ends the call what was done before."""
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from ais_loader import errors
 from ais_loader.values.pipeline import Etl
 from ais_loader.values.urls import SCHEME, split_member, split_url
+from ais_loader.wire.reserved import ETAG_VERSION
 
 
 class Status(enum.IntEnum):
@@ -146,13 +147,20 @@ class ObjectInfo:
     size_bytes: int
     """The object's size."""
     version: str
-    """The version, which is new with every write, even of the same bytes."""
+    """The version, which is new with every write, even of the same bytes. A remote object that is not stored has its
+    ETag, after "etag:"."""
     checksum: int
-    """CRC-32C of the whole object."""
+    """CRC-32C of the whole object; 0 if it is not stored."""
     modified_ns: int
     """The wall-clock time of the commit, in nanoseconds since the epoch. It is for people: nothing is ordered by it."""
     metadata: dict[str, str] = field(default_factory=dict)
     """The metadata that `put` or `set_metadata` stored with the object."""
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the store has the object. A cold object of a remote bucket has the ETag as its version, and no
+        checksum."""
+        return not self.version.startswith(ETAG_VERSION)
 
     def entry(self, *, pinned: bool = False) -> Entry:
         """Return the Entry that fetches the whole object; with `pinned`, only in this version."""

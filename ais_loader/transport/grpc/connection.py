@@ -31,6 +31,7 @@ from ais_loader.wire.generated import ais_contents_pb2_grpc as contents_rpc
 from ais_loader.wire.generated import ais_etl_pb2_grpc as etl_rpc
 from ais_loader.wire.generated import ais_objects_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_promote_pb2_grpc as promote_rpc
+from ais_loader.wire.generated import ais_remote_pb2_grpc as remote_rpc
 from ais_loader.wire.generated import ais_snapshots_pb2_grpc as snapshots_rpc
 from ais_loader.wire.reserved import ERROR_KIND_KEY, TENANT_KEY
 
@@ -142,6 +143,7 @@ class Connection:
         self.node = rpc.NodeStub(self.channel)
         self.cluster = cluster_rpc.ClusterStub(self.channel)
         self.promote = promote_rpc.PromoteStub(named)
+        self.remote = remote_rpc.RemoteBucketsStub(named)
         self.snapshots = snapshots_rpc.SnapshotsStub(self.channel)
         self._open_session = named.stream_stream(_SESSION)
         self._open_lane = named.unary_unary(

@@ -16,11 +16,19 @@ from typing import Any, TypeVar
 import grpc
 
 from ais_loader import errors
-from ais_loader.transport.base import BucketChange, BucketInfo, EtlMethod, PutSpec, require_bucket, require_text
+from ais_loader.transport.base import (
+    BucketChange,
+    BucketInfo,
+    EtlMethod,
+    PutSpec,
+    object_info,
+    require_bucket,
+    require_text,
+)
 from ais_loader.transport.fork_safety import GATE, register_part
 from ais_loader.transport.grpc.connection import AllForked, Connection, CutByFork
 from ais_loader.transport.grpc.download import Call
-from ais_loader.transport.grpc.put import PutAnswers, object_info, put_header, put_object
+from ais_loader.transport.grpc.put import PutAnswers, put_header, put_object
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, Watchdog, answered, streamed, watched
 from ais_loader.transport.retry import WriteTries, of_a_repeat
 from ais_loader.transport.session.batch_stream import SharedAnswers
@@ -40,10 +48,13 @@ from ais_loader.wire.generated import ais_contents_pb2 as contents_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
+from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.generated import ais_snapshots_pb2 as snapshots_pb
 from ais_loader.wire.remote import Remote
 
 T = TypeVar("T")
+REMOTE_TIMEOUT_S = 120.0
+"""Time for a call that waits for remote storage, or for the removal of many copies."""
 INDEX_TIMEOUT_S = 600.0
 """An archive without an index is read completely first."""
 INIT_TIMEOUT_S = 90.0
@@ -397,6 +408,38 @@ class NodeCalls:
             lambda conn: answered(conn, conn.objects.List, request, has_others=has_others)
         )
         return page
+
+    # -- remote buckets
+
+    def remote_page(self, request: remote_pb.ListRemoteRequest) -> remote_pb.ListRemoteResponse:
+        page: remote_pb.ListRemoteResponse = self._call(
+            lambda conn: conn.remote.ListRemote(request, timeout=REMOTE_TIMEOUT_S)
+        )
+        return page
+
+    def warm(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
+        def send(conn: Connection) -> list[errors.LoaderError | None]:
+            answers = conn.remote.Warm(iter([remote_pb.WarmRequest(bucket=bucket, name=names)]))
+            return [
+                errors.from_node(one.error.kind, one.error.message) if one.HasField("error") else None
+                for answer in answers
+                for one in answer.result
+            ]
+
+        return self._call(send)
+
+    def evict(self, bucket: str, names: Sequence[str] | None, prefix: str) -> tuple[int, int]:
+        request = remote_pb.EvictRequest(bucket=bucket, name=names or (), prefix=prefix)
+        if names is not None and not names:
+            return 0, 0
+        answer = self._call(lambda conn: conn.remote.Evict(request, timeout=REMOTE_TIMEOUT_S))
+        return answer.objects, answer.bytes
+
+    def remote_usage(self) -> remote_pb.RemoteUsageResponse:
+        answer: remote_pb.RemoteUsageResponse = self._call(
+            lambda conn: conn.remote.RemoteUsage(remote_pb.RemoteUsageRequest(), timeout=CALL_TIMEOUT_S)
+        )
+        return answer
 
     def member_page(self, request: pb.ListMembersRequest) -> pb.ListMembersResponse:
         # The first caller waits for the index.

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from ais_loader import errors
-from ais_loader.transport.base import PutSpec, require_bucket, require_metadata, require_text
+from ais_loader.transport.base import PutSpec, object_info, require_bucket, require_metadata, require_text
 from ais_loader.transport.grpc.connection import Connection
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S, Watchdog
 from ais_loader.transport.retry import RetryBudget, WriteTries, of_a_repeat
@@ -25,7 +25,6 @@ from ais_loader.values.source import Source
 from ais_loader.wire.checksum import crc32c
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.lane import DATA, LAST, MAX_PUT_MESSAGE_BYTES
-from ais_loader.wire.object_info import stored_of
 
 LARGE_BYTES = 4 << 20
 """Objects of at least this size are PUTs of their own, which may continue as long as their bytes move."""
@@ -317,7 +316,3 @@ class PutGroupStream:
                 yield of_a_repeat(refusal) if is_over else refusal
             else:
                 yield object_info(result.info)
-
-
-def object_info(info: pb.ObjectInfo) -> ObjectInfo:
-    return ObjectInfo(info.bucket, info.name, *stored_of(info))

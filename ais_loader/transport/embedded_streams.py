@@ -1,0 +1,119 @@
+"""Streams of an embedded store: frames of one batch, read in the caller's thread."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from concurrent.futures import Executor, wait
+from typing import TYPE_CHECKING
+
+from ais_loader import errors
+from ais_loader.wire.frame import Frame
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.frame_plan import FrameSpan
+from storage_node.store.store import Store
+
+if TYPE_CHECKING:
+    from storage_node.remote.embedded import EmbeddedRemote
+
+COLD = (
+    "{!r} is not stored here, and this process opened the store for reading only, so it cannot store what it fetches: "
+    "use connect('node:///FOLDER'), a storage node that all processes of this machine share"
+)
+
+
+class GeneratedStream:
+    """Frames from an iterator, in the caller's thread: those of entries that pass through transforms."""
+
+    retries, paused_s, hedged = 0, 0.0, 0
+
+    def node_of(self, index: int) -> str:
+        return "the store"
+
+    def __init__(self, frames: Iterator[Frame]) -> None:
+        self._frames = frames
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self
+
+    def __next__(self) -> Frame:
+        return next(self._frames)
+
+    def read_all(self) -> list[bytes] | None:
+        return None
+
+    def close(self) -> None:
+        # A generator that is running in another thread refuses to close; it then ends with its consumer.
+        with contextlib.suppress(ValueError):
+            self._frames.close()  # type: ignore[attr-defined]
+
+
+class EmbeddedStream(GeneratedStream):
+    """Frames that are read on demand, in the caller's thread."""
+
+    def __init__(self, store: Store, request: pb.BatchRequest, helpers: Executor | None, parts: int) -> None:
+        """`helpers` share the reading of a batch, in up to `parts` parts."""
+        self._store = store
+        self._helpers, self._parts = helpers, parts
+        self._request = request
+        self._batch: StoreBatch | None = None
+        super().__init__(self._read_frames())
+
+    def read_all(self) -> list[bytes] | None:
+        return self._store_batch().read_all(self._helpers, self._parts)
+
+    def _store_batch(self) -> StoreBatch:
+        if self._batch is None:
+            self._batch = StoreBatch(self._store, self._request)
+        return self._batch
+
+    def _read_frames(self) -> Generator[Frame, None, None]:
+        batch = self._store_batch()
+        try:
+            for span in self._spans(batch):
+                frame = batch.read(span)
+                yield frame
+                if self._request.fail_fast and frame.status.any():
+                    return
+        finally:
+            batch.close()
+
+    def _spans(self, batch: StoreBatch) -> Iterator[FrameSpan]:
+        return batch.spans()
+
+
+class ColdStream(EmbeddedStream):
+    """Frames of a batch from remote buckets: cold entries are fetched, and awaited in their places.
+
+    `remote`: None in a process that may not store what it fetches; cold entries fail there.
+    """
+
+    def __init__(self, store: Store, request: pb.BatchRequest, remote: EmbeddedRemote | None) -> None:
+        super().__init__(store, request, None, 1)
+        self._remote = remote
+
+    def read_all(self) -> list[bytes] | None:
+        return None
+
+    def _spans(self, batch: StoreBatch) -> Iterator[FrameSpan]:
+        from storage_node.remote.cold_entries import ColdEntries, cold_entries
+
+        if self._remote is None:
+            for position in range(batch.n):
+                if batch.status[position] == pb.NOT_FOUND:
+                    batch.fail(position, errors.StoreReadOnly(COLD.format(self._request.name[position])))
+            yield from batch.spans()
+            return
+        cold = ColdEntries(batch, cold_entries(self._remote.tier, self._request, batch), self._remote.fetch)
+        try:
+            first = 0
+            while first < batch.n:
+                stop = cold.next_cold()
+                yield from batch.spans(first=first, stop=stop)
+                if stop < batch.n:
+                    wait([cold.fetch_of(stop)])
+                    cold.take(stop)
+                first = stop
+        finally:
+            cold.close()
