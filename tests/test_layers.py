@@ -31,6 +31,7 @@ ais_loader.transport.session
 ais_loader.transport.grpc
 ais_loader.transport.cluster
 storage_node
+ais_loader.transport.embedded_puts ais_loader.transport.embedded_streams
 ais_loader.transport.embedded
 ais_loader.transforms
 ais_loader.objects
@@ -94,7 +95,12 @@ ROOMS = {
         "ais_loader.testing",
         "ais_loader.integrations.ray_data",
     ),
-    "storage_node": ("storage_node", "ais_loader.transport.embedded"),
+    "storage_node": (
+        "storage_node",
+        "ais_loader.transport.embedded",
+        "ais_loader.transport.embedded_puts",
+        "ais_loader.transport.embedded_streams",
+    ),
     "rocksdict": ("storage_node.store",),
     "prometheus_client": ("storage_node.metrics",),
     "torch": (

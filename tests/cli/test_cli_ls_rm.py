@@ -235,6 +235,7 @@ def test_properties_of_a_bucket_are_shown_and_changed(run: Run, bucket_name: str
         "min_copies": 1,
         "reframe": True,
         "settling": False,
+        "remote": None,
     }
     assert shown in [json.loads(line) for line in run("bucket", "ls", "--json").stdout.splitlines()]
     changed = run("bucket", "set", bucket_name, "reframe=no", "min_copies=1")
@@ -242,7 +243,7 @@ def test_properties_of_a_bucket_are_shown_and_changed(run: Run, bucket_name: str
     assert run("bucket", "show", bucket_name).stdout == changed.stdout
     refused = run("bucket", "set", bucket_name, "copies=4")
     assert refused.exit_code == 1 and "copies=4" in refused.stderr
-    for wrong in ("reframe=maybe", "copies", "copies=-1", "size=3"):
+    for wrong in ("reframe=maybe", "copies", "copies=-1", "size=3", "endpoint=http://x", "validate=always"):
         assert run("bucket", "set", bucket_name, wrong).exit_code == 2
 
 

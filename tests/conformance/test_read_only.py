@@ -23,6 +23,8 @@ CHANGES: dict[str, Callable[[Bucket], object]] = {
     "compose": lambda bucket: bucket.copy("a", "b"),
     "delete": lambda bucket: bucket.delete("a"),
     "delete_names": lambda bucket: bucket.delete_many(["a"]),
+    "warm": lambda bucket: bucket.warm(["a"]),
+    "evict": lambda bucket: bucket.evict(["a"]),
     "promote": lambda bucket: bucket.promote("/nowhere"),
     "etl": lambda bucket: bucket.transform("b", etl="t"),
     "copy_transformed": lambda bucket: bucket.copy("a", "b", etl="t"),

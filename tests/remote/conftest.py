@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from ais_loader import errors
+from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.client import Client
+from ais_loader.testing import throwaway_folder
+from ais_loader.testing.cluster import ClusterProcesses
+from ais_loader.testing.node import NodeProcess
+from ais_loader.wire.remote import Remote
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import CREDENTIALS, S3Server
 
@@ -18,6 +26,20 @@ def s3() -> Iterator[S3Server]:
         for name, value in CREDENTIALS.items():
             patch.setenv(name, value)
         yield server
+
+
+@pytest.fixture(scope="session")
+def node(s3: S3Server) -> Iterator[NodeProcess]:
+    """A node with the credentials of the S3 server. Never pause or kill it."""
+    with throwaway_folder() as folder, NodeProcess(folder / "drive") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(s3: S3Server) -> Iterator[ClusterProcesses]:
+    """Three nodes with the credentials of the S3 server. Never pause or kill one."""
+    with throwaway_folder() as folder, ClusterProcesses(folder, 3) as running:
+        yield running
 
 
 @pytest.fixture
@@ -63,3 +85,12 @@ class RemoteBucket:
 def remote_bucket(s3: S3Server, proxy: FaultProxy) -> RemoteBucket:
     """A new, empty bucket, with the test's proxy in front of it."""
     return RemoteBucket(s3, s3.bucket(), proxy.url)
+
+
+@pytest.fixture
+def cold(client: Client, bucket_name: str, remote_bucket: RemoteBucket) -> Iterator[Bucket]:
+    """A remote bucket over `remote_bucket`, with nothing stored."""
+    remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
+    yield client.create_bucket(bucket_name, remote=remote, copies=2 if "," in client.url else 1)
+    with contextlib.suppress(errors.Closed, errors.NotFound):
+        client.delete_bucket(bucket_name, force=True)

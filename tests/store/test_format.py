@@ -175,14 +175,14 @@ def test_the_json_files_have_the_fields_described(tmp_path: Path) -> None:
     identity = json.loads((tmp_path / "drive" / "drive.json").read_text())
     assert identity == {"format": 2, "drive_uuid": drives[0], "store_uuid": store_uuid}
     outer = json.loads((tmp_path / "drive" / "record.json").read_text())
-    assert (outer["format"], outer["checksum"]) == (10, crc32c(outer["record"].encode()))
+    assert (outer["format"], outer["checksum"]) == (11, crc32c(outer["record"].encode()))
     assert json.loads(outer["record"]) == {
         "store_uuid": store_uuid,
         "drives": list(drives),
         "epoch": 1,
         "revision": 2,
         "purging": [],
-        "buckets": {BUCKET: {"uuid": bucket_uuid, "copies": 1, "reframe": False}},
+        "buckets": {BUCKET: {"uuid": bucket_uuid, "copies": 1, "reframe": False, "remote": None}},
         "retiring": [],
         "former": [],
         "gone": {},

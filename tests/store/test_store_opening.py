@@ -184,7 +184,7 @@ def test_a_damaged_identity_is_reported(tmp_path: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("name", "other", "ours"),
-    [(FILE_NAME, 1, 2), (FILE_NAME, 3, 2), (records.FILE_NAME, 9, 10), (records.FILE_NAME, 11, 10)],
+    [(FILE_NAME, 1, 2), (FILE_NAME, 3, 2), (records.FILE_NAME, 10, 11), (records.FILE_NAME, 12, 11)],
 )
 def test_a_drive_of_another_format_is_refused_by_its_number_and_left_alone(
     tmp_path: Path, name: str, other: int, ours: int

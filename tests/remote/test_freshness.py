@@ -1,0 +1,105 @@
+"""Freshness: when a stored copy is compared with the remote object, and what a reader gets then."""
+
+from __future__ import annotations
+
+import pytest
+
+from ais_loader import Entry, Remote, errors
+from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.client import Client
+from ais_loader.testing.waiting import eventually
+from tests.remote.conftest import RemoteBucket
+from tests.remote.fault_proxy import FaultProxy
+
+
+def validate(cold: Bucket, rule: str | float) -> None:
+    remote = cold.info().remote
+    assert remote is not None
+    cold.set(remote=Remote(remote.url, remote.endpoint, validate=rule))  # type: ignore[arg-type]
+
+
+def batch(client: Client, cold: Bucket, *names: str) -> list[bytes]:
+    return [item.data.tobytes() for item in client.get_batch([Entry(cold.name, name) for name in names])]
+
+
+def test_a_changed_object_is_a_new_version_under_always(
+    client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    validate(cold, "always")
+    remote_bucket.put("a", b"first")
+    remote_bucket.put("b", b"other")
+    assert batch(client, cold, "a", "b") == [b"first", b"other"]
+    before = cold.head("a").version
+    remote_bucket.put("a", b"second")
+    assert batch(client, cold, "a", "b") == [b"second", b"other"]
+    assert cold.get("a") == b"second" and cold.head("a").version != before
+    proxy.forget()
+    assert batch(client, cold, "b") == [b"other"]
+    validation = [one for one in proxy.requests if one.matches("GET", remote_bucket.path("b"))]
+    assert [one.status for one in validation] == [304]  # compared, not fetched
+
+
+def test_a_deleted_object_is_deleted_here_under_always(
+    client: Client, cold: Bucket, remote_bucket: RemoteBucket
+) -> None:
+    validate(cold, "always")
+    remote_bucket.put("a", b"first")
+    assert cold.get("a") == b"first"
+    remote_bucket.delete("a")
+    with pytest.raises(errors.ObjectNotFound):
+        cold.get("a")
+    items = list(client.get_batch([Entry(cold.name, "a")], on_error="placeholder"))
+    assert [item.status.name for item in items] == ["NOT_FOUND"]
+    remote_bucket.put("a", b"again")
+    assert cold.get("a") == b"again"
+
+
+def test_a_copy_is_read_without_a_request_under_never(
+    client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    remote_bucket.put("a", b"first")
+    assert cold.get("a") == b"first"
+    remote_bucket.put("a", b"second")
+    proxy.forget()
+    assert cold.get("a") == b"first" and batch(client, cold, "a") == [b"first"] and proxy.count() == 0
+    cold.evict(["a"])
+    assert cold.get("a") == b"second"
+
+
+def test_a_copy_is_compared_when_it_is_older_than_its_age(
+    cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    validate(cold, 3600.0)
+    remote_bucket.put("a", b"first")
+    assert cold.get("a") == b"first"
+    remote_bucket.put("a", b"second")
+    proxy.forget()
+    assert cold.get("a") == b"first" and proxy.count() == 0
+    validate(cold, 0.05)
+    eventually(lambda: cold.get("a") == b"second", 10.0)
+
+
+def test_an_entry_pinned_to_a_version_is_not_replaced_by_a_newer_one(
+    client: Client, cold: Bucket, remote_bucket: RemoteBucket
+) -> None:
+    validate(cold, "always")
+    remote_bucket.put("a", b"first")
+    cold.get("a")
+    pinned = cold.head("a").entry(pinned=True)
+    remote_bucket.put("a", b"second")
+    assert cold.get("a") == b"second"
+    items = list(client.get_batch([pinned], on_error="placeholder"))
+    assert [item.data.tobytes() for item in items] == [b""] and items[0].error is not None
+    assert "a" in str(items[0].error)
+
+
+def test_a_snapshot_keeps_what_it_names(client: Client, cold: Bucket, remote_bucket: RemoteBucket) -> None:
+    validate(cold, "always")
+    remote_bucket.put("a", b"first")
+    cold.get("a")
+    cold.snapshot("s")
+    remote_bucket.put("a", b"second")
+    assert cold.get("a") == b"second"
+    cold.evict()
+    assert client.bucket(cold.name, snapshot="s").get("a") == b"first"
+    cold.delete_snapshot("s")

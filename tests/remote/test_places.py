@@ -1,0 +1,66 @@
+"""The short form: a data set named by its place in the cloud, read through a node that is started on demand."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader
+
+from ais_loader import MapDataset, connect, errors
+from ais_loader.objects.remote_places import split_place
+from tests.remote.conftest import RemoteBucket
+from tests.remote.fault_proxy import FaultProxy
+from tests.remote.test_remote_buckets import data_of, filled
+
+
+@pytest.fixture
+def node_url(remote_bucket: RemoteBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A node that is started on demand, whose environment leads to the test's proxy."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", remote_bucket.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", remote_bucket.endpoint)
+    yield f"node://{tmp_path}/cache"
+    pid = tmp_path / "cache" / "node" / "pid"
+    if pid.exists() and (text := pid.read_text().strip()):
+        os.kill(int(text), signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_a_dataset_is_named_by_its_place(node_url: str, remote_bucket: RemoteBucket, proxy: FaultProxy) -> None:
+    names = filled(remote_bucket, 24)
+    filled(remote_bucket, 3, "fr/")
+    dataset = MapDataset(node_url, f"{remote_bucket.url}/en/")
+    loader = DataLoader(dataset, batch_size=5, num_workers=2, shuffle=True, collate_fn=list)
+    for _ in range(2):
+        samples = [sample for batch in loader for sample in batch]
+        assert sorted(samples) == sorted(data_of(at) for at in range(24))
+    assert [proxy.count("GET", remote_bucket.path(name)) for name in names] == [1] * 24
+    with connect(node_url) as client:
+        (info,) = client.buckets()
+        assert info.name == f"s3-{remote_bucket.name}" and info.remote is not None
+        assert info.remote.url == remote_bucket.url
+    again = MapDataset(node_url, f"{remote_bucket.url}/fr/")
+    assert [again[at] for at in range(3)] == [data_of(at) for at in range(3)]
+
+
+def test_an_embedded_store_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(errors.InvalidRequest, match="node:///"):
+        MapDataset(tmp_path / "store", "s3://corpus/en/")
+
+
+@pytest.mark.parametrize(
+    ("url", "place", "name", "prefix"),
+    [
+        ("s3://corpus/v3/en/", "s3://corpus", "s3-corpus", "v3/en/"),
+        ("gs://corpus", "gs://corpus", "gs-corpus", ""),
+        ("https://host.example:8443/a/", "https://host.example:8443", None, "a/"),
+        ("file:///data/x", "file:///data/x", None, ""),
+    ],
+)
+def test_a_place_is_split(url: str, place: str, name: str | None, prefix: str) -> None:
+    remote, found, rest = split_place(url)
+    assert (remote.url, rest) == (place, prefix)
+    assert found == name or ((name is None and len(found) <= 63 and found != split_place(url + "y")[1]) or prefix)
