@@ -1,0 +1,1 @@
+"""Benchmarks of remote buckets, against a simulated cloud."""
