@@ -14,16 +14,13 @@ import inspect
 import operator
 import os
 import sys
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack
 from typing import Any, TypeAlias, cast
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
-from ais_loader.name_matching import is_pattern
 from ais_loader.objects.bucket import Bucket
-from ais_loader.objects.client import Client, connect
-from ais_loader.objects.remote_places import is_place, place_bucket
 from ais_loader.training.plan import (
     Plan,
     Position,
@@ -34,21 +31,19 @@ from ais_loader.training.plan import (
     split_steps,
     worker_state,
 )
+from ais_loader.training.plan_sender import PlanSender
+from ais_loader.training.process_client import ClientOrUrl, ProcessClient
 from ais_loader.training.refused_loaders import refuse_accelerate, refuse_batches_of_batches
-from ais_loader.training.worker_exit import exit_with_trainer
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo, to_entry
 from ais_loader.values.entry_table import EntryTable
-from ais_loader.values.options import ClusterOptions, EmbeddedOptions
 from ais_loader.values.requests import OnError, batch_options
 from ais_loader.values.timing import BatchTiming
-from ais_loader.values.urls import NODE_SCHEME, SCHEME, is_remote, store_folders
 
 with needs("torch", "datasets"):
     import torch
     from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-ClientOrUrl: TypeAlias = Client | str | os.PathLike[str]
 Decode: TypeAlias = Callable[[Item], Any]
 Collate: TypeAlias = Callable[[list[Any]], Any]
 OnBatch: TypeAlias = Callable[[BatchTiming], object]
@@ -59,109 +54,6 @@ _ELSEWHERE = dict.fromkeys(
 ) | dict.fromkeys(
     ("batch_size", "shuffle", "drop_last"), "with MapDataset the DataLoader takes it, otherwise the plan, ShufflePlan"
 )
-
-
-class ProcessClient:
-    """The client that datasets use in this process: the caller's own, or one opened from a URL at the first read.
-
-    A client opened here is read-only, so that any number of workers can open an embedded store alongside its writer.
-    """
-
-    def __init__(self, client_or_url: ClientOrUrl, retry_s: float | None = None) -> None:
-        if not isinstance(client_or_url, (Client, str, os.PathLike)):
-            raise TypeError(
-                f"need a Client, or a store's URL or path, before what is read, got {type(client_or_url).__name__}"
-            )
-        if not isinstance(client_or_url, Client) and not is_remote(os.fspath(client_or_url)):
-            store_folders(os.fspath(client_or_url))  # an address that is none is told here, not in a worker
-        self._given = client_or_url if isinstance(client_or_url, Client) else os.fspath(client_or_url)
-        self.options: EmbeddedOptions | ClusterOptions
-        if isinstance(self._given, Client):
-            self.options = self._given._transport.options
-        else:
-            self.options = ClusterOptions() if is_remote(self._given) else EmbeddedOptions()
-        if retry_s is not None:
-            if isinstance(self._given, Client):
-                raise InvalidRequest(
-                    f"retry_s={retry_s!r}: a Client has its own: connect(url, options=ClusterOptions(retry_s=...))"
-                )
-            if not is_remote(self._given):
-                raise InvalidRequest(
-                    f"retry_s={retry_s!r}: an embedded store has no nodes to reach; it goes with grpc://host:port"
-                )
-            self.options = ClusterOptions(retry_s=retry_s)
-        self._opened: Client | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_opened": None}
-
-    def __repr__(self) -> str:
-        return repr(self._given.url if isinstance(self._given, Client) else self._given)
-
-    @property
-    def address(self) -> str:
-        """The store's URL, independent of how a path is written."""
-        if isinstance(self._given, Client):
-            return self._given.url
-        if self._given.startswith("grpc://"):
-            return self._given
-        scheme = NODE_SCHEME if self._given.startswith(NODE_SCHEME) else "file://"
-        return ",".join(scheme + os.path.abspath(folder) for folder in store_folders(self._given))
-
-    def listed(self, url: str, *, pinned: bool) -> Sequence[Entry]:
-        """Return entries of the objects under `ais://bucket/prefix`, or in a remote place such as s3://bucket/prefix.
-        Raises InvalidRequest if there are none."""
-        if is_place(url):
-            return self._listed_place(url, pinned=pinned)
-        bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
-        if not url.startswith(SCHEME) or not bucket:
-            hint = f"; did you mean 'ais://{url}/'?" if "/" not in url else ""
-            raise InvalidRequest(f"{url!r}: need a list of entries, or the URL of a prefix, ais://bucket/prefix{hint}")
-        with ExitStack() as opened:  # closed again, lest what is forked afterwards inherit it
-            given = self._given
-            client = (
-                given
-                if isinstance(given, Client)
-                else opened.enter_context(connect(given, mode="r", options=self.options))
-            )
-            found = client.bucket(bucket).entries(prefix, pinned=pinned)
-        if not found:
-            hint = ""
-            if is_pattern(prefix):
-                top = prefix[: prefix.rfind("/") + 1]
-                hint = (
-                    f"; a prefix is not a pattern: pass client.bucket({bucket!r}).entries({top!r}, "
-                    f"pattern={prefix[len(top) :]!r})"
-                )
-            raise InvalidRequest(
-                f"{url!r}: no object of bucket {bucket!r} has a name that begins with {prefix!r}{hint}"
-            )
-        return found
-
-    def _listed_place(self, url: str, *, pinned: bool) -> Sequence[Entry]:
-        given = self._given
-        if not isinstance(given, Client) and not is_remote(given):
-            raise InvalidRequest(
-                f"{url!r} with the embedded store {given!r}: workers only read it, and cannot fetch into it; use "
-                f"{NODE_SCHEME}{os.path.abspath(given)}, a node that all processes of this machine share"
-            )
-        with ExitStack() as opened:
-            client = given if isinstance(given, Client) else opened.enter_context(connect(given, options=self.options))
-            bucket, prefix = place_bucket(client, url)
-            found = bucket.entries(prefix, pinned=pinned)
-        if not found:
-            raise InvalidRequest(f"{url!r}: there is no object with this prefix, or the place cannot be listed")
-        return found
-
-    def get(self) -> Client:
-        info = get_worker_info()
-        if info is not None and getattr(info, "worker_method", "multiprocessing") == "multiprocessing":  # not a thread
-            exit_with_trainer()
-        if isinstance(self._given, Client):
-            return self._given
-        if self._opened is None:
-            self._opened = connect(self._given, mode="r", options=self.options)
-        return self._opened
 
 
 def take_samples(batch: Batch, decode: Decode | None, on_batch: OnBatch | None = None) -> list[Any]:
@@ -390,16 +282,18 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         # The start position where workers that outlive an iteration can see it: (epoch, step) in shared memory.
         self._shared_start = torch.zeros(2, dtype=torch.int64).share_memory_()
         self._owner_pid = os.getpid()
+        self._drawing = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         refuse_accelerate(sys._getframe(1), self.place)  # a spawned worker does not know who asks
-        state = self.__dict__ | {"_run": None}
+        state = self.__dict__ | {"_run": None, "_drawing": None}
         if self._place is None and _distributed():
             state["_place"] = self.place()  # a spawned worker could not ask: its process group is not set up
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._drawing = threading.Lock()
         self._shared_start.share_memory_()  # no change when it arrived as shared memory, as it does in a worker
 
     def __repr__(self) -> str:
@@ -501,14 +395,29 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         return self._deliver(self.begin_run())
 
     def _deliver(self, run: Run) -> Iterator[Any]:
-        plan, epoch = self.plan, run.start.epoch
-        steps = plan.steps(epoch) or sys.maxsize
-        wanted = (plan.batch(epoch, step % steps) for step in run.left)  # past the end, ranks repeat: `split_steps`
+        epoch = run.start.epoch
+        steps = self.plan.steps(epoch) or sys.maxsize
+        wanted = (self._draw(epoch, step, steps) for step in run.left)
         for batch in self._client.get().get_batches(wanted, in_flight=self._in_flight, **self._options):
             samples = take_samples(batch, self._decode, self._on_batch)
             result = samples if self._collate is None else self._collate(samples)
             run.delivered += 1
             yield result
+
+    def _draw(self, epoch: int, step: int, steps: int) -> Sequence[EntryLike]:
+        """Return the entries of a step. Past the end of the epoch's `steps`, ranks repeat: `split_steps`."""
+        if get_worker_info() is not None:  # has its own plan, and perhaps a lock that was inherited while it was held
+            return self.plan.batch(epoch, step % steps)
+        with self._drawing:
+            return self.plan.batch(epoch, step % steps)
+
+    def send_plan(self, run: Run, expect_steps: int) -> PlanSender | None:
+        """For BatchLoader: Begin to tell the store what a run will read; None if this is of no use there."""
+        if not expect_steps or not run.left or not self._client.is_shared:
+            return None
+        epoch = run.start.epoch
+        steps = self.plan.steps(epoch) or sys.maxsize
+        return PlanSender(self._client, lambda step: self._draw(epoch, step, steps), run.left, expect_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batches that the latest iteration has yielded, as numbers and strings only.

@@ -8,6 +8,7 @@ from typing import Any
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.training.datasets import BatchIterableDataset, Run
+from ais_loader.training.plan_sender import PlanSender
 
 with needs("torch", "BatchLoader"):
     from torch.utils.data import DataLoader
@@ -31,10 +32,13 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
     loader that reads rank 0's share alone and divides it among all ranks.
     """
 
-    def __init__(self, dataset: BatchIterableDataset, **options: Any) -> None:
+    def __init__(self, dataset: BatchIterableDataset, *, expect_steps: int = 64, **options: Any) -> None:
         """
         Args:
             dataset: The dataset to read. Its `collate` forms the batches.
+            expect_steps: Of how many steps ahead the store is told which objects of remote buckets they will read. It
+                fetches cold ones before they are read. The plan is drawn by another thread of this process, too. 0
+                disables this. It has no effect on a store that was given as the path of an embedded one.
             options: The options of torch's DataLoader, except those that form batches or change their order.
 
         Raises InvalidRequest, TypeError.
@@ -46,6 +50,10 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
                 raise InvalidRequest(f"{name}={options[name]!r}: {reason}")
         if not options.get("in_order", True):
             raise InvalidRequest("in_order=False: with batches out of order there is no position to resume at")
+        if isinstance(expect_steps, bool) or not isinstance(expect_steps, int) or expect_steps < 0:
+            raise InvalidRequest(f"expect_steps={expect_steps!r}: need an int, 0 or more")
+        self._expect_steps = expect_steps
+        self._sender: PlanSender | None = None
         dataset.own_position()
         super().__init__(dataset, **{"collate_fn": _as_it_is} | options | {"batch_size": None})
 
@@ -59,14 +67,24 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
 
     def __iter__(self) -> Iterator[Any]:
         self.dataset.end_run()
+        if self._sender is not None:  # of an iteration that was abandoned
+            self._sender.close()
         batches = super().__iter__()
         # After that line: without workers it makes the dataset begin a run too, and only the latest run counts.
         return self._hand_out(batches, self.dataset.begin_run())
 
     def _hand_out(self, batches: Iterator[Any], run: Run) -> Iterator[Any]:
-        for batch in batches:
-            run.delivered += 1
-            yield batch
+        # After workers were forked, which would inherit the thread's locks.
+        sender = self._sender = self.dataset.send_plan(run, self._expect_steps)
+        try:
+            for batch in batches:
+                run.delivered += 1
+                if sender is not None:
+                    sender.delivered(run.delivered)
+                yield batch
+        finally:
+            if sender is not None:
+                sender.close()
         self.dataset.end_run()
 
     @property

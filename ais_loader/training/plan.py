@@ -33,7 +33,8 @@ class Plan(Protocol):
     """Batches as a pure function of (epoch, step). Implement it to batch by duration, by language, or without an end.
 
     Every worker process has its own copy and asks it for different steps, in any order and perhaps twice. Both methods
-    must therefore depend only on their arguments, not on earlier calls. A plan may have a `fingerprint: str`. A
+    must therefore depend only on their arguments, not on earlier calls. In the trainer's process, BatchLoader asks from
+    another thread, never two at the same time for a batch. A plan may have a `fingerprint: str`. A
     position that was saved under one fingerprint is then refused under another.
     """
 

@@ -247,6 +247,13 @@ class Transport(Protocol):
         """Remove stored copies of a remote bucket, of at most 10,000 names or of a prefix if `names` is None. Return
         the number of copies and of their bytes."""
 
+    def can_expect(self, bucket: str) -> bool:
+        """Return whether cold objects of this bucket are fetched on behalf of this client: it is a remote one."""
+
+    def expect(self, request: remote_pb.ExpectRequest) -> bool:
+        """Tell the store which objects of remote buckets a loader will read. Return False if a part of the store lacks
+        earlier steps: the whole window is to be sent then. One attempt, of a few seconds."""
+
     def remote_usage(self) -> list[RemoteUsage]:
         """Return the requests to remote storage, by node, bucket and tenant."""
 

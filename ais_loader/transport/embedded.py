@@ -46,6 +46,8 @@ from ais_loader.values.summary import BucketSummary, PrefixSummary
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
+from ais_loader.wire.generated import ais_objects_pb2 as objects_pb
+from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import stored_of
 from ais_loader.wire.remote import Remote
 from storage_node.promote.into_store import promote_path
@@ -420,6 +422,12 @@ class EmbeddedTransport:
         from storage_node.remote.eviction import evict
 
         return evict(store, bucket, names, prefix)
+
+    def can_expect(self, bucket: str) -> bool:
+        return self._can_fetch and self._remote_bucket(bucket) is not None
+
+    def expect(self, request: remote_pb.ExpectRequest) -> bool:
+        return not self._remote_here().expect(request).incomplete
 
     def remote_usage(self) -> list[RemoteUsage]:
         return [usage_row("", row) for row in self._remote.usage().row] if self._remote is not None else []

@@ -25,6 +25,8 @@ READS = frozenset(
         "head_names",
         "summary",
         "objects",
+        "can_expect",
+        "expect",
         "remote_usage",
         "list_members",
         "open_batch",

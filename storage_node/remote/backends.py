@@ -23,7 +23,7 @@ class Backends:
         self._file_roots = file_roots
         self.large_object_bytes = settings.large_object_bytes
         self._usage = Usage()
-        self._limiters = HostLimiters(settings.max_requests)
+        self._limiters = HostLimiters(settings.max_requests, settings.prefetch_requests)
         self._budget = HedgeBudget(settings.hedge_budget)
         self._open: dict[tuple[bytes, Remote], Backend] = {}
 

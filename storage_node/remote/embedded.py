@@ -16,7 +16,7 @@ from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import info_of
 from storage_node.limits.loop_thread import LoopThread
 from storage_node.remote.backends import Backends
-from storage_node.remote.cold_entries import ColdEntry, Part
+from storage_node.remote.prefetcher import Prefetcher
 from storage_node.remote.remote_buckets import RemoteBuckets
 from storage_node.remote.tier import RemoteBucket, RemoteTier
 from storage_node.settings.config import ServerConfig
@@ -56,8 +56,10 @@ class EmbeddedRemote:
             settle_elsewhere=nothing,
             fetch_timeout_s=settings.fetch_timeout_s,
         )
+        self.prefetcher = Prefetcher(self.tier, settings.prefetch_requests)
 
     async def _end(self) -> None:
+        await self.prefetcher.close()
         await self.tier.close()
 
     def close(self) -> None:
@@ -93,6 +95,14 @@ class EmbeddedRemote:
     def warm(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
         """See `RemoteTier.warm`."""
         return self._thread.run(self.tier.warm(bucket, names))
+
+    def expect(self, request: remote_pb.ExpectRequest) -> remote_pb.ExpectResponse:
+        """See `Prefetcher.expect`."""
+
+        async def expect() -> remote_pb.ExpectResponse:
+            return self.prefetcher.expect(request)
+
+        return self._thread.run(expect())
 
     def usage(self) -> remote_pb.RemoteUsageResponse:
         """Return the requests to remote storage since the store was opened."""

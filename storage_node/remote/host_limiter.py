@@ -5,6 +5,9 @@ process to the host then wait: until a common time, which doubles with each thro
 after the last back-off. The number of requests in flight is halved, and recovers by one for each window of successes,
 as in TCP. Failures of other kinds slow nobody else.
 
+Requests for which a reader waits go before those for objects that are needed later (`Urgency`), of which only some are
+in flight at once.
+
 One limiter per host serves all event loops of the process. Waiting is done in the caller's loop.
 """
 
@@ -19,6 +22,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from ais_loader.wire.backoff import Backoff
+from storage_node.remote.urgency import Urgency, current_urgency
 
 THROTTLED = Backoff(0.1, 10.0, jitter=0.5)
 """Pauses of all requests to a host after it has throttled some."""
@@ -34,24 +38,44 @@ class HostTurn:
         self.waited_s = waited_s
 
 
+class _Waiter:
+    __slots__ = ("granted", "is_ahead", "loop", "urgency")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, granted: asyncio.Future[bool], urgency: Urgency) -> None:
+        self.loop = loop
+        self.granted = granted
+        self.urgency = urgency
+        """May become urgent while it waits."""
+        self.is_ahead = False
+
+
 class HostLimiter:
     """Limits for one host. Thread-safe.
 
     Args:
         most: maximum number of requests in flight.
+        most_ahead: maximum number of those for which no reader waits when they are sent; all, by default.
     """
 
     def __init__(
-        self, most: int, now_s: Callable[[], float] = time.monotonic, source: random.Random | None = None
+        self,
+        most: int,
+        now_s: Callable[[], float] = time.monotonic,
+        source: random.Random | None = None,
+        *,
+        most_ahead: int | None = None,
     ) -> None:
         self.most = most
+        self._most_ahead = most if most_ahead is None else most_ahead
         self.limit: float = most
         """Current number of requests in flight that is allowed; between 1 and `most`."""
         self.in_flight = 0
+        self._ahead = 0
+        """Number of those for which no reader waited when they were sent."""
         self._now_s = now_s
         self._source = source
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+        self._waiting: deque[_Waiter] = deque()
         self._not_before_s = 0.0
         self._backed_off_s = float("-inf")
         """Time of the last back-off. Throttled answers to requests sent earlier tell nothing new."""
@@ -61,7 +85,7 @@ class HostLimiter:
     async def turn(self) -> AsyncIterator[HostTurn]:
         """Wait until a request may be sent, and hold its place until the answer is complete."""
         began_s = self._now_s()
-        await self._acquire()
+        is_ahead = await self._acquire()
         try:
             while (pause_s := self._not_before_s - self._now_s()) > 0:
                 # Spread over a tenth of the pause: all requests at once would be throttled again.
@@ -69,7 +93,7 @@ class HostLimiter:
             now_s = self._now_s()
             yield HostTurn(now_s, now_s - began_s)
         finally:
-            self._release()
+            self._release(is_ahead)
 
     @property
     def is_busy(self) -> bool:
@@ -98,55 +122,72 @@ class HostLimiter:
             self.limit = min(float(self.most), self.limit + 1 / self.limit)
         self._wake()
 
-    async def _acquire(self) -> None:
+    async def _acquire(self) -> bool:
+        """Wait for a place. Returns whether it is one of those for which no reader waits."""
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(loop, loop.create_future(), current_urgency.get())
         with self._lock:
-            if not self._waiting and self.in_flight + 1 <= self.limit:
-                self.in_flight += 1
-                return
-            loop = asyncio.get_running_loop()
-            future: asyncio.Future[None] = loop.create_future()
-            waiter = (loop, future)
             self._waiting.append(waiter)
+            if self._next() is waiter:
+                return self._take(waiter)
         try:
-            await future
+            return await waiter.granted
         except asyncio.CancelledError:
             with self._lock:
                 if waiter in self._waiting:
                     self._waiting.remove(waiter)
                     raise
-            self._release()  # it was granted in the meantime
+            self._release(waiter.is_ahead)  # it was granted in the meantime
             raise
 
-    def _release(self) -> None:
+    def _next(self) -> _Waiter | None:
+        """Return the waiter whose turn it is, if there is a place."""
+        if self.in_flight + 1 > self.limit or not self._waiting:
+            return None
+        for waiter in self._waiting:
+            if waiter.urgency.is_urgent:
+                return waiter
+        return self._waiting[0] if self._ahead < self._most_ahead else None
+
+    def _take(self, waiter: _Waiter) -> bool:
+        self._waiting.remove(waiter)
+        waiter.is_ahead = not waiter.urgency.is_urgent
+        self.in_flight += 1
+        self._ahead += waiter.is_ahead
+        return waiter.is_ahead
+
+    def _release(self, is_ahead: bool) -> None:
         with self._lock:
             self.in_flight -= 1
+            self._ahead -= is_ahead
         self._wake()
 
     def _wake(self) -> None:
         with self._lock:
-            while self._waiting and self.in_flight + 1 <= self.limit:
-                loop, future = self._waiting.popleft()
+            while (waiter := self._next()) is not None:
+                is_ahead = self._take(waiter)
                 try:
-                    loop.call_soon_threadsafe(_grant, future)
-                except RuntimeError:
-                    continue  # its loop is closed
-                self.in_flight += 1
+                    waiter.loop.call_soon_threadsafe(_grant, waiter.granted, is_ahead)
+                except RuntimeError:  # its loop is closed
+                    self.in_flight -= 1
+                    self._ahead -= is_ahead
 
 
-def _grant(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _grant(granted: asyncio.Future[bool], is_ahead: bool) -> None:
+    if not granted.done():
+        granted.set_result(is_ahead)
 
 
 class HostLimiters:
     """The limiters of one process, by host. Thread-safe."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, most_ahead: int | None = None) -> None:
+        """See `HostLimiter`."""
+        self._most, self._most_ahead = most, most_ahead
         self._lock = threading.Lock()
         self._by_host: dict[str, HostLimiter] = {}
 
     def of(self, host: str) -> HostLimiter:
         """Return the limiter of one host."""
         with self._lock:
-            return self._by_host.setdefault(host, HostLimiter(self._most))
+            return self._by_host.setdefault(host, HostLimiter(self._most, most_ahead=self._most_ahead))

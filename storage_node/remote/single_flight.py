@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Iterable
-from typing import Any
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, NamedTuple
 
 from ais_loader.errors import NotFound
 from storage_node.limits.tasks import retrieve
+from storage_node.remote.urgency import Urgency, current_urgency
+
+
+class _Flight(NamedTuple):
+    task: asyncio.Task[None]
+    urgency: Urgency
 
 
 class SingleFlight:
@@ -15,16 +21,23 @@ class SingleFlight:
 
     def __init__(self, failure_kept_s: float) -> None:
         self._failure_kept_s = failure_kept_s
-        self._flights: dict[Hashable, asyncio.Task[None]] = {}
+        self._flights: dict[Hashable, _Flight] = {}
 
     async def join(self, key: Hashable, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait for the flight of this key, which begins if there is none. A caller that is cancelled leaves it."""
+        """Wait for the flight of this key, which begins if there is none. A caller that is cancelled leaves it.
+
+        A flight becomes as urgent as the most urgent of its callers.
+        """
+        urgency = current_urgency.get()
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = asyncio.create_task(begin(), name=f"flight {key}")
-            flight.add_done_callback(retrieve)
-            flight.add_done_callback(lambda done: self._landed(key, done))
-        await asyncio.shield(flight)
+            task = asyncio.create_task(begin(), name=f"flight {key}")
+            flight = self._flights[key] = _Flight(task, urgency)
+            task.add_done_callback(retrieve)
+            task.add_done_callback(lambda done: self._landed(key, done))
+        elif urgency.is_urgent:
+            flight.urgency.is_urgent = True
+        await asyncio.shield(flight.task)
 
     def _landed(self, key: Hashable, flight: asyncio.Task[None]) -> None:
         # What does not exist now may exist in a moment.
@@ -40,7 +53,7 @@ class SingleFlight:
 
     async def close(self) -> None:
         """Cancel all flights."""
-        flights = list(self._flights.values())
+        flights = [flight.task for flight in self._flights.values()]
         for flight in flights:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)

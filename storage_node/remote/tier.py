@@ -28,10 +28,10 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ais_loader.errors import (
+    InvalidRequest,
     LoaderError,
     ObjectNotFound,
     ObjectReplaced,
@@ -141,6 +141,14 @@ class RemoteTier:
         """Return the remote location of a bucket. Raises RemoteDenied, InvalidRequest."""
         return self._backends.of(bucket.uuid, bucket.remote)
 
+    def require_remote(self, name: str) -> RemoteBucket:
+        """Return the remote bucket of this name. Raises BucketNotFound, InvalidRequest for any other bucket."""
+        bucket = self.remote_bucket(name)
+        if bucket is None:
+            self._store.bucket(name)
+            raise InvalidRequest(f"bucket {name!r} has no remote storage; `Bucket.set(remote=...)` gives it one")
+        return bucket
+
     # -- reading
 
     def refuse(self, bucket: str, what: str) -> None:
@@ -166,6 +174,15 @@ class RemoteTier:
             return time.monotonic() - at_s <= after_s
         return after_s > 0 and 0 <= time.time_ns() - entry.modified_ns <= after_s * 1e9
 
+    def _version_to_fetch(self, bucket: RemoteBucket, name: str) -> str | None:
+        """Return the version of a copy that has to be validated before it is read; "" if there is no copy, None if it
+        may be read. Waits for a drive. Raises what `Store.head` raises, but ObjectNotFound."""
+        try:
+            entry = self._store.head(bucket.name, name)
+        except ObjectNotFound:
+            return ""
+        return None if self.is_current(bucket, name, entry) else str(entry.version)
+
     async def ensure(self, bucket_name: str, name: str) -> None:
         """Have an object in the store, current by the bucket's rule, before it is read. Does nothing for a bucket that
         is not a remote one.
@@ -175,16 +192,9 @@ class RemoteTier:
         bucket = self.remote_bucket(bucket_name)
         if bucket is None:
             return
-        version = ""
-        try:
-            entry = await self._read(self._store.head, bucket_name, name)
-        except ObjectNotFound:
-            pass
-        else:
-            if self.is_current(bucket, name, entry):
-                return
-            version = str(entry.version)
-        await self.fetch(bucket, name, version)
+        version = await self._read(self._version_to_fetch, bucket, name)
+        if version is not None:
+            await self.fetch(bucket, name, version)
 
     async def ensure_all(self, objects: Iterable[tuple[str, str]]) -> None:
         """Call `ensure` for these buckets and names at the same time. Errors are left to whoever reads the objects."""
@@ -214,56 +224,25 @@ class RemoteTier:
             self.waiting -= 1
             self._backends.waited(bucket.uuid, current_tenant.get(), time.monotonic() - began_s)
 
-    async def fetch_range(
-        self, bucket: RemoteBucket, name: str, start: int, length: int, etag: str = ""
-    ) -> tuple[Spooled, str] | None:
-        """Read bytes of a large cold object without storing it. Returns them, and its version.
+    async def to_fetch(self, objects: Sequence[tuple[RemoteBucket, str]]) -> list[str | None]:
+        """Return, for each object, the version with which to call `fetch_ahead`; None for an object that is not to be
+        fetched ahead. Those that every read validates are not."""
 
-        Returns None when the object is stored instead, because it is not large, or because readers have asked for a
-        large share of it.
+        def look() -> list[str | None]:
+            found: list[str | None] = []
+            for bucket, name in objects:
+                try:
+                    version = self._version_to_fetch(bucket, name)
+                except LoaderError:
+                    version = None  # reported to the reader
+                found.append(None if version and not bucket.remote.validate_after_s else version)
+            return found
 
-        `length`: -1 for all bytes to the end. `etag`: the version that the reader wants; "" for the current one.
+        return await self._read(look)  # type: ignore[no-any-return]
 
-        Raises RangeError, ObjectReplaced, and what `fetch` raises.
-        """
-        key = bucket.uuid, name
-        found = self._large.get(key)
-        if found is None or (etag and etag != found.info.etag):  # what is known may be outdated itself
-            found = _Large(await self.backend(bucket).head(name))
-            self._large.pop(key, None)
-            if etag and etag != found.info.etag:
-                raise _replaced(bucket, name, etag)
-            if found.info.size_bytes > self._backends.large_object_bytes:
-                self._large[key] = found
-                while len(self._large) > LARGE_KEPT:
-                    self._large.popitem(last=False)
-        size_bytes = found.info.size_bytes
-        asked, length = length, size_bytes - start if length < 0 else length
-        found.requested_bytes += max(0, length)
-        if (
-            size_bytes <= self._backends.large_object_bytes
-            or found.requested_bytes >= WHOLE_SHARE * size_bytes
-            or length > self._backends.large_object_bytes
-        ):
-            self._large.pop(key, None)
-            await self.fetch(bucket, name)
-            return None
-        if fault := check_range(start, length, size_bytes):
-            raise RangeError(f"{bucket.name}/{name}: {fault}")
-        try:
-            data = await self.backend(bucket).read_range(name, start, length, found.info.etag)
-        except RemoteChanged:
-            self._large.pop(key, None)
-            if etag:
-                raise _replaced(bucket, name, etag) from None
-            return await self.fetch_range(bucket, name, start, asked)
-        spooled: Spooled = await self._read(spool_for, self._store, f"{bucket.name}/{name}")
-        try:
-            await self._read(spooled.write, data)
-        except BaseException:
-            spooled.close()
-            raise
-        return spooled, ETAG_VERSION + found.info.etag
+    async def fetch_ahead(self, bucket: RemoteBucket, name: str, version: str) -> None:
+        """Call `fetch` for a reader that comes later, who is not counted as waiting. Raises what `fetch` raises."""
+        await self._fetches.join((bucket.uuid, name, version), lambda: self._fetch(bucket, name, version))
 
     async def _fetch(self, bucket: RemoteBucket, name: str, version: str) -> None:
         if not await self._forward(bucket, name, version):

@@ -78,6 +78,7 @@ TABLE: Mapping[str, Role] = {
     "RemoteBuckets/ListRemote": ANYONE,
     "RemoteBuckets/Warm": ANYONE,
     "RemoteBuckets/Evict": ANYONE,
+    "RemoteBuckets/Expect": ANYONE,
     "RemoteBuckets/RemoteUsage": ANYONE,
     "Snapshots/CreateSnapshot": ANYONE,
     "Snapshots/ListSnapshots": ANYONE,

@@ -43,6 +43,7 @@ from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.limits.tasks import cancel_others, keep_going
 from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.remote.node_tier import node_tier
+from storage_node.remote.prefetcher import Prefetcher
 from storage_node.services.access import Methods, PeerCheck
 from storage_node.services.calls import RequestReader
 from storage_node.services.compose import ComposeService
@@ -153,6 +154,7 @@ class NodeLifecycle:
         )
         put_writer = PutWriter(node, writes)
         self.remote = node_tier(node, writes, put_writer.store_chunks)
+        self.prefetcher = Prefetcher(self.remote, config.remote.prefetch_requests)
         self.objects = ObjectsService(node, writes, put_writer, self.remote)
         self.batches = BatchService(node, etl, self.remote)
         self.promote = PromoteService(node, membership, writes, self.remote)
@@ -198,7 +200,9 @@ class NodeLifecycle:
         ais_replica_pb2_grpc.add_RepairServicer_to_server(RepairService(self.repair), methods)
         ais_snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotsService(node, snapshots.snapshots), methods)
         ais_snapshot_copies_pb2_grpc.add_SnapshotCopiesServicer_to_server(copies, methods)
-        ais_remote_pb2_grpc.add_RemoteBucketsServicer_to_server(RemoteBucketsService(node, self.remote), methods)
+        ais_remote_pb2_grpc.add_RemoteBucketsServicer_to_server(
+            RemoteBucketsService(node, self.remote, self.prefetcher), methods
+        )
         ais_remote_pb2_grpc.add_RemotePeerServicer_to_server(RemotePeerService(self.remote), methods)
         ais_etl_pb2_grpc.add_EtlServicer_to_server(EtlService(node, self.jobs, self.calls, self.remote), methods)
         ais_etl_pb2_grpc.add_EtlPeerServicer_to_server(EtlPeerService(self.jobs, self.calls), methods)
@@ -212,6 +216,7 @@ class NodeLifecycle:
             NodePart(stop=self.writes.close),
             NodePart(stop=self.snapshots.close),
             NodePart(stop=self.remote.close),
+            NodePart(stop=self.prefetcher.close),
             NodePart(stop=self.batches.resources.peers.close),
             NodePart(stop=self.confirmation.close),
             NodePart(stop=self.check.close),

@@ -11,7 +11,8 @@ from ais_loader.wire.generated import ais_remote_pb2_grpc
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.eviction import evict
-from storage_node.remote.tier import RemoteBucket, RemoteTier
+from storage_node.remote.prefetcher import Prefetcher
+from storage_node.remote.tier import RemoteTier
 from storage_node.services.calls import bounded, bounded_responses, counted
 from storage_node.services.errors import Context
 
@@ -20,22 +21,15 @@ MAX_NAMES = 10_000
 
 
 class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
-    def __init__(self, node: Node, tier: RemoteTier) -> None:
+    def __init__(self, node: Node, tier: RemoteTier, prefetcher: Prefetcher) -> None:
         self._node = node
         self._tier = tier
-
-    def _bucket(self, name: str) -> RemoteBucket:
-        """Raises BucketNotFound, InvalidRequest for a bucket that is not a remote one."""
-        bucket = self._tier.remote_bucket(name)
-        if bucket is None:
-            self._node.store.bucket(name)
-            raise InvalidRequest(f"bucket {name!r} has no remote storage; `Bucket.set(remote=...)` gives it one")
-        return bucket
+        self._prefetcher = prefetcher
 
     @bounded
     @counted("list")
     async def ListRemote(self, request: pb.ListRemoteRequest, context: Context) -> pb.ListRemoteResponse:
-        bucket = self._bucket(request.bucket)
+        bucket = self._tier.require_remote(request.bucket)
         return await self._tier.page(bucket, request.prefix, request.start_after)
 
     @bounded_responses(deadline=False, many_requests=True)
@@ -43,13 +37,13 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         async for request in requests:
             if len(request.name) > MAX_NAMES:
                 raise InvalidRequest(f"{len(request.name):,} names in one message: at most {MAX_NAMES:,}")
-            self._bucket(request.bucket)
+            self._tier.require_remote(request.bucket)
             errors_ = await self._tier.warm(request.bucket, request.name)
             yield pb.WarmResponse(result=map(_result, errors_))
 
     @bounded
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictResponse:
-        bucket = self._bucket(request.bucket)
+        bucket = self._tier.require_remote(request.bucket)
         if len(request.name) > MAX_NAMES:
             raise InvalidRequest(f"{len(request.name):,} names in one message: at most {MAX_NAMES:,}")
         names = list(request.name) or None
@@ -59,8 +53,14 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         return pb.EvictResponse(objects=copies, bytes=freed_bytes)
 
     @bounded
+    async def Expect(self, request: pb.ExpectRequest, context: Context) -> pb.ExpectResponse:
+        return self._prefetcher.expect(request)
+
+    @bounded
     async def RemoteUsage(self, request: pb.RemoteUsageRequest, context: Context) -> pb.RemoteUsageResponse:
-        return self._tier.usage({bucket.uuid: name for name, bucket in self._node.store.buckets().items()})
+        usage = self._tier.usage({bucket.uuid: name for name, bucket in self._node.store.buckets().items()})
+        usage.expected_keys = len(self._prefetcher.plans)
+        return usage
 
 
 class RemotePeerService(ais_remote_pb2_grpc.RemotePeerServicer):

@@ -304,6 +304,9 @@ class RemoteSettings(SettingsGroup):
     """Folders on this machine that may be remote storage of buckets (file:///folder). If empty, none may."""
     max_requests: Positive = 64
     """Maximum number of requests in flight to one host of remote storage, for all buckets together."""
+    prefetch_requests: NotNegative = 32
+    """How many of these may be for objects that a loader has announced and no reader waits for yet, and how many of
+    these objects are fetched at once. Readers come first. 0: nothing is fetched ahead."""
     timeout_s: Finite = 30.0
     """How long remote storage may take to answer, and to send the next bytes of an answer, before the request fails."""
     retry_s: Finite = 30.0

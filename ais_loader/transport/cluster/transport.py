@@ -28,6 +28,7 @@ from ais_loader.transport.base import (
 )
 from ais_loader.transport.cluster.columns import Columns, grouped
 from ais_loader.transport.cluster.discovery import Discovery, LateStream
+from ais_loader.transport.cluster.expect import expect
 from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Failover, Members
 from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
 from ais_loader.transport.cluster.merged_stream import MergedStream
@@ -359,13 +360,15 @@ class RemoteTransport(Failover):
         else:
             yield from stored
 
-    def _lists_remote(self, bucket: str) -> bool:
+    def _remote_of(self, bucket: str) -> Remote | None:
         members = self.members
-        if members.knows(bucket):
-            found = members.view.buckets.get(bucket)
-            place = Remote.from_wire(found.remote) if found is not None and found.HasField("remote") else None
-        else:
-            place = self.bucket(bucket).remote
+        if not members.knows(bucket):
+            return self.bucket(bucket).remote
+        found = members.view.buckets.get(bucket)
+        return Remote.from_wire(found.remote) if found is not None and found.HasField("remote") else None
+
+    def _lists_remote(self, bucket: str) -> bool:
+        place = self._remote_of(bucket)
         return place is not None and place.can_list
 
     def _remote_pages(self, bucket: str, prefix: str, start_after: str) -> Iterator[remote_pb.ListRemoteResponse]:
@@ -388,6 +391,12 @@ class RemoteTransport(Failover):
             return self._any(lambda node: node.evict(bucket, names, prefix))
         freed = [members.calls(node.uuid).evict(bucket, names, prefix) for node in members.view.nodes]
         return sum(copies for copies, _ in freed), sum(size_bytes for _, size_bytes in freed)
+
+    def can_expect(self, bucket: str) -> bool:
+        return self._remote_of(bucket) is not None
+
+    def expect(self, request: remote_pb.ExpectRequest) -> bool:
+        return expect(self.members, request)
 
     def remote_usage(self) -> list[RemoteUsage]:
         members = self.members

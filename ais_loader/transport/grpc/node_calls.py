@@ -435,6 +435,13 @@ class NodeCalls:
         answer = self._call(lambda conn: conn.remote.Evict(request, timeout=REMOTE_TIMEOUT_S))
         return answer.objects, answer.bytes
 
+    def expect(self, request: remote_pb.ExpectRequest, *, timeout_s: float) -> remote_pb.ExpectResponse:
+        # Names of one corpus have much in common.
+        answer: remote_pb.ExpectResponse = self._call(
+            lambda conn: conn.remote.Expect(request, timeout=timeout_s, compression=grpc.Compression.Gzip)
+        )
+        return answer
+
     def remote_usage(self) -> remote_pb.RemoteUsageResponse:
         answer: remote_pb.RemoteUsageResponse = self._call(
             lambda conn: conn.remote.RemoteUsage(remote_pb.RemoteUsageRequest(), timeout=CALL_TIMEOUT_S)

@@ -95,15 +95,49 @@ class EvictResponse(_message.Message):
     bytes: int
     def __init__(self, objects: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
+class ExpectRequest(_message.Message):
+    __slots__ = ("loader", "position", "first_step", "step", "bucket", "lifetime_ms", "done")
+    LOADER_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_MS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    loader: bytes
+    position: int
+    first_step: int
+    step: _containers.RepeatedCompositeFieldContainer[ExpectedStep]
+    bucket: _containers.RepeatedScalarFieldContainer[str]
+    lifetime_ms: int
+    done: bool
+    def __init__(self, loader: _Optional[bytes] = ..., position: _Optional[int] = ..., first_step: _Optional[int] = ..., step: _Optional[_Iterable[_Union[ExpectedStep, _Mapping]]] = ..., bucket: _Optional[_Iterable[str]] = ..., lifetime_ms: _Optional[int] = ..., done: bool = ...) -> None: ...
+
+class ExpectedStep(_message.Message):
+    __slots__ = ("name", "bucket_index")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_INDEX_FIELD_NUMBER: _ClassVar[int]
+    name: _containers.RepeatedScalarFieldContainer[str]
+    bucket_index: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[_Iterable[str]] = ..., bucket_index: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ExpectResponse(_message.Message):
+    __slots__ = ("incomplete",)
+    INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
+    incomplete: bool
+    def __init__(self, incomplete: bool = ...) -> None: ...
+
 class RemoteUsageRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class RemoteUsageResponse(_message.Message):
-    __slots__ = ("row",)
+    __slots__ = ("row", "expected_keys")
     ROW_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_KEYS_FIELD_NUMBER: _ClassVar[int]
     row: _containers.RepeatedCompositeFieldContainer[RemoteUsageRow]
-    def __init__(self, row: _Optional[_Iterable[_Union[RemoteUsageRow, _Mapping]]] = ...) -> None: ...
+    expected_keys: int
+    def __init__(self, row: _Optional[_Iterable[_Union[RemoteUsageRow, _Mapping]]] = ..., expected_keys: _Optional[int] = ...) -> None: ...
 
 class RemoteUsageRow(_message.Message):
     __slots__ = ("bucket", "tenant", "requests", "bytes_in", "bytes_out", "throttled", "retried", "hedged", "errors", "wait_s")

@@ -49,6 +49,11 @@ class RemoteBucketsStub(object):
                 request_serializer=protos_dot_ais__remote__pb2.EvictRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__remote__pb2.EvictResponse.FromString,
                 _registered_method=True)
+        self.Expect = channel.unary_unary(
+                '/ais_loader.v1.RemoteBuckets/Expect',
+                request_serializer=protos_dot_ais__remote__pb2.ExpectRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__remote__pb2.ExpectResponse.FromString,
+                _registered_method=True)
         self.RemoteUsage = channel.unary_unary(
                 '/ais_loader.v1.RemoteBuckets/RemoteUsage',
                 request_serializer=protos_dot_ais__remote__pb2.RemoteUsageRequest.SerializeToString,
@@ -80,6 +85,14 @@ class RemoteBucketsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Expect(self, request, context):
+        """Names that a loader will read next, in the order in which it will. Cold ones are fetched in that order. The node
+        forgets them when the loader is done, or has not renewed them for their lifetime.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RemoteUsage(self, request, context):
         """Requests to the remote storage since this node started.
         """
@@ -104,6 +117,11 @@ def add_RemoteBucketsServicer_to_server(servicer, server):
                     servicer.Evict,
                     request_deserializer=protos_dot_ais__remote__pb2.EvictRequest.FromString,
                     response_serializer=protos_dot_ais__remote__pb2.EvictResponse.SerializeToString,
+            ),
+            'Expect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Expect,
+                    request_deserializer=protos_dot_ais__remote__pb2.ExpectRequest.FromString,
+                    response_serializer=protos_dot_ais__remote__pb2.ExpectResponse.SerializeToString,
             ),
             'RemoteUsage': grpc.unary_unary_rpc_method_handler(
                     servicer.RemoteUsage,
@@ -192,6 +210,33 @@ class RemoteBuckets(object):
             '/ais_loader.v1.RemoteBuckets/Evict',
             protos_dot_ais__remote__pb2.EvictRequest.SerializeToString,
             protos_dot_ais__remote__pb2.EvictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Expect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.RemoteBuckets/Expect',
+            protos_dot_ais__remote__pb2.ExpectRequest.SerializeToString,
+            protos_dot_ais__remote__pb2.ExpectResponse.FromString,
             options,
             channel_credentials,
             insecure,

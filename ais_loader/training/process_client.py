@@ -1,0 +1,114 @@
+"""Process client: the client that datasets use in each process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.extras import needs
+from ais_loader.name_matching import is_pattern
+from ais_loader.objects.client import Client, connect
+from ais_loader.training.worker_exit import exit_with_trainer
+from ais_loader.values.entry import Entry
+from ais_loader.values.options import ClusterOptions, EmbeddedOptions
+from ais_loader.values.urls import SCHEME, store_folders
+
+with needs("torch", "datasets"):
+    from torch.utils.data import get_worker_info
+
+ClientOrUrl: TypeAlias = Client | str | os.PathLike[str]
+
+
+class ProcessClient:
+    """The client that datasets use in this process: the caller's own, or one opened from a URL at the first read.
+
+    A client opened here is read-only, so that any number of workers can open an embedded store alongside its writer.
+    """
+
+    def __init__(self, client_or_url: ClientOrUrl, retry_s: float | None = None) -> None:
+        if not isinstance(client_or_url, (Client, str, os.PathLike)):
+            raise TypeError(
+                f"need a Client, or a store's URL or path, before what is read, got {type(client_or_url).__name__}"
+            )
+        if not isinstance(client_or_url, Client) and not os.fspath(client_or_url).startswith("grpc://"):
+            store_folders(os.fspath(client_or_url))  # an address that is none is told here, not in a worker
+        self._given = client_or_url if isinstance(client_or_url, Client) else os.fspath(client_or_url)
+        self.options: EmbeddedOptions | ClusterOptions
+        if isinstance(self._given, Client):
+            self.options = self._given._transport.options
+        else:
+            self.options = ClusterOptions() if self._given.startswith("grpc://") else EmbeddedOptions()
+        if retry_s is not None:
+            if isinstance(self._given, Client):
+                raise InvalidRequest(
+                    f"retry_s={retry_s!r}: a Client has its own: connect(url, options=ClusterOptions(retry_s=...))"
+                )
+            if not self._given.startswith("grpc://"):
+                raise InvalidRequest(
+                    f"retry_s={retry_s!r}: an embedded store has no nodes to reach; it goes with grpc://host:port"
+                )
+            self.options = ClusterOptions(retry_s=retry_s)
+        self._opened: Client | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": None}
+
+    def __repr__(self) -> str:
+        return repr(self._given.url if isinstance(self._given, Client) else self._given)
+
+    @property
+    def address(self) -> str:
+        """The store's URL, independent of how a path is written."""
+        if isinstance(self._given, Client):
+            return self._given.url
+        if self._given.startswith("grpc://"):
+            return self._given
+        return ",".join("file://" + os.path.abspath(folder) for folder in store_folders(self._given))
+
+    def listed(self, url: str, *, pinned: bool) -> Sequence[Entry]:
+        """Return entries of the objects under `ais://bucket/prefix`. Raises InvalidRequest if there are none."""
+        bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
+        if not url.startswith(SCHEME) or not bucket:
+            hint = f"; did you mean 'ais://{url}/'?" if "/" not in url else ""
+            raise InvalidRequest(f"{url!r}: need a list of entries, or the URL of a prefix, ais://bucket/prefix{hint}")
+        with self.opened() as client:
+            found = client.bucket(bucket).entries(prefix, pinned=pinned)
+        if not found:
+            hint = ""
+            if is_pattern(prefix):
+                top = prefix[: prefix.rfind("/") + 1]
+                hint = (
+                    f"; a prefix is not a pattern: pass client.bucket({bucket!r}).entries({top!r}, "
+                    f"pattern={prefix[len(top) :]!r})"
+                )
+            raise InvalidRequest(
+                f"{url!r}: no object of bucket {bucket!r} has a name that begins with {prefix!r}{hint}"
+            )
+        return found
+
+    @contextmanager
+    def opened(self) -> Iterator[Client]:
+        """Context of a client that is closed again, lest what is forked afterwards inherit it."""
+        if isinstance(self._given, Client):
+            yield self._given
+            return
+        with connect(self._given, mode="r", options=self.options) as client:
+            yield client
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other clients here can have an effect on the store: it is one of nodes, or the caller's own."""
+        return isinstance(self._given, Client) or self._given.startswith("grpc://")
+
+    def get(self) -> Client:
+        info = get_worker_info()
+        if info is not None and getattr(info, "worker_method", "multiprocessing") == "multiprocessing":  # not a thread
+            exit_with_trainer()
+        if isinstance(self._given, Client):
+            return self._given
+        if self._opened is None:
+            self._opened = connect(self._given, mode="r", options=self.options)
+        return self._opened
