@@ -8,7 +8,7 @@ from typing import Any
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.training.datasets import BatchIterableDataset, Run
-from ais_loader.training.plan_sender import PlanSender
+from ais_loader.training.plan_sender import MAX_STEPS, PlanSender
 
 with needs("torch", "BatchLoader"):
     from torch.utils.data import DataLoader
@@ -36,9 +36,9 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
         """
         Args:
             dataset: The dataset to read. Its `collate` forms the batches.
-            expect_steps: Of how many steps ahead the store is told which objects of remote buckets they will read. It
-                fetches cold ones before they are read. The plan is drawn by another thread of this process, too. 0
-                disables this. It has no effect on a store that was given as the path of an embedded one.
+            expect_steps: The number of steps, at most 1,000, whose objects in remote buckets the store is told ahead.
+                It fetches cold ones before they are read. Another thread of this process draws the plan for this. 0
+                disables it. It has no effect on an embedded store that the dataset got as a path.
             options: The options of torch's DataLoader, except those that form batches or change their order.
 
         Raises InvalidRequest, TypeError.
@@ -50,8 +50,8 @@ class BatchLoader(DataLoader[Any]):  # type: ignore[misc]  # torch is not type-c
                 raise InvalidRequest(f"{name}={options[name]!r}: {reason}")
         if not options.get("in_order", True):
             raise InvalidRequest("in_order=False: with batches out of order there is no position to resume at")
-        if isinstance(expect_steps, bool) or not isinstance(expect_steps, int) or expect_steps < 0:
-            raise InvalidRequest(f"expect_steps={expect_steps!r}: need an int, 0 or more")
+        if isinstance(expect_steps, bool) or not isinstance(expect_steps, int) or not 0 <= expect_steps <= MAX_STEPS:
+            raise InvalidRequest(f"expect_steps={expect_steps!r}: need an int, 0 to {MAX_STEPS}")
         self._expect_steps = expect_steps
         self._sender: PlanSender | None = None
         dataset.own_position()

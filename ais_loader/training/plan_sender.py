@@ -26,6 +26,12 @@ LIFETIME_S = 30.0
 """Time after which the store forgets a loader that has gone."""
 RENEWALS = 3
 """Number of renewals in a lifetime, at least."""
+MAX_STEPS = 1000
+"""Largest number of steps that can be sent ahead."""
+MESSAGE_KEYS = 2000
+"""A message gets no further step beyond this: a node handles it in some milliseconds."""
+STEP_KEYS = 10_000
+"""Number of keys of one step that are sent, the most that a node accepts in a message."""
 WINDOW_KEYS = 20_000
 WINDOW_BYTES = 2 << 20
 """Limits of a window, beyond which it gets no further step; the second is for names."""
@@ -41,7 +47,7 @@ class PlanSender:
         client: The store.
         draw: Returns the entries of a step of the plan. Called by another thread.
         steps: The plan's steps, in the order of the iteration.
-        expect_steps: Maximum number of steps that are sent ahead, 1 or more.
+        expect_steps: Maximum number of steps that are sent ahead, 1 to `MAX_STEPS`.
     """
 
     def __init__(
@@ -113,6 +119,7 @@ class PlanSender:
                     return  # no remote bucket, and probably none later
                 first_step = max(sent, position)
                 request = self._request(position, first_step, itertools.islice(window, first_step - position, None))
+                sent = first_step + len(request.step)
                 is_sent = True
                 pause_s = LIFETIME_S / RENEWALS
                 try:
@@ -127,9 +134,10 @@ class PlanSender:
                     failures += 1
                 else:
                     failures = 0
-                    if not is_complete and first_step > position:
-                        self._changed.set()  # send the whole window now
-                sent = position + len(window) if is_complete else 0
+                    if sent < position + len(window) or (not is_complete and first_step > position):
+                        self._changed.set()  # send the rest now, or all that was sent
+                if not is_complete:
+                    sent = 0
                 self._wait(pause_s, failures)
         finally:
             if is_sent:
@@ -153,7 +161,7 @@ class PlanSender:
                 return
             found: dict[str, list[str]] = {}
             wanted = dict.fromkeys((entry.bucket, entry.name) for entry in map(to_entry, self._draw(step)))
-            for bucket, name in itertools.islice(wanted, WINDOW_KEYS):
+            for bucket, name in itertools.islice(wanted, STEP_KEYS):
                 if bucket not in self._remote:
                     self._remote[bucket] = transport.can_expect(bucket)
                 if self._remote[bucket] and _is_encodable(name):
@@ -162,11 +170,16 @@ class PlanSender:
             window.append(found)
 
     def _request(self, position: int, first_step: int, steps: Iterable[dict[str, list[str]]]) -> pb.ExpectRequest:
+        """Return a message with as many of these steps as it can have."""
         request = pb.ExpectRequest(
             loader=self._loader, position=position, first_step=first_step, lifetime_ms=round(LIFETIME_S * 1000)
         )
         buckets: dict[str, int] = {}
+        count = 0
         for step in steps:
+            count += sum(map(len, step.values()))
+            if count > MESSAGE_KEYS and request.step:
+                break
             indices: list[int] = []
             message = request.step.add()
             for bucket, names in step.items():

@@ -24,6 +24,8 @@ from storage_node.remote.urgency import Urgency, current_urgency
 from storage_node.store.names import object_name_fault
 
 LOADER_ID_BYTES = 16
+MAX_KEYS = 10_000
+"""Maximum number of names, and of steps, in one request."""
 MAX_LIFETIME_S = 600.0
 PAUSE = Backoff(1.0, 60.0, jitter=0.5)
 """Pauses of a bucket after fetches have failed."""
@@ -65,6 +67,11 @@ class Prefetcher:
         if not 0 < lifetime_s <= MAX_LIFETIME_S:
             raise InvalidRequest(
                 f"expect: a lifetime of {lifetime_s:g} s: need more than 0, at most {MAX_LIFETIME_S:g}"
+            )
+        names, steps = sum(len(step.name) for step in request.step), len(request.step)
+        if max(names, steps) > MAX_KEYS:
+            raise InvalidRequest(
+                f"expect: {names:,} names in {steps:,} steps: at most {MAX_KEYS:,} of each in a message"
             )
         buckets = [self._tier.require_remote(bucket) for bucket in request.bucket]
         is_known = self.plans.expect(
