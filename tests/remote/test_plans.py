@@ -62,6 +62,15 @@ def all_requested(remote_bucket: RemoteBucket, proxy: FaultProxy, names: list[st
     return lambda: all(proxy.count("GET", remote_bucket.path(name)) for name in names)
 
 
+def assert_fetched_once(
+    client: Client, bucket: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, names: list[str]
+) -> None:
+    """Every object was requested, and once, but for second requests for what is slow on a busy machine."""
+    assert all_requested(remote_bucket, proxy, names)()
+    rows = [row for row in client.remote_usage() if row.bucket == bucket.name]
+    assert sum(row.requests.get("get", 0) - row.hedged for row in rows) == len(names)
+
+
 def expected_keys(client: Client) -> int:
     """The number of keys that the nodes behind a client expect to be read."""
     transport: Any = client._transport
@@ -94,7 +103,7 @@ def test_objects_of_the_next_steps_are_fetched_before_they_are_read(
     eventually(all_requested(remote_bucket, proxy, names_of(plan, *range(8))))
     assert not any(proxy.count("GET", remote_bucket.path(name)) for name in names_of(plan, *range(9, 20)))
     assert list(batches) == [contents(plan, step) for step in range(1, 20)]
-    assert [proxy.count("GET", remote_bucket.path(name)) for name in names] == [1] * 100
+    assert_fetched_once(client, cold, remote_bucket, proxy, names)
 
 
 def test_without_it_only_what_is_read_is_fetched(
@@ -105,7 +114,7 @@ def test_without_it_only_what_is_read_is_fetched(
     assert next(batches) == contents(plan, 0)
     assert not any(proxy.count("GET", remote_bucket.path(name)) for name in names_of(plan, *range(3, 8)))
     assert list(batches) == [contents(plan, step) for step in range(1, 8)]
-    assert [proxy.count("GET", remote_bucket.path(name)) for name in names] == [1] * 40
+    assert_fetched_once(client, cold, remote_bucket, proxy, names)
 
 
 @NODES
@@ -124,7 +133,7 @@ def test_workers_read_what_the_trainer_has_announced(
     assert next(batches) == contents(plan, 0)
     eventually(all_requested(remote_bucket, proxy, names_of(plan, *range(15))))
     assert list(batches) == [contents(plan, step) for step in range(1, 20)]
-    assert [proxy.count("GET", remote_bucket.path(name)) for name in names] == [1] * 100
+    assert_fetched_once(client, cold, remote_bucket, proxy, names)
     assert list(loader) == [[data_of(int(str(entry)[-7:-4])) for entry in plan.batch(1, step)] for step in range(20)]
     eventually(lambda: not expected_keys(client))
 
@@ -150,7 +159,7 @@ def test_two_loaders_of_one_bucket_cause_one_request_for_each_object(
     with ThreadPoolExecutor(2) as pool:
         read = list(pool.map(lambda plan: list(loader_of(client, plan)), plans))
     assert read == [[contents(plan, step) for step in range(12)] for plan in plans]
-    assert [proxy.count("GET", remote_bucket.path(name)) for name in names] == [1] * 60
+    assert_fetched_once(client, cold, remote_bucket, proxy, names)
 
 
 @pytest.mark.parametrize("own_node", [["remote_prefetch_requests=1"]], indirect=True)
@@ -163,7 +172,8 @@ def test_objects_are_fetched_in_the_order_of_need(
         steps = [pb.ExpectedStep(name=names[at : at + 3]) for at in range(0, 30, 3)]
         assert client._transport.expect(window(bucket.name, step=steps))
         eventually(all_requested(remote_bucket, proxy, names))
-    assert [one.path.removeprefix(f"/{remote_bucket.name}/") for one in proxy.requests] == names
+    paths = [one.path.removeprefix(f"/{remote_bucket.name}/") for one in proxy.requests]
+    assert list(dict.fromkeys(paths)) == names
 
 
 @pytest.mark.parametrize("own_node", [["remote_max_requests=3", "remote_prefetch_requests=2"]], indirect=True)
@@ -176,11 +186,11 @@ def test_a_reader_does_not_wait_for_what_is_fetched_ahead(
         assert client._transport.expect(window(bucket.name, *names))
         held.wait_for(2)
         assert [bucket.get(name) for name in names[10:20]] == [data_of(at) for at in range(10, 20)]
-        assert held.waiting == 2 and proxy.count("GET") == 12
+        assert held.waiting == 2
         held.release()
         eventually(all_requested(remote_bucket, proxy, names))
         assert [bucket.get(name) for name in names] == [data_of(at) for at in range(30)]
-    assert proxy.count("GET") == 30
+        assert_fetched_once(client, bucket, remote_bucket, proxy, names)
 
 
 @NODES
@@ -189,7 +199,8 @@ def test_requests_are_those_of_the_loader_s_tenant(client: Client, cold: Bucket,
     with connect(client.url, options=ClusterOptions(tenant="team")) as other:
         assert list(loader_of(other, plan)) == [contents(plan, step) for step in range(4)]
     rows = [row for row in client.remote_usage() if row.bucket == cold.name]
-    assert {row.tenant: row.requests["get"] for row in rows if row.requests.get("get")} == {"team": 20}
+    requests = {row.tenant: row.requests["get"] - row.hedged for row in rows if row.requests.get("get")}
+    assert requests == {"team": 20}
 
 
 def test_an_object_that_cannot_be_fetched_is_requested_once_ahead_and_fails_in_its_place(
@@ -201,7 +212,7 @@ def test_an_object_that_cannot_be_fetched_is_requested_once_ahead_and_fails_in_i
     remote_bucket.delete(gone)
     assert client._transport.expect(window(cold.name, *names_of(plan, *range(4))))
     eventually(all_requested(remote_bucket, proxy, names))
-    assert [proxy.count("GET", remote_bucket.path(name)) for name in names] == [1] * 20
+    assert_fetched_once(client, cold, remote_bucket, proxy, names)
     assert client._transport.expect(pb.ExpectRequest(loader=LOADER, done=True))
     dataset = BatchIterableDataset(
         client, plan, lambda item: item.tobytes() if item.ok else item.status.name, on_error="placeholder"
@@ -405,4 +416,5 @@ def test_names_that_no_object_can_have_are_ignored(
     assert transport.expect(window(cold.name, "x" * 10_000, good))
     eventually(all_requested(remote_bucket, proxy, [good]))
     assert transport.expect(pb.ExpectRequest(loader=LOADER, done=True))
-    assert cold.get(good) == data_of(0) and proxy.count("GET") == 1
+    assert cold.get(good) == data_of(0)
+    assert_fetched_once(client, cold, remote_bucket, proxy, [good])
