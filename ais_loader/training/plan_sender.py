@@ -26,6 +26,8 @@ LIFETIME_S = 30.0
 """Time after which the store forgets a loader that has gone."""
 RENEWALS = 3
 """Number of renewals in a lifetime, at least."""
+RENEWED_PARTS = 4
+"""A window advances by this part of its steps at a time."""
 MAX_STEPS = 1000
 """Largest number of steps that can be sent ahead."""
 MESSAGE_KEYS = 2000
@@ -71,7 +73,11 @@ class PlanSender:
         self._stopped = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="ais-loader plan", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more threads, or the interpreter ends
+            self._stopped = True
+            log.warning(_WARNING, error)
 
     def delivered(self, count: int) -> None:
         """Note how many steps the trainer has received, including the one that it receives now."""
@@ -88,7 +94,8 @@ class PlanSender:
             return  # inherited by a forked worker
         self._stopped = True
         self._changed.set()
-        self._thread.join(_STOP_S)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():  # which may collect garbage
+            self._thread.join(_STOP_S)
 
     # -- in the thread
 
@@ -113,7 +120,6 @@ class PlanSender:
                     position += 1
                     if window:
                         window.popleft()
-                self._due = position + max(1, self._ahead // 4)
                 self._fill(window, position, transport)
                 if not is_sent and not any(self._remote.values()):
                     return  # no remote bucket, and probably none later
@@ -138,17 +144,18 @@ class PlanSender:
                         self._changed.set()  # send the rest now, or all that was sent
                 if not is_complete:
                     sent = 0
-                self._wait(pause_s, failures)
+                self._wait(position + max(1, len(window) // RENEWED_PARTS), pause_s, failures)
         finally:
             if is_sent:
                 with contextlib.suppress(LoaderError):
                     transport.expect(pb.ExpectRequest(loader=self._loader, done=True))
 
-    def _wait(self, pause_s: float, failures: int) -> None:
-        if failures:  # however fast the trainer is
-            self._due = len(self._steps)
+    def _wait(self, due: int, pause_s: float, failures: int) -> None:
+        """Wait until `due` steps are delivered, for `pause_s` at most; after failures, for that time."""
+        self._due = len(self._steps) if failures else due
+        if failures:
             self._changed.clear()
-        if not self._stopped:
+        if not self._stopped and self._delivered < self._due:
             self._changed.wait(pause_s)
 
     def _fill(self, window: deque[dict[str, list[str]]], position: int, transport: Transport) -> None:

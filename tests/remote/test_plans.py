@@ -18,6 +18,7 @@ from ais_loader import BatchIterableDataset, BatchLoader, Remote, ShufflePlan, c
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing import eventually
+from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from ais_loader.training.plan import Position, position_state
 from ais_loader.transport.base import Transport
@@ -286,6 +287,24 @@ def test_a_node_that_restarts_is_told_the_plan_again(
         assert read == [contents(plan, step) for step in range(1, 20)]
         eventually(lambda: not expected_keys(client))
     assert max(proxy.count("GET", remote_bucket.path(name)) for name in names) <= 2
+
+
+@pytest.mark.slow
+def test_a_node_of_a_cluster_that_dies_does_not_stop_the_plan(
+    s3: object, tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    with ClusterProcesses(tmp_path, 3) as cluster, connect(cluster.url) as client:
+        remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
+        bucket = client.create_bucket("train", remote=remote, copies=2)
+        plan = plan_of(bucket, filled(remote_bucket, 200))
+        batches = iter(loader_of(client, plan, expect_steps=10))
+        assert next(batches) == contents(plan, 0)
+        eventually(all_requested(remote_bucket, proxy, names_of(plan, *range(10))))
+        cluster.kill([1])
+        read = [next(batches) for _ in range(10)]
+        eventually(all_requested(remote_bucket, proxy, names_of(plan, *range(20))), 30)
+        read += list(batches)
+        assert read == [contents(plan, step) for step in range(1, 40)]
 
 
 # -- failures do not stop the training
