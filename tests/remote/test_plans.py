@@ -72,11 +72,11 @@ def assert_fetched_once(
     assert sum(row.requests.get("get", 0) - row.hedged for row in rows) == len(names)
 
 
-def expected_keys(client: Client) -> int:
-    """The number of keys that the nodes behind a client expect to be read."""
+def expected_keys(client: Client) -> list[int]:
+    """The number of keys that each of the nodes behind a client expects to be read."""
     transport: Any = client._transport
     members = transport.members
-    return sum(members.calls(node).remote_usage().expected_keys for node in members.anybody())
+    return [members.calls(node).remote_usage().expected_keys for node in members.anybody()]
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_workers_read_what_the_trainer_has_announced(
     assert list(batches) == [contents(plan, step) for step in range(1, 20)]
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
     assert list(loader) == [[data_of(int(str(entry)[-7:-4])) for entry in plan.batch(1, step)] for step in range(20)]
-    eventually(lambda: not expected_keys(client))
+    eventually(lambda: not any(expected_keys(client)))
 
 
 def test_a_resumed_loader_announces_what_is_left(
@@ -236,7 +236,7 @@ def test_a_loader_that_stops_early_leaves_nothing(
         break
     assert not [thread for thread in threading.enumerate() if thread.name == "ais-loader plan"]
     if client.url.startswith("grpc"):
-        eventually(lambda: not expected_keys(client))
+        eventually(lambda: not any(expected_keys(client)))
     assert not any(proxy.count("GET", remote_bucket.path(name)) for name in names_of(plan, *range(11, 20)))
 
 
@@ -263,12 +263,12 @@ def test_the_plan_of_a_killed_loader_is_forgotten(
     ) as trainer:
         try:
             assert trainer.stdout is not None and trainer.stdout.readline() == "5\n"
-            eventually(lambda: expected_keys(client) >= 45)
+            eventually(lambda: sum(expected_keys(client)) >= 45)
             eventually(lambda: proxy.count("GET") >= 50)  # it lives, and renews
         finally:
             os.kill(trainer.pid, signal.SIGKILL)
             trainer.wait()
-    eventually(lambda: not expected_keys(client))
+    eventually(lambda: not any(expected_keys(client)))
 
 
 def test_a_node_that_restarts_is_told_the_plan_again(
@@ -279,32 +279,36 @@ def test_a_node_that_restarts_is_told_the_plan_again(
         plan = plan_of(bucket, names := filled(remote_bucket, 100))
         batches = iter(loader_of(client, plan, expect_steps=6))
         assert next(batches) == contents(plan, 0)
-        eventually(lambda: expected_keys(client) > 0)
+        eventually(lambda: sum(expected_keys(client)) > 0)
         own_node.restart()
         read = [next(batches) for _ in range(4)]
-        eventually(lambda: expected_keys(client) > 0)
+        eventually(lambda: sum(expected_keys(client)) > 0)
         read += list(batches)
         assert read == [contents(plan, step) for step in range(1, 20)]
-        eventually(lambda: not expected_keys(client))
+        eventually(lambda: not any(expected_keys(client)))
     assert max(proxy.count("GET", remote_bucket.path(name)) for name in names) <= 2
 
 
 @pytest.mark.slow
-def test_a_node_of_a_cluster_that_dies_does_not_stop_the_plan(
+def test_a_node_of_a_cluster_that_restarts_is_told_its_part_again(
     s3: object, tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
     with ClusterProcesses(tmp_path, 3) as cluster, connect(cluster.url) as client:
         remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
         bucket = client.create_bucket("train", remote=remote, copies=2)
-        plan = plan_of(bucket, filled(remote_bucket, 200))
-        batches = iter(loader_of(client, plan, expect_steps=10))
+        plan = plan_of(bucket, names := filled(remote_bucket, 300))
+        batches = iter(loader_of(client, plan, expect_steps=20))
         assert next(batches) == contents(plan, 0)
-        eventually(all_requested(remote_bucket, proxy, names_of(plan, *range(10))))
+        eventually(all_requested(remote_bucket, proxy, names_of(plan, *range(20))))
+        assert min(keys := expected_keys(client)) > 0 and sum(keys) <= 21 * BATCH
         cluster.kill([1])
+        cluster.start([1])
         read = [next(batches) for _ in range(10)]
-        eventually(all_requested(remote_bucket, proxy, names_of(plan, *range(20))), 30)
+        eventually(lambda: min(expected_keys(client)) > 0, 30)
         read += list(batches)
-        assert read == [contents(plan, step) for step in range(1, 40)]
+        assert read == [contents(plan, step) for step in range(1, 60)]
+        eventually(lambda: not any(expected_keys(client)))
+        assert all_requested(remote_bucket, proxy, names)()
 
 
 # -- failures do not stop the training
