@@ -37,7 +37,7 @@ STEP_KEYS = 10_000
 WINDOW_KEYS = 20_000
 WINDOW_BYTES = 2 << 20
 """Limits of a window, beyond which it gets no further step; the second is for names."""
-RETRY = Backoff(1.0, LIFETIME_S, jitter=0.5)
+RETRY = Backoff(1.0, 8.0, jitter=0.5)
 _STOP_S = 1.0
 log = logging.getLogger(__name__)
 

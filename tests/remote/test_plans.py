@@ -271,8 +271,9 @@ def test_the_plan_of_a_killed_loader_is_forgotten(
     eventually(lambda: not any(expected_keys(client)))
 
 
+@pytest.mark.slow
 def test_a_node_that_restarts_is_told_the_plan_again(
-    own_node: NodeProcess, remote_bucket: RemoteBucket, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+    own_node: NodeProcess, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
     with connect(own_node.url) as client:
         bucket = new_bucket(client, remote_bucket)
@@ -282,11 +283,11 @@ def test_a_node_that_restarts_is_told_the_plan_again(
         eventually(lambda: sum(expected_keys(client)) > 0)
         own_node.restart()
         read = [next(batches) for _ in range(4)]
-        eventually(lambda: sum(expected_keys(client)) > 0)
+        eventually(lambda: sum(expected_keys(client)) > 0, 30)
         read += list(batches)
         assert read == [contents(plan, step) for step in range(1, 20)]
         eventually(lambda: not any(expected_keys(client)))
-    assert max(proxy.count("GET", remote_bucket.path(name)) for name in names) <= 2
+    assert all_requested(remote_bucket, proxy, names)()
 
 
 @pytest.mark.slow
