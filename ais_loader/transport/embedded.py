@@ -410,7 +410,7 @@ class EmbeddedTransport:
         place = self._remote_bucket(bucket)
         if place is None:
             raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
-        return self._remote_here().warm(bucket, names)
+        return self._remote_here().warm(place, names)
 
     def evict(self, bucket: str, names: Sequence[str] | None, prefix: str) -> tuple[int, int]:
         require_bucket(bucket)

@@ -96,6 +96,13 @@ class ColdStream(EmbeddedStream):
     def read_all(self) -> list[bytes] | None:
         return None
 
+    def _read_frames(self) -> Generator[Frame, None, None]:
+        if self._remote is None:
+            yield from super()._read_frames()
+            return
+        with self._remote.tier.space.reading(self._request):
+            yield from super()._read_frames()
+
     def _spans(self, batch: StoreBatch) -> Iterator[FrameSpan]:
         from storage_node.remote.cold_entries import ColdEntries, cold_entries
 

@@ -23,6 +23,7 @@ _NEVER_S = -1.0
 _PROFILE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _REGION = re.compile(r"[A-Za-z0-9-]{0,64}")
 MAX_URL = 2048
+MAX_CACHE_BYTES = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,9 @@ class Remote:
     validate: Literal["always", "never"] | float = NEVER
     """When a stored copy is compared with the remote object before it is read: "always"; "never"; or an age in seconds,
     after which a copy is compared again."""
+    cache_bytes: int = 0
+    """The most bytes of copies that one node keeps, or an embedded store; beyond that, copies are evicted. 0 for no
+    limit."""
 
     def __post_init__(self) -> None:
         for what, value in (("url", self.url), ("endpoint", self.endpoint)):
@@ -54,6 +58,9 @@ class Remote:
         for what, value, allowed in (("region", self.region, _REGION), ("profile", self.profile, _PROFILE)):
             if not isinstance(value, str) or allowed.fullmatch(value) is None:
                 raise InvalidRequest(f"remote {what} {value!r}: need at most 64 letters, digits, '-', '_' or '.'")
+        budget = self.cache_bytes
+        if isinstance(budget, bool) or not isinstance(budget, int) or not 0 <= budget <= MAX_CACHE_BYTES:
+            raise InvalidRequest(f"cache_bytes={budget!r}: need a number of bytes, at least 0")
         if self.validate in (ALWAYS, NEVER):
             return
         age_s = self.validate
@@ -97,6 +104,7 @@ class Remote:
             region=self.region,
             profile=self.profile,
             validate_after_s=_NEVER_S if math.isinf(after_s) else after_s,
+            cache_bytes=self.cache_bytes,
         )
 
     @classmethod
@@ -104,7 +112,7 @@ class Remote:
         """Return the value of a message. Raises InvalidRequest."""
         after_s = message.validate_after_s
         validate: Literal["always", "never"] | float = NEVER if after_s < 0 else after_s
-        return cls(message.url, message.endpoint, message.region, message.profile, validate)
+        return cls(message.url, message.endpoint, message.region, message.profile, validate, message.cache_bytes)
 
 
 def _checked_url(url: str) -> str:

@@ -275,6 +275,7 @@ class _Session:
             answer = answer_kept(node.store, etl, request, batch_id, node.membership)
         if answer is not None:
             service.resources.slots.charge(tenant, answer[1])
+            service.resources.remote.space.note_reads(request)
         return answer
 
     def _forget(self, batch_id: int) -> None:
@@ -345,7 +346,8 @@ class _Session:
                 async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
                     call = BatchCall(service.resources, batch_id, request, credit, self._send, tally, call_slot)
                     run = await self._run_for(call)
-                    end = await run.run()
+                    with service.resources.remote.space.reading(request):
+                        end = await run.run()
             if end is None:
                 return
             response.end.CopyFrom(end)

@@ -16,7 +16,7 @@ from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import info_of
 from storage_node.limits.loop_thread import LoopThread
 from storage_node.remote.backends import Backends
-from storage_node.remote.prefetcher import Prefetcher
+from storage_node.remote.cache_space import CacheSpace
 from storage_node.remote.remote_buckets import RemoteBuckets
 from storage_node.remote.tier import RemoteBucket, RemoteTier
 from storage_node.settings.config import ServerConfig
@@ -42,12 +42,10 @@ class EmbeddedRemote:
         async def no_owner(bucket: RemoteBucket, name: str, version: str) -> bool:
             return False
 
-        async def nothing(bucket: RemoteBucket, names: Sequence[str]) -> None:
-            pass
-
+        buckets = RemoteBuckets(self._store, None)
         self.tier = RemoteTier(
             self._store,
-            remote_bucket=RemoteBuckets(self._store, None).find,
+            remote_bucket=buckets.find,
             read=thread.read,
             store_object=self._store_object,
             delete_object=self._delete_copy,
@@ -55,6 +53,9 @@ class EmbeddedRemote:
             forward=no_owner,
             settle_elsewhere=nothing,
             fetch_timeout_s=settings.fetch_timeout_s,
+            space=CacheSpace(
+                self._store, buckets=buckets.all, read=thread.read, min_free_bytes=settings.min_free_bytes
+            ),
         )
         self.prefetcher = Prefetcher(self.tier, settings.prefetch_requests)
 
@@ -92,7 +93,7 @@ class EmbeddedRemote:
                 return
             start_after = page.next
 
-    def warm(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
+    def warm(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
         """See `RemoteTier.warm`."""
         return self._thread.run(self.tier.warm(bucket, names))
 

@@ -9,6 +9,7 @@ from ais_loader.errors import NotFound, VersionConflict
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.context.node import Node
 from storage_node.remote.backends import Backends
+from storage_node.remote.cache_space import CacheSpace
 from storage_node.remote.fetch_owner import FetchOwner
 from storage_node.remote.remote_buckets import RemoteBuckets
 from storage_node.remote.tier import RemoteBucket, RemoteTier, StoreObject
@@ -29,10 +30,11 @@ def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject) -
         except (NotFound, VersionConflict):
             return  # somebody else has deleted or replaced it
 
+    buckets = RemoteBuckets(node.store, node.membership)
     owner = FetchOwner(node.membership, writes.channels, settings.fetch_timeout_s)
     return RemoteTier(
         node.store,
-        remote_bucket=RemoteBuckets(node.store, node.membership).find,
+        remote_bucket=buckets.find,
         read=node.read,
         store_object=store_object,
         delete_object=delete_object,
@@ -40,4 +42,5 @@ def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject) -
         forward=owner.forward,
         settle_elsewhere=owner.settle,
         fetch_timeout_s=settings.fetch_timeout_s,
+        space=CacheSpace(node.store, buckets=buckets.all, read=node.read, min_free_bytes=settings.min_free_bytes),
     )

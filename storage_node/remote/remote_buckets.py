@@ -21,17 +21,30 @@ class RemoteBuckets:
 
     def find(self, name: str) -> RemoteBucket | None:
         """Return the remote bucket of this name; None for any other bucket, and for a snapshot."""
+        if (in_map := self._in_map()) is not None:
+            return in_map.get(name)
+        record = self._store.record.current.buckets.get(name)
+        if record is None or record.remote is None:
+            return None
+        return RemoteBucket(name, record.uuid_bytes, record.remote)
+
+    def all(self) -> list[RemoteBucket]:
+        """Return all remote buckets."""
+        if (in_map := self._in_map()) is not None:
+            return list(in_map.values())
+        found = map(self.find, list(self._store.record.current.buckets))
+        return [bucket for bucket in found if bucket is not None]
+
+    def _in_map(self) -> dict[str, RemoteBucket] | None:
+        """Return the remote buckets of a cluster; None if there is none."""
         view = self._membership.view if self._membership is not None else None
         if view is None:
-            record = self._store.record.current.buckets.get(name)
-            if record is None or record.remote is None:
-                return None
-            return RemoteBucket(name, record.uuid_bytes, record.remote)
+            return None
         known, found = self._of_map
         if known is not view:
             found = _of(view)
             self._of_map = view, found
-        return found.get(name)
+        return found
 
 
 def _of(view: ClusterView) -> dict[str, RemoteBucket]:

@@ -31,7 +31,7 @@ from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 
 from ais_loader.errors import (
-    InvalidRequest,
+    DriveFull,
     LoaderError,
     ObjectNotFound,
     ObjectReplaced,
@@ -49,8 +49,8 @@ from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.backend import Backend
 from storage_node.remote.backends import Backends
-from storage_node.remote.object_metadata import ETAG, is_copy, metadata_of
-from storage_node.remote.remote_changed import RemoteChanged
+from storage_node.remote.cache_space import CacheSpace
+from storage_node.remote.object_metadata import ETAG, metadata_of
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.single_flight import SingleFlight
 from storage_node.remote.skipped_names import SkippedNames
@@ -104,6 +104,7 @@ class RemoteTier:
             node.
         settle_elsewhere: Waits for the fetches of these objects on other nodes.
         fetch_timeout_s: Time limit of a reader that waits for a cold object.
+        space: The room for copies on this node.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class RemoteTier:
         forward: Callable[[RemoteBucket, str, str], Awaitable[bool]],
         settle_elsewhere: Callable[[RemoteBucket, Sequence[str]], Awaitable[None]],
         fetch_timeout_s: float,
+        space: CacheSpace,
     ) -> None:
         self._store = store
         self.remote_bucket = remote_bucket
@@ -126,6 +128,7 @@ class RemoteTier:
         self._backends = backends
         self._forward, self._settle_elsewhere = forward, settle_elsewhere
         self._fetch_timeout_s = fetch_timeout_s
+        self.space = space
         self._fetches = SingleFlight(FAILURE_KEPT_S)
         """Fetches that readers of this node wait for, wherever they run."""
         self._loads = SingleFlight(0)
@@ -190,20 +193,31 @@ class RemoteTier:
         Raises ObjectNotFound, RemoteUnavailable, RemoteDenied, and what storing an object raises.
         """
         bucket = self.remote_bucket(bucket_name)
-        if bucket is None:
-            return
-        version = await self._read(self._version_to_fetch, bucket, name)
-        if version is not None:
-            await self.fetch(bucket, name, version)
+        if bucket is not None:
+            self.space.hold(bucket.uuid, name, self._fetch_timeout_s)
+            await self._ensure(bucket, name)
+            self.space.hold(bucket.uuid, name)
+
+    async def _ensure(self, bucket: RemoteBucket, name: str) -> None:
+        version = ""
+        try:
+            entry = await self._read(self._store.head, bucket.name, name)
+        except ObjectNotFound:
+            pass
+        else:
+            if self.is_current(bucket, name, entry):
+                return
+            version = str(entry.version)
+        await self.fetch(bucket, name, version)
 
     async def ensure_all(self, objects: Iterable[tuple[str, str]]) -> None:
         """Call `ensure` for these buckets and names at the same time. Errors are left to whoever reads the objects."""
         wanted = [one for one in dict.fromkeys(objects) if self.remote_bucket(one[0]) is not None]
         await asyncio.gather(*(self.ensure(*one) for one in wanted), return_exceptions=True)
 
-    async def warm(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
+    async def warm(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
         """Have objects in the store. Returns None or the error for each name, in order."""
-        results = await asyncio.gather(*(self.ensure(bucket, name) for name in names), return_exceptions=True)
+        results = await asyncio.gather(*(self._ensure(bucket, name) for name in names), return_exceptions=True)
         return _errors(results)
 
     async def fetch(self, bucket: RemoteBucket, name: str, version: str = "") -> None:
@@ -266,8 +280,9 @@ class RemoteTier:
         if version in ("", here) and not self.is_current(bucket, name, entry):
             await self._load(bucket, name, here, entry.metadata.get(ETAG, ""))
 
-    async def _load(self, bucket: RemoteBucket, name: str, version: str, etag: str) -> None:
-        """Fetch and store an object, unless the copy with this version and etag is current."""
+    async def _load(self, bucket: RemoteBucket, name: str, version: str, etag: str, *, make_room: bool = True) -> None:
+        """Fetch and store an object, unless the copy with this version and etag is current. With `make_room`, a full
+        drive has copies evicted, and the object is fetched once more."""
         try:
             answer = await self.backend(bucket).get(name, unless_etag=etag)
         except ObjectNotFound:
@@ -277,7 +292,7 @@ class RemoteTier:
         if answer is None:
             self._note(bucket, name, version)
             return
-        async with answer as arriving:
+        async with answer as arriving, self.space.room(bucket, arriving.info.size_bytes):
             header = pb.PutHeader(bucket=bucket.name, name=name, size_bytes=arriving.info.size_bytes)
             header.metadata.update(metadata_of(arriving.info))
             if version:
@@ -286,14 +301,15 @@ class RemoteTier:
                 header.condition.if_absent = True
             try:
                 async with aclosing(_chunks(arriving)) as chunks:
-                    try:
-                        info = await self._store_object(header, chunks)
-                    except StaleMap:
-                        # Only the first owner decides on conditions, and it cannot be reached. No byte was taken yet.
-                        header.ClearField("condition")
-                        info = await self._store_object(header, chunks)
+                    info: pb.ObjectInfo | None = await self._store_object(header, chunks)
             except VersionConflict:
                 return  # somebody else has stored or deleted the object; the reader looks again
+            except DriveFull:
+                if not make_room or not await self.space.relieve(bucket, name, arriving.info.size_bytes):
+                    raise
+                info = None
+        if info is None:
+            return await self._load(bucket, name, version, etag, make_room=False)
         self._note(bucket, name, info.version)
 
     def _note(self, bucket: RemoteBucket, name: str, version: str) -> None:
@@ -411,6 +427,7 @@ class RemoteTier:
 
     async def close(self) -> None:
         """Cancel what is in progress, and close the remote locations."""
+        await self.space.close()
         await self._fetches.close()
         await self._loads.close()
         await self._backends.close()

@@ -322,6 +322,9 @@ class RemoteSettings(SettingsGroup):
     """The number of these ranges that are fetched at once for one object, and held in memory."""
     hedge_budget: Share = 0.05
     """The share of reads that may be requested a second time if the first answer is unusually slow; 0 disables this."""
+    min_free_bytes: NotNegative = 1 << 30
+    """Copies of remote objects are evicted from a drive that has less free space than this. 0 disables this; a drive
+    that is full has copies evicted in any case."""
 
 
 GROUPS: Mapping[str, type[SettingsGroup]] = {

@@ -34,7 +34,7 @@ from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.replica_state import ReplicaState, not_found_message, stale_message
 from storage_node.store.snapshots import Snapshots
 from storage_node.store.store_record import BucketRecord
-from storage_node.store.write import StagedObject, Upload, WriteRouter, check_content, checked_metadata
+from storage_node.store.write import ChangeWatch, StagedObject, Upload, WriteRouter, check_content, checked_metadata
 
 
 class Store:
@@ -233,6 +233,10 @@ class Store:
         return self._buckets.delete(name, force=force, of_cluster=of_cluster)
 
     # -- objects
+
+    def watch_changes(self, watch: ChangeWatch | None) -> None:
+        """Have `watch` called after each change of an object from now on; None ends that."""
+        self._changes.watch = watch
 
     def begin_put(
         self,

@@ -26,6 +26,8 @@ from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.pool.drive_set import DrivePlacement, DriveSet
 
 MAX_METADATA_BYTES = 4096
+ChangeWatch = Callable[[bytes, str, "CatalogEntry | None"], None]
+"""Called after each change with the bucket's uuid, the name, and the entry that it has now, if any; on any thread."""
 R = TypeVar("R")
 
 
@@ -205,6 +207,11 @@ class WriteRouter:
 
     def __init__(self, drives: DriveSet) -> None:
         self._drives = drives
+        self.watch: ChangeWatch | None = None
+
+    def _tell(self, bucket_uuid: bytes, name: str, left: CatalogEntry | None) -> None:
+        if self.watch is not None and (left is None or left.path != SUPERSEDED):
+            self.watch(bucket_uuid, name, left)
 
     def newest(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
         return self._drives.newest(bucket_uuid, name).record
@@ -237,6 +244,7 @@ class WriteRouter:
                     results[at] = result
                     if not isinstance(result, LoaderError):
                         _keep_index(drive, objects[at], result)
+                        self._tell(objects[at].pending.bucket_uuid, objects[at].pending.name, result)
         return results
 
     def _bring(self, staged: StagedObject, placement: DrivePlacement) -> Drive:
@@ -298,6 +306,12 @@ class WriteRouter:
 
     def delete(self, bucket_uuid: bytes, name: str, condition: Condition | None = None) -> bool | OutcomeUnknown:
         """Remove an object without a tombstone. Returns whether there was one. See `Transactions.delete`."""
+        result = self._delete(bucket_uuid, name, condition)
+        if result is True:
+            self._tell(bucket_uuid, name, None)
+        return result
+
+    def _delete(self, bucket_uuid: bytes, name: str, condition: Condition | None) -> bool | OutcomeUnknown:
         with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
@@ -323,23 +337,31 @@ class WriteRouter:
     ) -> list[bool | LoaderError]:
         """Delete many objects, those of one drive in one commit. Results are in order; each name fails with its own
         drive."""
-        return self._grouped(
+        results = self._grouped(
             bucket_uuid,
             names,
             lambda owner, rows: owner.delete(bucket_uuid, [names[row] for row in rows], condition=condition),
-            lambda row: self.delete(bucket_uuid, names[row], condition),
+            lambda row: self._delete(bucket_uuid, names[row], condition),
         )
+        for name, result in zip(names, results, strict=True):
+            if result is True:
+                self._tell(bucket_uuid, name, None)
+        return results
 
     def write_tombstones(
         self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]]
     ) -> list[tuple[CatalogEntry | None, CatalogEntry | None] | LoaderError]:
         """Write many tombstones, one commit for each drive. Results are in order; names fail with their drive."""
-        return self._grouped(
+        results = self._grouped(
             bucket_uuid,
             [name for name, _, _ in tombstones],
             lambda owner, rows: owner.write_tombstones(bucket_uuid, [tombstones[row] for row in rows]),
-            lambda row: self.write_tombstone(bucket_uuid, *tombstones[row][:2], writes=tombstones[row][2]),
+            lambda row: self._write_tombstone(bucket_uuid, *tombstones[row][:2], writes=tombstones[row][2]),
         )
+        for (name, _, _), result in zip(tombstones, results, strict=True):
+            if not isinstance(result, LoaderError):
+                self._tell(bucket_uuid, name, result[1])
+        return results
 
     def _grouped(
         self,
@@ -380,6 +402,18 @@ class WriteRouter:
         writes: bytes = b"",
     ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
         """See `Transactions.write_tombstone`."""
+        before, left = self._write_tombstone(bucket_uuid, name, version, condition, writes)
+        self._tell(bucket_uuid, name, left)
+        return before, left
+
+    def _write_tombstone(
+        self,
+        bucket_uuid: bytes,
+        name: str,
+        version: Version | None,
+        condition: Condition | None = None,
+        writes: bytes = b"",
+    ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
         with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
@@ -397,6 +431,11 @@ class WriteRouter:
 
     def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> CatalogEntry | None:
         """See `Transactions.drop`."""
+        left = self._drop(bucket_uuid, name, version, tombstone=tombstone)
+        self._tell(bucket_uuid, name, left)
+        return left
+
+    def _drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> CatalogEntry | None:
         with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))

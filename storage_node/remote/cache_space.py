@@ -1,0 +1,395 @@
+"""Cache space: the bytes that copies of remote objects may take on one node, and their eviction beyond that.
+
+A bucket with a budget (`Remote.cache_bytes`) has an eviction order in memory, which is rebuilt after a start by a scan
+of the bucket. If a drive has less free space than `remote_min_free_bytes`, copies of all remote buckets on it are
+evicted as well, and buckets without a budget are followed from then on. Otherwise nothing is kept in memory.
+
+A copy stays while a batch that names it runs, because a slow reader may come to it long after it was looked up, and for
+`HELD_S` after another read has begun. The file of an evicted copy stays for readers that have found it, like that of a
+replaced object (see `storage_node.store.drive.ended_versions`); snapshots keep the versions that they see.
+
+A fetch waits for room. If all copies have to stay, it goes on above the budget: what running batches read is never
+evicted to stay within it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ais_loader.errors import LoaderError, NotFound
+from ais_loader.wire.generated import ais_batch_pb2 as pb
+from storage_node.limits.tasks import keep_going
+from storage_node.remote.eviction_order import EvictionOrder, NeededAt
+from storage_node.remote.object_metadata import is_copy
+from storage_node.store.drive.ended_versions import GRACE_S
+from storage_node.store.format import CatalogEntry
+from storage_node.store.store import Store
+
+if TYPE_CHECKING:
+    from storage_node.remote.tier import RemoteBucket
+
+HELD_S = 5.0
+"""Time for which a copy stays after a read has begun that is not a batch."""
+FOLLOW_S = 1.0
+"""Interval at which budgets and the drives' free space are looked at, beside the looks of each fetch."""
+SLACK = 64
+"""Eviction continues until one part in this many of the budget is free, so that it is done for many objects at once."""
+RELIEF_BYTES = 64 << 20
+"""Least number of bytes that are evicted when a fetch has found its drive full."""
+_TOGETHER_S = 0.05
+"""Changes within this time are looked at together."""
+_SCANNED_AT_ONCE = 1000
+_FREED_AFTER_S = GRACE_S + 3.0
+"""Time until the space of evicted copies is free, at most."""
+log = logging.getLogger(__name__)
+
+
+class _Followed:
+    """A bucket whose copies are known. Guarded by the lock of its CacheSpace."""
+
+    def __init__(self, bucket: RemoteBucket, needed_at: NeededAt | None) -> None:
+        self.bucket = bucket
+        self.order = EvictionOrder(bucket.uuid, needed_at)
+        self.arriving_bytes = 0
+        """Bytes of fetches that have begun to store."""
+        self.reading: Counter[str] = Counter()
+        """Names in running batches."""
+        self.held: dict[str, float] = {}
+        """Names that other readers have asked for, with the time until which they stay."""
+        self.scanned = False
+        self.evictions = 0
+
+    @property
+    def limit_bytes(self) -> int:
+        """0 for no limit."""
+        return self.bucket.remote.cache_bytes
+
+    def over_bytes(self, arriving_bytes: int = 0) -> int:
+        """Return the bytes to evict; 0 within the budget."""
+        total_bytes = self.order.size_bytes + arriving_bytes
+        if not self.limit_bytes or total_bytes <= self.limit_bytes:
+            return 0
+        return total_bytes - self.limit_bytes + self.limit_bytes // SLACK
+
+    def may_go(self, name: str) -> bool:
+        return name not in self.reading and self.held.get(name, 0.0) < time.monotonic()
+
+
+class CacheSpace:
+    """Notes come from any thread; everything else belongs to one event loop.
+
+    Args:
+        buckets: Returns all remote buckets.
+        read: Runs a function that may wait for a drive, off the event loop.
+        min_free_bytes: Free space of each drive below which copies on it are evicted.
+        needed_at: See `EvictionOrder`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        buckets: Callable[[], Iterable[RemoteBucket]],
+        read: Callable[..., Awaitable[Any]],
+        min_free_bytes: int,
+        needed_at: NeededAt | None = None,
+    ) -> None:
+        self._store = store
+        self._buckets = buckets
+        self._read = read
+        self._min_free_bytes = min_free_bytes
+        self._needed_at = needed_at
+        self._lock = threading.Lock()
+        self._followed: dict[bytes, _Followed] = {}
+        self._evicting = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._drive_was_full = False
+        """Whether a drive has been short of space since the start: all remote buckets are followed then."""
+        self._pending: deque[tuple[float, os.PathLike[str], int]] = deque()
+        """Evicted copies whose space is not free yet: when, the drive, bytes."""
+        self._task = asyncio.create_task(keep_going("keeping copies of remote objects within their budgets", self._run))
+        store.watch_changes(self._changed)
+
+    async def close(self) -> None:
+        self._store.watch_changes(None)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    # -- notes, from any thread
+
+    def _changed(self, bucket_uuid: bytes, name: str, entry: CatalogEntry | None) -> None:
+        """Follow a change of the store: the current entry of a name, None for an object that is gone."""
+        followed = self._followed.get(bucket_uuid)
+        if followed is None:
+            return
+        with self._lock:
+            if entry is None or entry.is_tombstone or not is_copy(entry.metadata):
+                followed.order.remove(name)
+                return
+            followed.order.add(name, entry.size_bytes)
+            is_over = followed.over_bytes() > 0
+        if is_over:
+            self._wake_up()
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def note_read(self, bucket_uuid: bytes, name: str) -> None:
+        """Note that a stored copy is being read."""
+        followed = self._followed.get(bucket_uuid)
+        if followed is not None:
+            with self._lock:
+                followed.order.note_read(name)
+
+    def note_reads(self, request: pb.BatchRequest) -> None:
+        """Note the reads of a batch from one bucket."""
+        if not self._followed:
+            return
+        followed = self._followed_bucket(request.bucket[0])
+        if followed is not None:
+            with self._lock:
+                for name in request.name:
+                    followed.order.note_read(name)
+
+    def _followed_bucket(self, name: str) -> _Followed | None:
+        record = self._store.find_bucket(name)
+        return self._followed.get(record.uuid_bytes) if record is not None else None
+
+    @contextlib.contextmanager
+    def reading(self, request: pb.BatchRequest) -> Iterator[None]:
+        """Keep the copies that a batch names until it has ended."""
+        if not self._followed:
+            yield
+            return
+        of_index = dict(enumerate(map(self._followed_bucket, request.bucket)))
+        at = request.bucket_index or itertools.repeat(0)
+        named = [(of_index.get(of), name) for of, name in zip(at, request.name, strict=False)]
+        read = [(followed, name) for followed, name in named if followed is not None]
+        with self._lock:
+            for followed, name in read:
+                followed.reading[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                for followed, name in read:
+                    followed.reading[name] -= 1
+                    if not followed.reading[name]:
+                        del followed.reading[name]
+                is_over = any(followed.over_bytes() for followed in self._followed.values())
+            if is_over:
+                self._wake_up()
+
+    def hold(self, bucket_uuid: bytes, name: str, fetch_s: float = 0.0) -> None:
+        """Keep a copy for `HELD_S`, for a reader that is no batch. `fetch_s`: time until it is there."""
+        followed = self._followed.get(bucket_uuid)
+        if followed is not None:
+            now_s = time.monotonic()
+            with self._lock:
+                followed.order.note_read(name)
+                followed.held.pop(name, None)
+                followed.held[name] = now_s + fetch_s + HELD_S
+                while followed.held[first := next(iter(followed.held))] < now_s:
+                    del followed.held[first]
+
+    # -- room for fetches
+
+    @contextlib.asynccontextmanager
+    async def room(self, bucket: RemoteBucket, size_bytes: int) -> AsyncIterator[None]:
+        """Have room for a fetched object while it is stored."""
+        followed = self._follow(bucket) if bucket.remote.cache_bytes else self._followed.get(bucket.uuid)
+        if followed is None:
+            yield
+            return
+        with self._lock:
+            followed.arriving_bytes += size_bytes
+        try:
+            await self._evict_beyond(followed, arriving=True)
+            yield
+        finally:
+            with self._lock:
+                followed.arriving_bytes -= size_bytes
+
+    async def relieve(self, bucket: RemoteBucket, name: str, size_bytes: int) -> bool:
+        """Evict copies from the drive of an object that has found it full. Returns whether another try makes sense."""
+        self._drive_was_full = True
+        self._follow_all()
+        await self._scan_all()
+        drive = self._store.drive_set.at(self._store.drive_set.placement.owner(bucket.uuid, name)).root
+        freed_bytes = await self._evict_from(drive, max(2 * size_bytes, RELIEF_BYTES))
+        log.warning("%s is full: %d bytes of copies of remote objects were evicted", drive, freed_bytes)
+        return freed_bytes > 0
+
+    # -- following
+
+    def _follow(self, bucket: RemoteBucket) -> _Followed:
+        followed = self._followed.get(bucket.uuid)
+        if followed is None:
+            followed = _Followed(bucket, self._needed_at)
+            with self._lock:
+                self._followed = {**self._followed, bucket.uuid: followed}
+            self._wake.set()
+        elif followed.bucket != bucket:
+            followed.bucket = bucket
+        return followed
+
+    def _follow_all(self) -> None:
+        """Follow the buckets that have to be, and forget the others."""
+        wanted = [bucket for bucket in self._buckets() if bucket.remote.cache_bytes or self._drive_was_full]
+        for bucket in wanted:
+            self._follow(bucket)
+        uuids = {bucket.uuid for bucket in wanted}
+        if not uuids.issuperset(self._followed):
+            with self._lock:
+                self._followed = {uuid: one for uuid, one in self._followed.items() if uuid in uuids}
+
+    async def _scan_all(self) -> None:
+        """Learn of the copies of buckets that have not been scanned."""
+        for followed in [one for one in self._followed.values() if not one.scanned]:
+            objects = self._store.objects(followed.bucket.name, skip_missing=True)
+            try:
+                while page := await self._read(_next_of, objects):
+                    with self._lock:
+                        for name, entry in page:
+                            if name not in followed.order and is_copy(entry.metadata):
+                                followed.order.add(name, entry.size_bytes)
+                followed.scanned = True
+            except NotFound:
+                continue
+            except LoaderError as error:
+                log.info("copies of %s are not all known yet: %s", followed.bucket.name, error)
+
+    async def _run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            self._wake.clear()
+            self._follow_all()
+            await self._scan_all()
+            for followed in list(self._followed.values()):
+                await self._evict_beyond(followed)
+            if self._min_free_bytes:
+                await self._keep_drives_free()
+            await asyncio.sleep(_TOGETHER_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FOLLOW_S):
+                    await self._wake.wait()
+
+    # -- evicting
+
+    async def _evict_beyond(self, followed: _Followed, *, arriving: bool = False) -> None:
+        """Evict until the budget is kept, as far as copies may go. `arriving`: with the fetches that are being stored,
+        of which some may be stored already."""
+
+        def over_bytes() -> int:
+            return followed.over_bytes(followed.arriving_bytes if arriving else 0)
+
+        if over_bytes():
+            async with self._evicting:
+                while size_bytes := over_bytes():
+                    if not await self._evict(followed, size_bytes, followed.may_go):
+                        return
+
+    async def _keep_drives_free(self) -> None:
+        """Evict copies from drives that are short of space."""
+        for root, free_bytes in await self._read(self._free_bytes):
+            short_bytes = self._min_free_bytes - free_bytes - self._pending_bytes(root)
+            if short_bytes <= 0:
+                continue
+            if not self._drive_was_full:
+                self._drive_was_full = True
+                log.warning("%s has %d bytes free: copies of remote objects are evicted", root, free_bytes)
+                self._follow_all()
+                await self._scan_all()
+            await self._evict_from(root, short_bytes)
+
+    def _free_bytes(self) -> list[tuple[os.PathLike[str], int]]:
+        found: list[tuple[os.PathLike[str], int]] = []
+        for drive in self._store.drives:
+            if drive is not None:
+                with contextlib.suppress(OSError):  # a drive that fails is found and told by others
+                    space = os.statvfs(drive.root)
+                    found.append((drive.root, space.f_bavail * space.f_frsize))
+        return found
+
+    def _pending_bytes(self, root: os.PathLike[str]) -> int:
+        while self._pending and self._pending[0][0] < time.monotonic() - _FREED_AFTER_S:
+            self._pending.popleft()
+        return sum(size_bytes for _, drive, size_bytes in self._pending if drive == root)
+
+    async def _evict_from(self, root: os.PathLike[str], size_bytes: int) -> int:
+        """Evict copies on this drive, of the buckets with the most bytes first. Returns the number of bytes."""
+        freed_bytes = 0
+        async with self._evicting:
+            for followed in sorted(self._followed.values(), key=lambda one: -one.order.size_bytes):
+
+                def may_go(name: str, followed: _Followed = followed) -> bool:
+                    return followed.may_go(name) and self._root_of(followed.bucket.uuid, name) == root
+
+                while freed_bytes < size_bytes:
+                    more_bytes = await self._evict(followed, size_bytes - freed_bytes, may_go)
+                    if not more_bytes:
+                        break
+                    freed_bytes += more_bytes
+        return freed_bytes
+
+    def _root_of(self, bucket_uuid: bytes, name: str) -> os.PathLike[str] | None:
+        drives = self._store.drive_set
+        drive = drives.slots[drives.placement.owner(bucket_uuid, name)].drive
+        return None if drive is None else drive.root
+
+    async def _evict(self, followed: _Followed, size_bytes: int, may_go: Callable[[str], bool]) -> int:
+        """Evict some copies; return their bytes, 0 if none may go."""
+        with self._lock:
+            victims = followed.order.take(size_bytes, may_go)
+        kept: list[tuple[str, int]] = await self._read(self._remove, followed, victims) if victims else []
+        with self._lock:
+            for name, victim_bytes in kept:
+                followed.order.add(name, victim_bytes)
+        freed_bytes = sum(size for _, size in victims) - sum(size for _, size in kept)
+        followed.evictions += len(victims) - len(kept)
+        return freed_bytes
+
+    def _remove(self, followed: _Followed, victims: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Remove these copies from the store, without tombstones. Returns those that could not be removed."""
+        kept: list[tuple[str, int]] = []
+        bucket = followed.bucket
+        for name, size_bytes in victims:
+            try:
+                drive, entry = self._store.locate(bucket.name, name)
+                if self._store.bucket(bucket.name).uuid_bytes != bucket.uuid or not is_copy(entry.metadata):
+                    continue
+                # By its version: an object that replaces the copy meanwhile need not be a copy.
+                self._store.delete(bucket.name, name, version=entry.version)
+            except NotFound:
+                continue
+            except LoaderError as error:
+                log.info("%s/%s is not evicted for now: %s", bucket.name, name, error)
+                kept.append((name, size_bytes))
+            else:
+                self._pending.append((time.monotonic(), drive.root, entry.size_bytes))
+        return kept
+
+    # -- what is measured
+
+    def cached_bytes(self) -> Mapping[str, int]:
+        """Return the bytes of copies of each followed bucket, by its name. Thread-safe."""
+        return {one.bucket.name: one.order.size_bytes for one in self._followed.values()}
+
+    def evictions(self) -> Mapping[str, int]:
+        """Return the number of copies evicted since the bucket was followed, by its name. Thread-safe."""
+        return {one.bucket.name: one.evictions for one in self._followed.values()}
+
+
+def _next_of(objects: Iterator[tuple[str, CatalogEntry]]) -> list[tuple[str, CatalogEntry]]:
+    return list(itertools.islice(objects, _SCANNED_AT_ONCE))
