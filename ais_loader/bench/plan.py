@@ -9,19 +9,17 @@ import hashlib
 import json
 import math
 import random
-import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.values.urls import is_remote
+from ais_loader.values.size_of_text import size_of_text
 
 READING = ("get", "get-batch", "members", "ranges", "list", "sessions")
 WRITING = ("put", "put-many", "mixed")
 WORKLOADS = (*READING, *WRITING)
 MARKED = "ais-loader-bench"
 """Default bucket."""
-_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _LARGEST = 1 << 40
 _WIDEST = 16
 """A lognormal size is limited to this multiple of its median: one object must not dominate the measurement."""
@@ -29,10 +27,7 @@ _WIDEST = 16
 
 def size_bytes(text: str) -> int:
     """Parse a size such as `10KiB`. Raises InvalidRequest."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if found is None or found[2].lower() not in _UNITS:
-        raise InvalidRequest(f"{text!r} is no size: write it as 4096, 10KiB, 1.5MiB or 1GiB")
-    size = round(float(found[1]) * _UNITS[found[2].lower()])
+    size = size_of_text(text)
     if size > _LARGEST:
         raise InvalidRequest(f"{text!r} is more than 1024 GiB")
     return size

@@ -17,9 +17,10 @@ from ais_loader.cli.targets import Target, parse_target
 from ais_loader.errors import BucketExists, BucketHasSnapshots, BucketNotEmpty, InvalidRequest
 from ais_loader.objects.client import Client
 from ais_loader.transport.base import BucketInfo
+from ais_loader.values.size_of_text import size_of_text
 from ais_loader.wire.remote import Remote
 
-_REMOTE_KEYS = ("remote", "endpoint", "region", "profile", "validate")
+_REMOTE_KEYS = ("remote", "endpoint", "region", "profile", "validate", "cache_bytes")
 
 
 @click.group(cls=HintingGroup)
@@ -74,6 +75,13 @@ def _parse_bucket(text: str) -> Target:
     show_default=True,
     help="Compare stored copies with the remote objects: never, always, or after this many seconds.",
 )
+@click.option(
+    "--cache-size",
+    metavar="SIZE",
+    default="0",
+    show_default=True,
+    help="Evict copies beyond this size on each node, as in 200GB, with --remote; 0 for no limit.",
+)
 @takes_store
 def create(
     name: Target,
@@ -86,6 +94,7 @@ def create(
     region: str,
     profile: str,
     validate: str,
+    cache_size: str,
     store: StoreChoice,
 ) -> None:
     """Create a bucket.
@@ -93,9 +102,10 @@ def create(
     Its name has 1 to 63 of the characters a-z A-Z 0-9 - _ . and no leading dot. If --store is a folder that is empty
     or does not exist, a store is created there too.
     """
-    place = Remote(remote, endpoint, region, profile, _rule(validate)) if remote else None
-    if place is None and (endpoint or region or profile or validate != "never"):
-        raise click.UsageError("--endpoint, --region, --profile and --validate need --remote")
+    cache_bytes = size_of_text(cache_size)
+    place = Remote(remote, endpoint, region, profile, _rule(validate), cache_bytes) if remote else None
+    if place is None and (endpoint or region or profile or validate != "never" or cache_bytes):
+        raise click.UsageError("--endpoint, --region, --profile, --validate and --cache-size need --remote")
     with store.writing(create=True) as client:
         try:
             client.create_bucket(
@@ -151,8 +161,8 @@ def show(name: Target, as_json: bool, store: StoreChoice) -> None:
 def set_(name: Target, assignments: tuple[str, ...], store: StoreChoice) -> None:
     """Change a bucket's properties for future writes: min_copies=2, reframe=yes.
 
-    remote=URL makes it a remote bucket or changes its place, and remote= ends that; endpoint=, region=, profile= and
-    validate= change a part of it.
+    remote=URL makes it a remote bucket or changes its place, and remote= ends that; endpoint=, region=, profile=,
+    validate= and cache_bytes=, as in cache_bytes=200GB, change a part of it.
 
     In a cluster, copies=3 changes the number of copies of all objects in the bucket. While copies are being made or
     removed, `show` says that the bucket is settling.
@@ -191,7 +201,7 @@ def _assigned(text: str) -> tuple[str, Any]:
     if key == "reframe" and value.lower() in ("yes", "no", "true", "false"):
         return key, value.lower() in ("yes", "true")
     if key in _REMOTE_KEYS and "=" in text:
-        return key, _rule(value) if key == "validate" else value
+        return key, _rule(value) if key == "validate" else size_of_text(value) if key == "cache_bytes" else value
     raise click.UsageError(
         f"{text!r}: need copies=N, min_copies=N, reframe=yes or no, or {', '.join(_REMOTE_KEYS)} with a value"
     )
@@ -217,7 +227,9 @@ def _show(found: BucketInfo, *, as_json: bool) -> None:
     place = properties.pop("remote") or {}
     properties |= {"remote" if key == "url" else key: value for key, value in place.items() if value}
     for key, value in properties.items():
-        click.echo(f"{key:<10}  {value if not isinstance(value, bool) else 'yes' if value else 'no'}")
+        if key == "cache_bytes":
+            value = f"{value} ({size_text(value)})"
+        click.echo(f"{key:<11}  {value if not isinstance(value, bool) else 'yes' if value else 'no'}")
 
 
 @bucket.command()

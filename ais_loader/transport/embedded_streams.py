@@ -100,7 +100,7 @@ class ColdStream(EmbeddedStream):
         if self._remote is None:
             yield from super()._read_frames()
             return
-        with self._remote.tier.space.reading(self._request):
+        with self._remote.tier.space.reading_here(self._request):
             yield from super()._read_frames()
 
     def _spans(self, batch: StoreBatch) -> Iterator[FrameSpan]:

@@ -346,7 +346,7 @@ class _Session:
                 async with asyncio.timeout(request.deadline_ms / 1000 if request.deadline_ms else None):
                     call = BatchCall(service.resources, batch_id, request, credit, self._send, tally, call_slot)
                     run = await self._run_for(call)
-                    with service.resources.remote.space.reading(request):
+                    async with service.resources.remote.space.reading(request):
                         end = await run.run()
             if end is None:
                 return

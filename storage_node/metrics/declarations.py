@@ -332,6 +332,17 @@ METRICS = (
         lambda node: node.promote.errors,
         "Files that were refused, or could not be stored or given up, by the error's kind.",
     ),
+    # Copies of remote objects.
+    metric("ais_loader_remote_cached_bytes", "gauge", "bytes", "bucket")(
+        lambda node: node.resources.remote.space.cached_bytes(),
+        "Copies of remote objects on this node, of buckets with a budget (cache_bytes). After a drive was short of "
+        "space, of all remote buckets.",
+    ),
+    metric("ais_loader_remote_evictions_total", "counter", "objects", "bucket")(
+        lambda node: node.resources.remote.space.evictions(),
+        "Copies of remote objects that were evicted to stay within a bucket's budget, or because a drive was short of "
+        "space.",
+    ),
     # Transforms.
     metric("ais_loader_etl_objects_total", "counter", "objects", "transform")(
         lambda node: node.each_transform(lambda counts: counts.objects),

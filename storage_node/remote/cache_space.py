@@ -22,7 +22,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ais_loader.errors import LoaderError, NotFound
@@ -45,6 +45,8 @@ SLACK = 64
 """Eviction continues until one part in this many of the budget is free, so that it is done for many objects at once."""
 RELIEF_BYTES = 64 << 20
 """Least number of bytes that are evicted when a fetch has found its drive full."""
+_REMOVED_S = 10.0
+"""How long a reader waits for a removal, at most."""
 _TOGETHER_S = 0.05
 """Changes within this time are looked at together."""
 _SCANNED_AT_ONCE = 1000
@@ -65,6 +67,8 @@ class _Followed:
         """Names in running batches."""
         self.held: dict[str, float] = {}
         """Names that other readers have asked for, with the time until which they stay."""
+        self.going: set[str] = set()
+        """Names that are being removed."""
         self.scanned = False
         self.evictions = 0
 
@@ -109,6 +113,7 @@ class CacheSpace:
         self._min_free_bytes = min_free_bytes
         self._needed_at = needed_at
         self._lock = threading.Lock()
+        self._gone = threading.Condition(self._lock)
         self._followed: dict[bytes, _Followed] = {}
         self._evicting = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
@@ -166,42 +171,70 @@ class CacheSpace:
         record = self._store.find_bucket(name)
         return self._followed.get(record.uuid_bytes) if record is not None else None
 
-    @contextlib.contextmanager
-    def reading(self, request: pb.BatchRequest) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def reading(self, request: pb.BatchRequest) -> AsyncIterator[None]:
         """Keep the copies that a batch names until it has ended."""
-        if not self._followed:
+        pins = self._pin(request) if self._followed else []
+        try:
+            if any(name in followed.going for followed, name in pins):
+                await self._read(self._wait_for_going, pins)
             yield
-            return
+        finally:
+            self._unpin(pins)
+
+    @contextlib.contextmanager
+    def reading_here(self, request: pb.BatchRequest) -> Iterator[None]:
+        """Like `reading`, in another thread than that of the event loop."""
+        pins = self._pin(request) if self._followed else []
+        try:
+            self._wait_for_going(pins)
+            yield
+        finally:
+            self._unpin(pins)
+
+    def _pin(self, request: pb.BatchRequest) -> Sequence[tuple[_Followed, str]]:
         of_index = dict(enumerate(map(self._followed_bucket, request.bucket)))
         at = request.bucket_index or itertools.repeat(0)
         named = [(of_index.get(of), name) for of, name in zip(at, request.name, strict=False)]
-        read = [(followed, name) for followed, name in named if followed is not None]
+        pins = [(followed, name) for followed, name in named if followed is not None]
         with self._lock:
-            for followed, name in read:
+            for followed, name in pins:
                 followed.reading[name] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                for followed, name in read:
-                    followed.reading[name] -= 1
-                    if not followed.reading[name]:
-                        del followed.reading[name]
-                is_over = any(followed.over_bytes() for followed in self._followed.values())
-            if is_over:
-                self._wake_up()
+        return pins
 
-    def hold(self, bucket_uuid: bytes, name: str, fetch_s: float = 0.0) -> None:
+    def _unpin(self, pins: Sequence[tuple[_Followed, str]]) -> None:
+        if not pins:
+            return
+        with self._lock:
+            for followed, name in pins:
+                followed.reading[name] -= 1
+                if not followed.reading[name]:
+                    del followed.reading[name]
+            is_over = any(followed.over_bytes() for followed in self._followed.values())
+        if is_over:
+            self._wake_up()
+
+    def _wait_for_going(self, pins: Sequence[tuple[_Followed, str]]) -> None:
+        """Wait until those that are being removed are gone: a reader that finds one of them may come too late for its
+        file."""
+        with self._lock:
+            self._gone.wait_for(lambda: not any(name in followed.going for followed, name in pins), _REMOVED_S)
+
+    async def hold(self, bucket_uuid: bytes, name: str, fetch_s: float = 0.0) -> None:
         """Keep a copy for `HELD_S`, for a reader that is no batch. `fetch_s`: time until it is there."""
         followed = self._followed.get(bucket_uuid)
-        if followed is not None:
-            now_s = time.monotonic()
-            with self._lock:
-                followed.order.note_read(name)
-                followed.held.pop(name, None)
-                followed.held[name] = now_s + fetch_s + HELD_S
-                while followed.held[first := next(iter(followed.held))] < now_s:
-                    del followed.held[first]
+        if followed is None:
+            return
+        now_s = time.monotonic()
+        with self._lock:
+            followed.order.note_read(name)
+            followed.held.pop(name, None)
+            followed.held[name] = now_s + fetch_s + HELD_S
+            while followed.held[first := next(iter(followed.held))] < now_s:
+                del followed.held[first]
+            is_going = name in followed.going
+        if is_going:
+            await self._read(self._wait_for_going, [(followed, name)])
 
     # -- room for fetches
 
@@ -365,6 +398,11 @@ class CacheSpace:
         kept: list[tuple[str, int]] = []
         bucket = followed.bucket
         for name, size_bytes in victims:
+            with self._lock:
+                if not followed.may_go(name):  # a reader has come
+                    kept.append((name, size_bytes))
+                    continue
+                followed.going.add(name)
             try:
                 drive, entry = self._store.locate(bucket.name, name)
                 if self._store.bucket(bucket.name).uuid_bytes != bucket.uuid or not is_copy(entry.metadata):
@@ -378,6 +416,10 @@ class CacheSpace:
                 kept.append((name, size_bytes))
             else:
                 self._pending.append((time.monotonic(), drive.root, entry.size_bytes))
+            finally:
+                with self._lock:
+                    followed.going.discard(name)
+                    self._gone.notify_all()
         return kept
 
     # -- what is measured

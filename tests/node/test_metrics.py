@@ -392,6 +392,7 @@ def test_the_dashboard_has_its_rows_and_its_variables(metrics: dict[str, Series]
         "Drives that change",
         "Promotion",
         "Transforms",
+        "Remote buckets",
     ]
     assert all(panel["datasource"]["uid"] == "${datasource}" for panel in panels if panel["type"] != "row")
     assert len({panel["id"] for panel in panels}) == len(panels)
@@ -445,7 +446,7 @@ def test_a_panel_of_what_may_not_be_there_tells_none_from_no_data() -> None:
                 "title"
             ]
             told += 1
-    assert told == 7
+    assert told == 9
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")

@@ -55,7 +55,7 @@ def test_bytes_are_exact_and_what_may_not_go_stays(steps: list[tuple]) -> None:
             _, size_bytes, protected, needed = step
             may_go = {name for name in sizes if name not in protected}
             free = {name for name in may_go if name not in needed}
-            victims = order.take(size_bytes, lambda name: name in may_go)
+            victims = order.take(size_bytes, may_go.__contains__)
             names = [name for name, _ in victims]
             assert len(set(names)) == len(names) and may_go.issuperset(names)
             assert all(sizes[name] == size for name, size in victims)

@@ -1,0 +1,218 @@
+"""Budgets of copies: on every transport the copies stay within them, and every reader gets its bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ais_loader import Entry, Remote, connect, errors
+from ais_loader.errors import LoaderError
+from ais_loader.objects.bucket import Bucket
+from ais_loader.objects.client import Client
+from ais_loader.testing.node import NodeProcess
+from ais_loader.testing.waiting import eventually
+from tests.remote.conftest import RemoteBucket
+from tests.remote.fault_proxy import FaultProxy
+from tests.remote.s3_server import S3Server
+
+SIZE = 10_000
+BUDGET = 20 * SIZE
+
+
+def data_of(name: str) -> bytes:
+    return random.Random(name).randbytes(SIZE)
+
+
+def fill(remote_bucket: RemoteBucket, count: int) -> list[str]:
+    names = [f"{at:03}" for at in range(count)]
+    for name in names:
+        remote_bucket.put(name, data_of(name))
+    return names
+
+
+def stored(bucket: Bucket) -> dict[str, int]:
+    """Sizes of the stored copies, of which a cluster may have more than one."""
+    return {info.name: info.size_bytes for info in bucket.objects() if info.version}
+
+
+def read(bucket: Bucket, client: Client, names: list[str], at_once: int = 4) -> None:
+    for at in range(0, len(names), at_once):
+        group = names[at : at + at_once]
+        items = client.get_batch([Entry(bucket.name, name) for name in group])
+        assert [item.data.tobytes() for item in items] == [data_of(name) for name in group]
+
+
+def nodes_of(client: Client) -> int:
+    return 3 if "," in client.url else 1
+
+
+@pytest.fixture
+def small(client: Client, bucket_name: str, remote_bucket: RemoteBucket) -> Iterator[Bucket]:
+    """A remote bucket with a budget of 20 copies on each node."""
+    remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, cache_bytes=BUDGET)
+    yield client.create_bucket(bucket_name, remote=remote)
+    with contextlib.suppress(errors.Closed, errors.NotFound):
+        client.delete_bucket(bucket_name, force=True)
+
+
+def test_epochs_over_more_than_the_budget_stay_within_it(
+    client: Client, small: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    budget_bytes = BUDGET * nodes_of(client)
+    names = fill(remote_bucket, 2 * budget_bytes // SIZE)
+    most_bytes = 0
+    for epoch in range(2):
+        random.Random(epoch).shuffle(names)
+        for at in range(0, len(names), 10):
+            read(small, client, names[at : at + 10], at_once=5)
+            most_bytes = max(most_bytes, sum(stored(small).values()))
+    assert most_bytes <= budget_bytes + nodes_of(client) * 5 * SIZE  # the copies of one batch
+    eventually(lambda: sum(stored(small).values()) <= budget_bytes)
+    assert sum(stored(small).values()) > budget_bytes // 2
+    assert proxy.count("GET", "*") >= len(names)
+
+
+def test_a_hot_set_survives_a_pass_over_everything(
+    client: Client, small: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    names = fill(remote_bucket, 8 + 60 * nodes_of(client))
+    hot, others = names[:8], names[8:]
+    for _ in range(4):
+        read(small, client, hot)
+    read(small, client, others)
+    proxy.forget()
+    read(small, client, hot)
+    assert proxy.count("GET", "*") == 0
+    read(small, client, others[:10])  # of which most are fetched again
+    assert proxy.count("GET", "*") > 0
+
+
+def test_single_reads_keep_a_copy_as_batches_do(
+    client: Client, small: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    names = fill(remote_bucket, 1 + 60 * nodes_of(client))
+    for _ in range(4):
+        assert small.get(names[0]) == data_of(names[0])
+    read(small, client, names[1:])
+    proxy.forget()
+    assert small.get(names[0]) == data_of(names[0])
+    assert proxy.count("GET", "*") == 0
+
+
+def test_readers_get_their_bytes_while_copies_are_evicted(
+    client: Client, small: Bucket, remote_bucket: RemoteBucket
+) -> None:
+    names = fill(remote_bucket, 60 * nodes_of(client))
+    failures: list[BaseException] = []
+    counts = [0] * 4
+
+    def churn(number: int, stop_s: float) -> None:
+        draw = random.Random(number)
+        try:
+            while time.monotonic() < stop_s:
+                if draw.random() < 0.3:
+                    name = draw.choice(names)
+                    assert small.get(name) == data_of(name)
+                else:
+                    read(small, client, draw.sample(names, 8), at_once=8)
+                counts[number] += 1
+        except (LoaderError, AssertionError) as error:
+            failures.append(error)
+
+    stop_s = time.monotonic() + 1.5
+    threads = [threading.Thread(target=churn, args=(number, stop_s)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures, failures[0]
+    assert all(counts)
+    eventually(lambda: sum(stored(small).values()) <= BUDGET * nodes_of(client))
+
+
+def test_a_batch_larger_than_the_budget_is_served(client: Client, small: Bucket, remote_bucket: RemoteBucket) -> None:
+    names = fill(remote_bucket, 70)
+    read(small, client, names, at_once=70)
+    eventually(lambda: sum(stored(small).values()) <= BUDGET * nodes_of(client))
+
+
+def test_a_snapshot_keeps_the_versions_that_it_sees(
+    client: Client, small: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    names = fill(remote_bucket, 5 + 60 * nodes_of(client))
+    read(small, client, names[:5])
+    small.snapshot("before")
+    read(small, client, names[5:])
+    eventually(lambda: not set(names[:5]) <= set(stored(small)))
+    proxy.forget()
+    snapshot = client.bucket(small.name, snapshot="before")
+    assert [snapshot.get(name) for name in names[:5]] == [data_of(name) for name in names[:5]]
+    assert proxy.count("GET", "*") == 0
+    small.delete_snapshot("before")
+
+
+def test_what_is_no_copy_is_neither_counted_nor_evicted(
+    client: Client, bucket: Bucket, remote_bucket: RemoteBucket
+) -> None:
+    own = {f"own{at}": bytes([at]) * SIZE for at in range(30)}
+    bucket.put_many(own.items())
+    names = fill(remote_bucket, 40 * nodes_of(client))
+    bucket.set(remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, cache_bytes=BUDGET))
+    read(bucket, client, names)
+    eventually(lambda: sum(map(stored(bucket).get, stored(bucket).keys() - own.keys())) <= BUDGET * nodes_of(client))
+    assert {name: bucket.get(name) for name in own} == own
+    bucket.set(remote="")
+
+
+def test_a_smaller_budget_takes_effect(client: Client, small: Bucket, remote_bucket: RemoteBucket) -> None:
+    read(small, client, fill(remote_bucket, 15))
+    assert len(stored(small)) == 15
+    small.set(remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint, cache_bytes=2 * SIZE))
+    eventually(lambda: len(stored(small)) <= 2 * nodes_of(client))
+    assert small.info().remote.cache_bytes == 2 * SIZE
+
+
+def test_copies_on_a_drive_that_is_short_of_space_are_evicted(
+    s3: S3Server, tmp_path: Path, remote_bucket: RemoteBucket, bucket_name: str
+) -> None:
+    arguments = ["--set", f"remote_min_free_bytes={1 << 60}"]
+    with NodeProcess(tmp_path, arguments=arguments) as node, connect(node.url) as client:
+        remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
+        bucket = client.create_bucket(bucket_name, remote=remote)
+        names = fill(remote_bucket, 5)
+        for name in names:
+            assert bucket.get(name) == data_of(name)
+        eventually(lambda: not stored(bucket))
+        assert bucket.get(names[0]) == data_of(names[0])
+
+
+def test_a_restart_keeps_the_budget(
+    s3: S3Server, tmp_path: Path, remote_bucket: RemoteBucket, bucket_name: str
+) -> None:
+    names = fill(remote_bucket, 60)
+    with NodeProcess(tmp_path) as node:
+        with connect(node.url) as client:
+            remote = Remote(remote_bucket.url, endpoint=remote_bucket.endpoint)
+            bucket = client.create_bucket(bucket_name, remote=remote)
+            read(bucket, client, names[:40])
+            assert len(stored(bucket)) == 40
+            bucket.set(remote=Remote(remote.url, endpoint=remote.endpoint, cache_bytes=30 * SIZE))
+        node.kill()
+        node.start()
+        with connect(node.url) as client:
+            bucket = client.bucket(bucket_name)
+            eventually(lambda: 20 <= len(stored(bucket)) <= 30)
+            read(bucket, client, names[40:])
+            eventually(lambda: len(stored(bucket)) <= 30)
+
+
+@pytest.mark.parametrize("cache_bytes", [-1, 1.5, True, 1 << 63, "10"])
+def test_what_is_no_budget_is_refused(cache_bytes: object) -> None:
+    with pytest.raises(errors.InvalidRequest, match="cache_bytes="):
+        Remote("s3://b", cache_bytes=cache_bytes)  # type: ignore[arg-type]
