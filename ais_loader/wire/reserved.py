@@ -13,6 +13,8 @@ ORIGINAL_CHECKSUM = "ais-original-crc32c"
 RESERVED = frozenset({ORIGINAL_SIZE, ORIGINAL_CHECKSUM})
 STORE_PREFIX = "ais."
 """Prefix of the keys by which the store says how it made an object: by a job, or by a promotion."""
+REMOTE_ETAG = f"{STORE_PREFIX}remote-etag"
+"""ETag of the remote object of which an object is a copy."""
 
 REMOTE_ETAG = f"{STORE_PREFIX}remote-etag"
 """ETag of the remote object that a stored object is a copy of."""

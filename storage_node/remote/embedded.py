@@ -39,7 +39,7 @@ class EmbeddedRemote:
     async def _set_up(self, thread: LoopThread) -> None:
         settings = ServerConfig().remote
 
-        async def no_owner(bucket: RemoteBucket, name: str, version: str) -> bool:
+        async def no_owner(bucket: RemoteBucket, name: str, version: str = "") -> bool:
             return False
 
         buckets = RemoteBuckets(self._store, None)
@@ -51,7 +51,7 @@ class EmbeddedRemote:
             delete_object=self._delete_copy,
             backends=Backends(settings, file_roots=None),
             forward=no_owner,
-            settle_elsewhere=nothing,
+            copy_from_owner=no_owner,
             fetch_timeout_s=settings.fetch_timeout_s,
             space=CacheSpace(
                 self._store, buckets=buckets.all, read=thread.read, min_free_bytes=settings.min_free_bytes

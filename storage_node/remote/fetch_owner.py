@@ -1,7 +1,7 @@
 """Fetch owner: the node of a cluster that fetches an object for all of them, which is the object's first owner.
 
 If it cannot be reached, the next owner fetches. So each object leaves the remote storage once, however many nodes want
-it, unless a node fails meanwhile.
+it, unless a node fails meanwhile. An owner that has evicted its copy gets it from another owner, not from there.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from ais_loader.errors import RemoteUnavailable
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2_grpc as rpc
-from storage_node.context.channels import Channels
+from ais_loader.wire.generated import ais_replica_pb2 as wire
+from ais_loader.wire.generated import ais_replica_pb2_grpc
+from storage_node.cluster.repair.transfers import bucket_ref
+from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.limits.call_slots import current_tenant
@@ -52,27 +56,36 @@ class FetchOwner:
             return True
         return False
 
-    async def settle(self, bucket: RemoteBucket, names: Sequence[str]) -> None:
-        """Wait for the fetches of these objects on the nodes that may fetch them. Nodes that do not answer are left
-        out: their fetches end with them."""
+    async def copy_here(self, bucket: RemoteBucket, name: str) -> bool:
+        """Have another owner send its copy, if this node is an owner that lacks it. Returns whether one has sent it.
+
+        Raises RemoteUnavailable if no other owner has it, as far as they answer, and not all do.
+        """
         view = self._membership.view
         placed = view.buckets.get(bucket.name) if view is not None else None
         if view is None or placed is None:
-            return
-        by_node: dict[int, list[str]] = {}
-        for name, nodes in zip(names, view.concerned(placed, names), strict=True) if names else ():
-            for node in nodes:
-                by_node.setdefault(node, []).append(name)
-
-        async def settle(node: int, mine: list[str]) -> None:
-            endpoint = view.nodes[node].peer_endpoint
-            request = pb.SettleFetchesRequest(bucket=bucket.name, bucket_uuid=bucket.uuid, name=mine)
-            stub: Any = rpc.RemotePeerStub(self._channels.to(endpoint))
-            with contextlib.suppress(ReplicaLost), self._channels.reporting(endpoint):
-                await stub.SettleFetches(request, timeout=self._timeout_s)
-
-        others = {node: mine for node, mine in by_node.items() if view.nodes[node].uuid != self._membership.node_uuid}
-        await asyncio.gather(*(settle(node, mine) for node, mine in others.items()))
+            return False
+        owners = [view.nodes[node] for node in view.owners(placed, name)]
+        own_uuid = self._membership.node_uuid
+        if own_uuid not in [owner.uuid for owner in owners]:
+            return False
+        request = wire.PushRequest(bucket=bucket_ref(placed), name=[name], node_uuid=own_uuid)
+        silent = ""
+        for endpoint in [owner.peer_endpoint for owner in owners if owner.uuid != own_uuid]:
+            try:
+                if self._channels.avoided(endpoint):
+                    raise ReplicaLost(f"{endpoint} does not answer")
+                stub: Any = ais_replica_pb2_grpc.RepairStub(self._channels.to(endpoint))
+                with self._channels.reporting(endpoint):
+                    answer: wire.PushResponse = await stub.Push(request, timeout=STEP_TIMEOUT_S)
+            except ReplicaLost as lost:
+                silent = str(lost)
+                continue
+            if answer.objects:
+                return True
+        if silent:
+            raise RemoteUnavailable(f"{bucket.name}/{name}: another node may have it, which did not send it: {silent}")
+        return False
 
     async def _ask(self, endpoint: str, request: pb.FetchRequest) -> None:
         stub: Any = rpc.RemotePeerStub(self._channels.to(endpoint))

@@ -40,7 +40,7 @@ def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject) -
         delete_object=delete_object,
         backends=Backends(settings, file_roots=tuple(map(Path, settings.file_roots))),
         forward=owner.forward,
-        settle_elsewhere=owner.settle,
+        copy_from_owner=owner.copy_here,
         fetch_timeout_s=settings.fetch_timeout_s,
         space=CacheSpace(node.store, buckets=buckets.all, read=node.read, min_free_bytes=settings.min_free_bytes),
     )

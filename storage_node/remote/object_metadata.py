@@ -12,7 +12,6 @@ from storage_node.store.write import checked_metadata
 if TYPE_CHECKING:
     from storage_node.remote.remote_object import RemoteObject
 
-ETAG = REMOTE_ETAG
 VERSION = f"{STORE_PREFIX}remote-version"
 MODIFIED = f"{STORE_PREFIX}remote-modified-ns"
 CONTENT_TYPE = f"{STORE_PREFIX}content-type"
@@ -26,7 +25,7 @@ def metadata_of(found: RemoteObject) -> dict[str, str]:
     own = {
         key: value
         for key, value in (
-            (ETAG, found.etag),
+            (REMOTE_ETAG, found.etag),
             (VERSION, found.version),
             (MODIFIED, str(found.modified_ns)),
             (CONTENT_TYPE, found.content_type),
@@ -42,4 +41,4 @@ def metadata_of(found: RemoteObject) -> dict[str, str]:
 
 def is_copy(metadata: Mapping[str, str]) -> bool:
     """Whether a stored object is a copy of a remote one, which can be fetched again."""
-    return ETAG in metadata
+    return REMOTE_ETAG in metadata

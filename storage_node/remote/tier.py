@@ -45,12 +45,12 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import has_version
 from ais_loader.wire.remote import Remote
-from ais_loader.wire.reserved import ETAG_VERSION
+from ais_loader.wire.reserved import REMOTE_ETAG
 from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.backend import Backend
 from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
-from storage_node.remote.object_metadata import ETAG, metadata_of
+from storage_node.remote.object_metadata import metadata_of
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.single_flight import SingleFlight
 from storage_node.remote.skipped_names import SkippedNames
@@ -102,7 +102,7 @@ class RemoteTier:
         backends: The remote locations.
         forward: Asks the node that fetches this object, and returns True when it has; returns False if that is this
             node.
-        settle_elsewhere: Waits for the fetches of these objects on other nodes.
+        copy_from_owner: Has another owner of the object send its copy to this node; returns whether one has.
         fetch_timeout_s: Time limit of a reader that waits for a cold object.
         space: The room for copies on this node.
     """
@@ -117,7 +117,7 @@ class RemoteTier:
         delete_object: Callable[[RemoteBucket, str, str], Awaitable[None]],
         backends: Backends,
         forward: Callable[[RemoteBucket, str, str], Awaitable[bool]],
-        settle_elsewhere: Callable[[RemoteBucket, Sequence[str]], Awaitable[None]],
+        copy_from_owner: Callable[[RemoteBucket, str], Awaitable[bool]],
         fetch_timeout_s: float,
         space: CacheSpace,
     ) -> None:
@@ -126,7 +126,7 @@ class RemoteTier:
         self._read = read
         self._store_object, self._delete_object = store_object, delete_object
         self._backends = backends
-        self._forward, self._settle_elsewhere = forward, settle_elsewhere
+        self._forward, self._copy_from_owner = forward, copy_from_owner
         self._fetch_timeout_s = fetch_timeout_s
         self.space = space
         self._fetches = SingleFlight(FAILURE_KEPT_S)
@@ -261,9 +261,27 @@ class RemoteTier:
     async def _fetch(self, bucket: RemoteBucket, name: str, version: str) -> None:
         if not await self._forward(bucket, name, version):
             await self.fetch_here(bucket, name, version)
-        elif version:
+        elif not version:
+            await self._bring(bucket, name)
+        else:
             with contextlib.suppress(LoaderError):
                 self._note(bucket, name, str((await self._read(self._store.head, bucket.name, name)).version))
+
+    async def _bring(self, bucket: RemoteBucket, name: str) -> bool:
+        """Have an object here, if this node is an owner that lacks what another owner has. Returns whether it is here.
+
+        Raises RemoteUnavailable if another owner that may have it does not answer.
+        """
+        if await self._is_stored(bucket, name):
+            return True
+        return await self._copy_from_owner(bucket, name) and await self._is_stored(bucket, name)
+
+    async def _is_stored(self, bucket: RemoteBucket, name: str) -> bool:
+        try:
+            await self._read(self._store.head, bucket.name, name)
+        except ObjectNotFound:
+            return False
+        return True
 
     async def fetch_here(self, bucket: RemoteBucket, name: str, version: str = "") -> None:
         """Fetch on this node, which is the one that fetches the object for the cluster. Raises what `fetch` raises."""
@@ -274,11 +292,14 @@ class RemoteTier:
         try:
             entry = await self._read(self._store.head, bucket.name, name)
         except ObjectNotFound:
+            with contextlib.suppress(RemoteUnavailable):  # the remote storage has it, too
+                if await self._bring(bucket, name):
+                    return
             await self._load(bucket, name, "", "")
             return
         here = str(entry.version)
         if version in ("", here) and not self.is_current(bucket, name, entry):
-            await self._load(bucket, name, here, entry.metadata.get(ETAG, ""))
+            await self._load(bucket, name, here, entry.metadata.get(REMOTE_ETAG, ""))
 
     async def _load(self, bucket: RemoteBucket, name: str, version: str, etag: str, *, make_room: bool = True) -> None:
         """Fetch and store an object, unless the copy with this version and etag is current. With `make_room`, a full
@@ -303,7 +324,10 @@ class RemoteTier:
                 async with aclosing(_chunks(arriving)) as chunks:
                     info: pb.ObjectInfo | None = await self._store_object(header, chunks)
             except VersionConflict:
-                return  # somebody else has stored or deleted the object; the reader looks again
+                # Somebody else has stored or deleted the object; the reader looks again.
+                if not version:
+                    await self._bring(bucket, name)
+                return
             except DriveFull:
                 if not make_room or not await self.space.relieve(bucket, name, arriving.info.size_bytes):
                     raise
@@ -394,19 +418,7 @@ class RemoteTier:
                 return await self._put(bucket, header, chunks, size_bytes, if_etag=etag)
             if not has_version(entry, version):
                 raise VersionConflict(f"{bucket.name}/{header.name}: it has version {entry.version} now")
-            etag, header.condition.if_version = entry.metadata.get(ETAG, ""), str(entry.version)
-        return await self._put(bucket, header, chunks, size_bytes, if_absent=header.condition.if_absent, if_etag=etag)
-
-    async def _put(
-        self,
-        bucket: RemoteBucket,
-        header: pb.PutHeader,
-        chunks: AsyncIterator[bytes],
-        size_bytes: int,
-        *,
-        if_absent: bool = False,
-        if_etag: str = "",
-    ) -> dict[str, str]:
+            etag = entry.metadata.get(REMOTE_ETAG, "")
         stored = await self.backend(bucket).put(
             header.name,
             chunks,

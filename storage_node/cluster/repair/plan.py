@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from ais_loader.wire.cluster_map import ClusterView, object_hashes
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.reserved import REMOTE_ETAG
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.map.mutations import take_out
 from storage_node.store.format import CatalogEntry, Version
@@ -44,6 +45,12 @@ class NamePage:
     """Positions in the map, best first."""
     ripe: Sequence[bool]
     """Whether each entry is a tombstone whose grace time is over."""
+    evictable: Sequence[bool] = ()
+    """Whether each object is a copy of a remote one; empty if none is. An owner that lacks it may have evicted it, and
+    gets it when it is read there."""
+
+    def is_evictable(self, row: int) -> bool:
+        return bool(self.evictable) and self.evictable[row]
 
 
 @dataclass(slots=True)
@@ -79,7 +86,8 @@ def page_of(
     owners = owners_of(view, bucket, names)
     states = [State(entry.version, entry.is_tombstone, entry.size_bytes) for _, entry in held]
     ripe = [entry.is_tombstone and now_ns - entry.modified_ns > grace_s * 1e9 for _, entry in held]
-    return NamePage(names, states, owners, ripe)
+    evictable = [REMOTE_ETAG in entry.metadata for _, entry in held] if bucket.HasField("remote") else []
+    return NamePage(names, states, owners, ripe, evictable)
 
 
 def questions(page: NamePage, local: int, nodes: int) -> dict[int, list[str]]:
@@ -97,13 +105,16 @@ def plan(
 ) -> RepairWork:
     """Decide the steps for a page from the answers of the other nodes.
 
+    Copies of remote objects are not made equal: an owner may have evicted its own, and would get it back in every pass.
+
     Args:
         by_this_map: the nodes that answered under the map of the page.
     """
     work = RepairWork()
-    for name, mine, owners, ripe in zip(page.names, page.states, page.owners, page.ripe, strict=True):
+    for row, (name, mine, owners, ripe) in enumerate(zip(page.names, page.states, page.owners, page.ripe, strict=True)):
         complete, known, newest = True, True, True
         behind: list[int] = []
+        evictable, lacking = page.is_evictable(row), 0
         for node in owners:
             if node == local:
                 continue
@@ -112,7 +123,9 @@ def plan(
                 complete = known = False
             if theirs is UNKNOWN:
                 continue
-            if theirs is None or theirs.version < mine.version:
+            if evictable and theirs is None:
+                lacking += 1
+            elif theirs is None or theirs.version < mine.version:
                 complete = False
                 if theirs is not None or not ripe:
                     behind.append(node)
@@ -120,6 +133,9 @@ def plan(
                 newest = False
                 if local in owners and theirs.version > _version(work.older_local.get(name)):
                     work.older_local[name] = node, theirs
+        if local not in owners and lacking == len(owners) and owners:
+            # One is enough: further ones are made where the object is read.
+            complete, behind = False, [owners[0]]
         if not known:
             work.unknown += 1
         for node in behind if newest else ():  # otherwise the node with the newer version pushes that

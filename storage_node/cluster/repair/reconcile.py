@@ -218,8 +218,8 @@ class Reconciler:
             wanted: dict[str, Version] = {}
             for name, state in found.fetch.items():
                 if mine[name] is None:
-                    if joining:
-                        continue  # repair pushes it
+                    if joining or bucket.HasField("remote"):
+                        continue  # repair pushes it, or it may have been evicted here
                     if self._missing >= MAX_MISSING:
                         self._filled.clear()
                         self._store.replicas.stale.mark_gaps([bucket.uuid])

@@ -22,7 +22,9 @@ MAX_NAMES = 100_000
 def shortages(page: NamePage, local: int, answers: Mapping[int, Answer]) -> dict[str, int]:
     """Return how many owners are not known to have each object, for the objects that this node is responsible for."""
     found: dict[str, int] = {}
-    for name, mine, owners in zip(page.names, page.states, page.owners, strict=True):
+    for row, (name, mine, owners) in enumerate(zip(page.names, page.states, page.owners, strict=True)):
+        if page.is_evictable(row):
+            continue
         known = {node: answers.get(node, {}).get(name, UNKNOWN) for node in owners if node != local}
         if mine.is_tombstone or any(state is not None and state.version > mine.version for state in known.values()):
             continue  # the node with the newer version is responsible
