@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.reserved import REMOTE_ETAG
 from storage_node.cluster.repair import plan as repair_plan
 from storage_node.cluster.repair.plan import (
     UNKNOWN,
@@ -26,7 +27,8 @@ from storage_node.cluster.repair.plan import (
     questions,
     same_owners,
 )
-from storage_node.store.format import CatalogEntry, Version, tombstone
+from storage_node.cluster.repair.shortage import shortages
+from storage_node.store.format import CatalogEntry, Version, encode_metadata, tombstone
 
 NODES = 4
 
@@ -48,6 +50,45 @@ def test_what_another_owner_lacks_or_has_older_is_pushed_to_it() -> None:
     work = plan(page(state(5), [0, 1, 2]), 0, NODES, {1: {"a": None}, 2: {"a": state(4)}})
     assert work.push == {1: ["a"], 2: ["a"]}
     assert not work.is_clean and not work.drop and not work.older_local
+
+
+def evictable(mine: State, owners: list[int]) -> NamePage:
+    """An object that is a copy of a remote one."""
+    return NamePage(["a"], [mine], [owners], [False], [True])
+
+
+def test_an_owner_that_lacks_a_copy_of_a_remote_object_is_left_without() -> None:
+    work = plan(evictable(state(5), [0, 1, 2]), 0, NODES, {1: {"a": None}, 2: {"a": state(4)}})
+    assert work.push == {2: ["a"]}  # an older one is wrong
+    assert plan(evictable(state(5), [0, 1]), 0, NODES, {1: {"a": None}}).is_clean
+    assert not shortages(evictable(state(5), [0, 1]), 0, {1: {"a": None}})
+    assert shortages(page(state(5), [0, 1]), 0, {1: {"a": None}}) == {"a": 1}
+
+
+def test_a_copy_of_a_remote_object_that_belongs_elsewhere_goes_when_one_owner_has_it() -> None:
+    copy = evictable(state(5), [1, 2])
+    assert plan(copy, 0, NODES, {1: {"a": None}, 2: {"a": state(5)}}).drop == [("a", state(5))]
+    work = plan(copy, 0, NODES, {1: {"a": None}, 2: {"a": None}})
+    assert work.push == {1: ["a"]} and not work.drop
+    work = plan(copy, 0, NODES, {1: {"a": None}})  # the other one is silent
+    assert not work.drop and not work.is_clean
+    work = plan(copy, 0, NODES, {1: {"a": None}, 2: {"a": state(4)}})
+    assert work.push == {2: ["a"]} and not work.drop
+
+
+def test_a_page_knows_copies_of_remote_objects_by_their_metadata() -> None:
+    map_ = pb.ClusterMap(version=1, node=[pb.MapNode(uuid=b"n" * 16, weight=1)])
+    bucket = map_.bucket.add(name="b", uuid=b"b" * 16, copies=1)
+    held = [
+        (name, CatalogEntry(1, 1, 0, 0, 0, 0, 0, b"p", encode_metadata(metadata), b""))
+        for name, metadata in (("copy", {REMOTE_ETAG: "e"}), ("own", {"x": "y"}))
+    ]
+    assert not any(map(page_of(ClusterView(map_), bucket, held, now_ns=0, grace_s=1).is_evictable, range(2)))
+    bucket.remote.url = "s3://b"
+    assert list(map(page_of(ClusterView(map_), bucket, held, now_ns=0, grace_s=1).is_evictable, range(2))) == [
+        True,
+        False,
+    ]
 
 
 def test_equal_copies_need_nothing() -> None:

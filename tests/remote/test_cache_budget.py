@@ -17,9 +17,12 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing.node import NodeProcess
 from ais_loader.testing.waiting import eventually
+from storage_node.server import NodeServer
+from storage_node.settings.config import ServerConfig
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import S3Server
+from tests.store.small_drive import small_drive
 
 SIZE = 10_000
 BUDGET = 20 * SIZE
@@ -190,6 +193,37 @@ def test_copies_on_a_drive_that_is_short_of_space_are_evicted(
             assert bucket.get(name) == data_of(name)
         eventually(lambda: not stored(bucket))
         assert bucket.get(names[0]) == data_of(names[0])
+
+
+def test_a_full_drive_has_copies_evicted_for_a_fetch(
+    s3: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    remote_bucket: RemoteBucket,
+    bucket_name: str,
+) -> None:
+    mib = 1 << 20
+    contents = {f"{at:02}": bytes([at]) * mib for at in range(24)}
+    for name, data in contents.items():
+        remote_bucket.put(name, data)
+    remote_bucket.put("larger than the drive", bytes(100 * mib))
+    with (
+        small_drive(tmp_path, monkeypatch) as drive,
+        NodeServer([drive.root], ServerConfig(port=0, remote_min_free_bytes=0)) as node,
+        connect(node.url) as client,
+    ):
+        bucket = client.create_bucket(bucket_name, remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint))
+        own = client.create_bucket("own")
+        own.put("kept", b"k" * mib)
+        drive.leave(20 * mib)
+        for name, data in contents.items():
+            assert bucket.get(name) == data
+        assert 0 < len(stored(bucket)) < len(contents)
+        assert {name: bucket.get(name) for name in contents} == contents
+        entries = [Entry(bucket_name, "00"), Entry(bucket_name, "larger than the drive"), Entry("own", "kept")]
+        items = list(client.get_batch(entries, on_error="placeholder"))
+        assert [item.status.name for item in items] == ["OK", "UNAVAILABLE", "OK"]
+        assert "no space left" in str(items[1].error)
 
 
 def test_a_restart_keeps_the_budget(

@@ -1,4 +1,4 @@
-"""Copies in a cluster: each node keeps its own budget, repair leaves what was evicted, and owners send each other copies."""
+"""Copies in a cluster: nodes keep their budgets, repair leaves what was evicted, owners send each other copies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.remote.s3_server import S3Server
 
 SIZE = 10_000
 BUDGET = 20 * SIZE
-CACHED = "ais_loader_remote_cached_bytes"
+CACHED, EVICTIONS = "ais_loader_remote_cached_bytes", "ais_loader_remote_evictions_total"
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +101,10 @@ def test_each_node_keeps_its_budget_and_repair_brings_nothing_back(
     def state() -> list[tuple[float, float]]:
         of = f'{{bucket="{bucket_name}"}}'
         numbers = [node.numbers() for node in cluster.nodes]
-        return [(one[CACHED + of], one["ais_loader_remote_evictions_total" + of]) for one in numbers]
+        return [(one.get(CACHED + of, 0), one.get(EVICTIONS + of, 0)) for one in numbers]
 
     eventually(lambda: all(0 < cached <= BUDGET for cached, _ in state()))
+    after_passes(cluster)
     settled = state()
     assert all(evicted for _, evicted in settled)
     after_passes(cluster)
@@ -144,4 +145,23 @@ def test_an_owner_that_lacks_a_copy_gets_it_from_another_owner(
         evict_at(node, bucket)
     read(client, bucket, names)
     assert proxy.count("GET", "*") == len(names)
+    client.delete_bucket(bucket_name, force=True)
+
+
+def test_a_snapshot_has_what_any_owner_has(
+    cluster: ClusterProcesses, client: Client, bucket_name: str, remote_bucket: RemoteBucket
+) -> None:
+    bucket = client.create_bucket(
+        bucket_name, remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint), copies=2
+    )
+    names = fill(remote_bucket, 20)
+    read(client, bucket, names)
+    evict_at(cluster.nodes[0], bucket)
+    bucket.snapshot("s")
+    for node in cluster.nodes:
+        evict_at(node, bucket)
+    snapshot = client.bucket(bucket_name, snapshot="s")
+    for _ in range(3):
+        assert [snapshot.get(name) for name in names] == [data_of(name) for name in names]
+    bucket.delete_snapshot("s")
     client.delete_bucket(bucket_name, force=True)
