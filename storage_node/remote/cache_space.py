@@ -22,7 +22,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ais_loader.errors import LoaderError, NotFound
@@ -35,6 +35,7 @@ from storage_node.store.format import CatalogEntry
 from storage_node.store.store import Store
 
 if TYPE_CHECKING:
+    from storage_node.remote.remote_buckets import RemoteBuckets
     from storage_node.remote.tier import RemoteBucket
 
 HELD_S = 5.0
@@ -55,20 +56,30 @@ _FREED_AFTER_S = GRACE_S + 3.0
 log = logging.getLogger(__name__)
 
 
-class _Followed:
-    """A bucket whose copies are known. Guarded by the lock of its CacheSpace."""
+class _Readers:
+    """Names of one bucket that are being read, or removed. Guarded by the lock of its CacheSpace."""
 
-    def __init__(self, bucket: RemoteBucket, needed_at: NeededAt | None) -> None:
-        self.bucket = bucket
-        self.order = EvictionOrder(bucket.uuid, needed_at)
-        self.arriving_bytes = 0
-        """Bytes of fetches that have begun to store."""
+    def __init__(self) -> None:
         self.reading: Counter[str] = Counter()
         """Names in running batches."""
         self.held: dict[str, float] = {}
         """Names that other readers have asked for, with the time until which they stay."""
         self.going: set[str] = set()
         """Names that are being removed."""
+
+    def may_go(self, name: str) -> bool:
+        return name not in self.reading and self.held.get(name, 0.0) < time.monotonic()
+
+
+class _Followed:
+    """A bucket whose copies are known. Guarded by the lock of its CacheSpace."""
+
+    def __init__(self, bucket: RemoteBucket, readers: _Readers, needed_at: NeededAt | None) -> None:
+        self.bucket = bucket
+        self.readers = readers
+        self.order = EvictionOrder(bucket.uuid, needed_at)
+        self.arriving_bytes = 0
+        """Bytes of fetches that have begun to store."""
         self.scanned = False
         self.evictions = 0
 
@@ -84,15 +95,12 @@ class _Followed:
             return 0
         return total_bytes - self.limit_bytes + self.limit_bytes // SLACK
 
-    def may_go(self, name: str) -> bool:
-        return name not in self.reading and self.held.get(name, 0.0) < time.monotonic()
-
 
 class CacheSpace:
-    """Notes come from any thread; everything else belongs to one event loop.
+    """Notes and readers come from any thread; everything else belongs to one event loop.
 
     Args:
-        buckets: Returns all remote buckets.
+        buckets: The remote buckets.
         read: Runs a function that may wait for a drive, off the event loop.
         min_free_bytes: Free space of each drive below which copies on it are evicted.
         needed_at: See `EvictionOrder`.
@@ -102,7 +110,7 @@ class CacheSpace:
         self,
         store: Store,
         *,
-        buckets: Callable[[], Iterable[RemoteBucket]],
+        buckets: RemoteBuckets,
         read: Callable[..., Awaitable[Any]],
         min_free_bytes: int,
         needed_at: NeededAt | None = None,
@@ -114,6 +122,8 @@ class CacheSpace:
         self._needed_at = needed_at
         self._lock = threading.Lock()
         self._gone = threading.Condition(self._lock)
+        self._readers: dict[bytes, _Readers] = {}
+        """Of remote buckets that have been read, by uuid."""
         self._followed: dict[bytes, _Followed] = {}
         self._evicting = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
@@ -168,15 +178,27 @@ class CacheSpace:
                     followed.order.note_read(name)
 
     def _followed_bucket(self, name: str) -> _Followed | None:
-        record = self._store.find_bucket(name)
-        return self._followed.get(record.uuid_bytes) if record is not None else None
+        bucket = self._buckets.find(name)
+        return None if bucket is None else self._follow_if_due(bucket)
+
+    def _readers_of(self, bucket: RemoteBucket | None) -> _Readers | None:
+        """Return the readers of a bucket, which is followed if it has a budget; None if it is no remote one."""
+        if bucket is None:
+            return None
+        self._follow_if_due(bucket)
+        with self._lock:
+            return self._readers.setdefault(bucket.uuid, _Readers())
+
+    def _follow_if_due(self, bucket: RemoteBucket) -> _Followed | None:
+        # Before the first fetch: what is fetched for a reader would else be evicted before it is read.
+        return self._follow(bucket) if bucket.remote.cache_bytes else self._followed.get(bucket.uuid)
 
     @contextlib.asynccontextmanager
     async def reading(self, request: pb.BatchRequest) -> AsyncIterator[None]:
         """Keep the copies that a batch names until it has ended."""
-        pins = self._pin(request) if self._followed else []
+        pins = self._pin(request)
         try:
-            if any(name in followed.going for followed, name in pins):
+            if any(name in readers.going for readers, name in pins):
                 await self._read(self._wait_for_going, pins)
             yield
         finally:
@@ -185,63 +207,64 @@ class CacheSpace:
     @contextlib.contextmanager
     def reading_here(self, request: pb.BatchRequest) -> Iterator[None]:
         """Like `reading`, in another thread than that of the event loop."""
-        pins = self._pin(request) if self._followed else []
+        pins = self._pin(request)
         try:
             self._wait_for_going(pins)
             yield
         finally:
             self._unpin(pins)
 
-    def _pin(self, request: pb.BatchRequest) -> Sequence[tuple[_Followed, str]]:
-        of_index = dict(enumerate(map(self._followed_bucket, request.bucket)))
+    def _pin(self, request: pb.BatchRequest) -> Sequence[tuple[_Readers, str]]:
+        of_index = dict(enumerate(map(self._readers_of, map(self._buckets.find, request.bucket))))
+        if not any(of_index.values()):
+            return []
         at = request.bucket_index or itertools.repeat(0)
         named = [(of_index.get(of), name) for of, name in zip(at, request.name, strict=False)]
-        pins = [(followed, name) for followed, name in named if followed is not None]
+        pins = [(readers, name) for readers, name in named if readers is not None]
         with self._lock:
-            for followed, name in pins:
-                followed.reading[name] += 1
+            for readers, name in pins:
+                readers.reading[name] += 1
         return pins
 
-    def _unpin(self, pins: Sequence[tuple[_Followed, str]]) -> None:
+    def _unpin(self, pins: Sequence[tuple[_Readers, str]]) -> None:
         if not pins:
             return
         with self._lock:
-            for followed, name in pins:
-                followed.reading[name] -= 1
-                if not followed.reading[name]:
-                    del followed.reading[name]
+            for readers, name in pins:
+                readers.reading[name] -= 1
+                if not readers.reading[name]:
+                    del readers.reading[name]
             is_over = any(followed.over_bytes() for followed in self._followed.values())
         if is_over:
             self._wake_up()
 
-    def _wait_for_going(self, pins: Sequence[tuple[_Followed, str]]) -> None:
+    def _wait_for_going(self, pins: Sequence[tuple[_Readers, str]]) -> None:
         """Wait until those that are being removed are gone: a reader that finds one of them may come too late for its
         file."""
         with self._lock:
-            self._gone.wait_for(lambda: not any(name in followed.going for followed, name in pins), _REMOVED_S)
+            self._gone.wait_for(lambda: not any(name in readers.going for readers, name in pins), _REMOVED_S)
 
-    async def hold(self, bucket_uuid: bytes, name: str, fetch_s: float = 0.0) -> None:
+    async def hold(self, bucket: RemoteBucket, name: str, fetch_s: float = 0.0) -> None:
         """Keep a copy for `HELD_S`, for a reader that is no batch. `fetch_s`: time until it is there."""
-        followed = self._followed.get(bucket_uuid)
-        if followed is None:
-            return
+        readers = self._readers_of(bucket)
+        assert readers is not None
+        self.note_read(bucket.uuid, name)
         now_s = time.monotonic()
         with self._lock:
-            followed.order.note_read(name)
-            followed.held.pop(name, None)
-            followed.held[name] = now_s + fetch_s + HELD_S
-            while followed.held[first := next(iter(followed.held))] < now_s:
-                del followed.held[first]
-            is_going = name in followed.going
+            readers.held.pop(name, None)
+            readers.held[name] = now_s + fetch_s + HELD_S
+            while readers.held[first := next(iter(readers.held))] < now_s:
+                del readers.held[first]
+            is_going = name in readers.going
         if is_going:
-            await self._read(self._wait_for_going, [(followed, name)])
+            await self._read(self._wait_for_going, [(readers, name)])
 
     # -- room for fetches
 
     @contextlib.asynccontextmanager
     async def room(self, bucket: RemoteBucket, size_bytes: int) -> AsyncIterator[None]:
         """Have room for a fetched object while it is stored."""
-        followed = self._follow(bucket) if bucket.remote.cache_bytes else self._followed.get(bucket.uuid)
+        followed = self._follow_if_due(bucket)
         if followed is None:
             yield
             return
@@ -261,7 +284,7 @@ class CacheSpace:
         await self._scan_all()
         drive = self._store.drive_set.at(self._store.drive_set.placement.owner(bucket.uuid, name)).root
         freed_bytes = await self._evict_from(drive, max(2 * size_bytes, RELIEF_BYTES))
-        log.warning("%s is full: %d bytes of copies of remote objects were evicted", drive, freed_bytes)
+        log.info("%s is full: %d bytes of copies of remote objects were evicted", drive, freed_bytes)
         return freed_bytes > 0
 
     # -- following
@@ -269,23 +292,29 @@ class CacheSpace:
     def _follow(self, bucket: RemoteBucket) -> _Followed:
         followed = self._followed.get(bucket.uuid)
         if followed is None:
-            followed = _Followed(bucket, self._needed_at)
             with self._lock:
+                readers = self._readers.setdefault(bucket.uuid, _Readers())
+                followed = self._followed.get(bucket.uuid) or _Followed(bucket, readers, self._needed_at)
                 self._followed = {**self._followed, bucket.uuid: followed}
-            self._wake.set()
+            self._wake_up()
         elif followed.bucket != bucket:
             followed.bucket = bucket
         return followed
 
     def _follow_all(self) -> None:
         """Follow the buckets that have to be, and forget the others."""
-        wanted = [bucket for bucket in self._buckets() if bucket.remote.cache_bytes or self._drive_was_full]
+        buckets = self._buckets.all()
+        wanted = [bucket for bucket in buckets if bucket.remote.cache_bytes or self._drive_was_full]
         for bucket in wanted:
             self._follow(bucket)
         uuids = {bucket.uuid for bucket in wanted}
         if not uuids.issuperset(self._followed):
             with self._lock:
                 self._followed = {uuid: one for uuid, one in self._followed.items() if uuid in uuids}
+        with self._lock:
+            for uuid in self._readers.keys() - {bucket.uuid for bucket in buckets}:
+                if not self._readers[uuid].reading:
+                    del self._readers[uuid]
 
     async def _scan_all(self) -> None:
         """Learn of the copies of buckets that have not been scanned."""
@@ -330,7 +359,7 @@ class CacheSpace:
         if over_bytes():
             async with self._evicting:
                 while size_bytes := over_bytes():
-                    if not await self._evict(followed, size_bytes, followed.may_go):
+                    if not await self._evict(followed, size_bytes, followed.readers.may_go):
                         return
 
     async def _keep_drives_free(self) -> None:
@@ -367,7 +396,7 @@ class CacheSpace:
             for followed in sorted(self._followed.values(), key=lambda one: -one.order.size_bytes):
 
                 def may_go(name: str, followed: _Followed = followed) -> bool:
-                    return followed.may_go(name) and self._root_of(followed.bucket.uuid, name) == root
+                    return followed.readers.may_go(name) and self._root_of(followed.bucket.uuid, name) == root
 
                 while freed_bytes < size_bytes:
                     more_bytes = await self._evict(followed, size_bytes - freed_bytes, may_go)
@@ -399,10 +428,10 @@ class CacheSpace:
         bucket = followed.bucket
         for name, size_bytes in victims:
             with self._lock:
-                if not followed.may_go(name):  # a reader has come
+                if not followed.readers.may_go(name):  # a reader has come
                     kept.append((name, size_bytes))
                     continue
-                followed.going.add(name)
+                followed.readers.going.add(name)
             try:
                 drive, entry = self._store.locate(bucket.name, name)
                 if self._store.bucket(bucket.name).uuid_bytes != bucket.uuid or not is_copy(entry.metadata):
@@ -418,7 +447,7 @@ class CacheSpace:
                 self._pending.append((time.monotonic(), drive.root, entry.size_bytes))
             finally:
                 with self._lock:
-                    followed.going.discard(name)
+                    followed.readers.going.discard(name)
                     self._gone.notify_all()
         return kept
 

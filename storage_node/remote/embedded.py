@@ -53,9 +53,7 @@ class EmbeddedRemote:
             forward=no_owner,
             copy_from_owner=no_owner,
             fetch_timeout_s=settings.fetch_timeout_s,
-            space=CacheSpace(
-                self._store, buckets=buckets.all, read=thread.read, min_free_bytes=settings.min_free_bytes
-            ),
+            space=CacheSpace(self._store, buckets=buckets, read=thread.read, min_free_bytes=settings.min_free_bytes),
         )
         self.prefetcher = Prefetcher(self.tier, settings.prefetch_requests)
 

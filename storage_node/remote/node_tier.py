@@ -42,5 +42,5 @@ def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject) -
         forward=owner.forward,
         copy_from_owner=owner.copy_here,
         fetch_timeout_s=settings.fetch_timeout_s,
-        space=CacheSpace(node.store, buckets=buckets.all, read=node.read, min_free_bytes=settings.min_free_bytes),
+        space=CacheSpace(node.store, buckets=buckets, read=node.read, min_free_bytes=settings.min_free_bytes),
     )

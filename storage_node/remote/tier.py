@@ -194,9 +194,9 @@ class RemoteTier:
         """
         bucket = self.remote_bucket(bucket_name)
         if bucket is not None:
-            await self.space.hold(bucket.uuid, name, self._fetch_timeout_s)
+            await self.space.hold(bucket, name, self._fetch_timeout_s)
             await self._ensure(bucket, name)
-            await self.space.hold(bucket.uuid, name)
+            await self.space.hold(bucket, name)
 
     async def _ensure(self, bucket: RemoteBucket, name: str) -> None:
         version = ""

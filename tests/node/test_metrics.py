@@ -25,6 +25,7 @@ from ais_loader.errors import InvalidRequest
 from ais_loader.testing import eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.generated import ais_cluster_pb2, ais_cluster_pb2_grpc
+from ais_loader.wire.remote import Remote
 from storage_node.limits.counters import BOUNDS_S, BatchTally, Histogram, NodeCounters
 from storage_node.metrics import server as metrics_server
 from storage_node.metrics.declarations import METRICS, PROCESS, markdown_table
@@ -81,7 +82,9 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Series]:
             with pytest.raises(errors.ObjectNotFound):
                 bucket.head("missing")
         join_cluster(running, version=1)
-        return exported(scrape(running))
+        found = exported(scrape(running))
+        eventually(lambda: "ais_loader_remote_cached_bytes" in exported(scrape(running)))
+        return {**exported(scrape(running)), **found}  # transforms are gone with the map's buckets
 
 
 def join_cluster(node: NodeServer, version: int) -> None:
@@ -93,7 +96,8 @@ def join_cluster(node: NodeServer, version: int) -> None:
         endpoint = node.url.removeprefix("grpc://")
         peer_endpoint = node.peer_endpoint
         map_.node.add(uuid=uuid, host="h", endpoint=endpoint, peer_endpoint=peer_endpoint, weight=1.0, number=1)
-        map_.bucket.add(name="of-the-map", uuid=b"b" * 16, copies=1, min_copies=1)
+        remote = Remote("s3://corpus", cache_bytes=1).to_wire()
+        map_.bucket.add(name="of-the-map", uuid=b"b" * 16, copies=1, min_copies=1, remote=remote)
         stub.Learn(ais_cluster_pb2.LearnRequest(map=map_), timeout=TIMEOUT_S)
 
 
