@@ -285,7 +285,7 @@ class CacheSpace:
         drive = self._store.drive_set.at(self._store.drive_set.placement.owner(bucket.uuid, name)).root
         freed_bytes = await self._evict_from(drive, max(2 * size_bytes, RELIEF_BYTES))
         log.info("%s is full: %d bytes of copies of remote objects were evicted", drive, freed_bytes)
-        return freed_bytes > 0
+        return freed_bytes > 0 or self._pending_bytes(drive) > 0  # evicted for another fetch
 
     # -- following
 

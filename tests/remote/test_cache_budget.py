@@ -195,6 +195,7 @@ def test_copies_on_a_drive_that_is_short_of_space_are_evicted(
         assert bucket.get(names[0]) == data_of(names[0])
 
 
+@pytest.mark.slow
 def test_a_full_drive_has_copies_evicted_for_a_fetch(
     s3: S3Server,
     tmp_path: Path,
@@ -229,6 +230,7 @@ def test_a_full_drive_has_copies_evicted_for_a_fetch(
         assert "no space left" in str(items[1].error)
 
 
+@pytest.mark.slow
 def test_a_restart_keeps_the_budget(
     s3: S3Server, tmp_path: Path, remote_bucket: RemoteBucket, bucket_name: str
 ) -> None:

@@ -75,6 +75,7 @@ def after_passes(cluster: ClusterProcesses, count: int = 2) -> None:
     )
 
 
+@pytest.mark.slow
 def test_each_node_keeps_its_budget_and_repair_brings_nothing_back(
     cluster: ClusterProcesses, client: Client, bucket_name: str, remote_bucket: RemoteBucket
 ) -> None:
@@ -113,6 +114,7 @@ def test_each_node_keeps_its_budget_and_repair_brings_nothing_back(
     client.delete_bucket(bucket_name, force=True)
 
 
+@pytest.mark.slow
 def test_an_owner_that_lacks_a_copy_gets_it_from_another_owner(
     cluster: ClusterProcesses,
     client: Client,
