@@ -123,7 +123,7 @@ class CacheSpace:
         self._lock = threading.Lock()
         self._gone = threading.Condition(self._lock)
         self._readers: dict[bytes, _Readers] = {}
-        """Of remote buckets that have been read, by uuid."""
+        """Readers of remote buckets, by uuid, since they were first read."""
         self._followed: dict[bytes, _Followed] = {}
         self._evicting = asyncio.Lock()
         self._loop = asyncio.get_running_loop()

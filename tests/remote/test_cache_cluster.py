@@ -146,7 +146,8 @@ def test_an_owner_that_lacks_a_copy_gets_it_from_another_owner(
     for node in cluster.nodes:
         evict_at(node, bucket)
     read(client, bucket, names)
-    assert proxy.count("GET", "*") == len(names)
+    # Not once for each owner; a slow answer may be requested a second time.
+    assert len(names) <= proxy.count("GET", "*") < 2 * len(names)
     client.delete_bucket(bucket_name, force=True)
 
 
