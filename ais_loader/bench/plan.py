@@ -14,6 +14,7 @@ from typing import Any
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.values.size_of_text import size_of_text
+from ais_loader.values.urls import is_remote
 
 READING = ("get", "get-batch", "members", "ranges", "list", "sessions")
 WRITING = ("put", "put-many", "mixed")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ais_loader.errors import Closed, LoaderError, Unsupported
 from ais_loader.training.process_client import ProcessClient
 from ais_loader.transport.base import Transport
-from ais_loader.values.entry import EntryLike, to_entry
+from ais_loader.values.entry import Entry, EntryLike, to_entry
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 
@@ -167,7 +167,8 @@ class PlanSender:
             if self._stopped or keys >= WINDOW_KEYS or size_bytes >= WINDOW_BYTES:
                 return
             found: dict[str, list[str]] = {}
-            wanted = dict.fromkeys((entry.bucket, entry.name) for entry in map(to_entry, self._draw(step)))
+            entries = map(to_entry, self._draw(step))
+            wanted = dict.fromkeys((entry.bucket, entry.name) for entry in entries if not _is_range(entry))
             for bucket, name in itertools.islice(wanted, STEP_KEYS):
                 if bucket not in self._remote:
                     self._remote[bucket] = transport.can_expect(bucket)
@@ -199,6 +200,11 @@ class PlanSender:
 
 
 _WARNING = "the plan of a loader was not sent to the store, which fetches cold objects when they are read: %s"
+
+
+def _is_range(entry: Entry) -> bool:
+    """Whether only a part of an object is read, which need not have the whole object fetched."""
+    return entry.member is None and bool(entry.start or entry.length is not None or entry.ranges)
 
 
 def _is_encodable(name: str) -> bool:

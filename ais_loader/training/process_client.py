@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.name_matching import is_pattern
 from ais_loader.objects.client import Client, connect
+from ais_loader.objects.remote_places import is_place, place_bucket
 from ais_loader.training.worker_exit import exit_with_trainer
 from ais_loader.values.entry import Entry
 from ais_loader.values.options import ClusterOptions, EmbeddedOptions
-from ais_loader.values.urls import SCHEME, store_folders
+from ais_loader.values.urls import NODE_SCHEME, SCHEME, is_remote, store_folders
 
 with needs("torch", "datasets"):
     from torch.utils.data import get_worker_info
@@ -33,20 +34,20 @@ class ProcessClient:
             raise TypeError(
                 f"need a Client, or a store's URL or path, before what is read, got {type(client_or_url).__name__}"
             )
-        if not isinstance(client_or_url, Client) and not os.fspath(client_or_url).startswith("grpc://"):
+        if not isinstance(client_or_url, Client) and not is_remote(os.fspath(client_or_url)):
             store_folders(os.fspath(client_or_url))  # an address that is none is told here, not in a worker
         self._given = client_or_url if isinstance(client_or_url, Client) else os.fspath(client_or_url)
         self.options: EmbeddedOptions | ClusterOptions
         if isinstance(self._given, Client):
             self.options = self._given._transport.options
         else:
-            self.options = ClusterOptions() if self._given.startswith("grpc://") else EmbeddedOptions()
+            self.options = ClusterOptions() if is_remote(self._given) else EmbeddedOptions()
         if retry_s is not None:
             if isinstance(self._given, Client):
                 raise InvalidRequest(
                     f"retry_s={retry_s!r}: a Client has its own: connect(url, options=ClusterOptions(retry_s=...))"
                 )
-            if not self._given.startswith("grpc://"):
+            if not is_remote(self._given):
                 raise InvalidRequest(
                     f"retry_s={retry_s!r}: an embedded store has no nodes to reach; it goes with grpc://host:port"
                 )
@@ -66,10 +67,14 @@ class ProcessClient:
             return self._given.url
         if self._given.startswith("grpc://"):
             return self._given
-        return ",".join("file://" + os.path.abspath(folder) for folder in store_folders(self._given))
+        scheme = NODE_SCHEME if self._given.startswith(NODE_SCHEME) else "file://"
+        return ",".join(scheme + os.path.abspath(folder) for folder in store_folders(self._given))
 
     def listed(self, url: str, *, pinned: bool) -> Sequence[Entry]:
-        """Return entries of the objects under `ais://bucket/prefix`. Raises InvalidRequest if there are none."""
+        """Return entries of the objects under `ais://bucket/prefix`, or in a remote place such as s3://bucket/prefix.
+        Raises InvalidRequest if there are none."""
+        if is_place(url):
+            return self._listed_place(url, pinned=pinned)
         bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
         if not url.startswith(SCHEME) or not bucket:
             hint = f"; did you mean 'ais://{url}/'?" if "/" not in url else ""
@@ -89,19 +94,33 @@ class ProcessClient:
             )
         return found
 
+    def _listed_place(self, url: str, *, pinned: bool) -> Sequence[Entry]:
+        given = self._given
+        if not isinstance(given, Client) and not self.is_shared:
+            raise InvalidRequest(
+                f"{url!r} with the embedded store {given!r}: workers only read it, and cannot fetch into it; use "
+                f"{NODE_SCHEME}{os.path.abspath(given)}, a node that all processes of this machine share"
+            )
+        with self.opened("a") as client:
+            bucket, prefix = place_bucket(client, url)
+            found = bucket.entries(prefix, pinned=pinned)
+        if not found:
+            raise InvalidRequest(f"{url!r}: there is no object with this prefix, or the place cannot be listed")
+        return found
+
     @contextmanager
-    def opened(self) -> Iterator[Client]:
+    def opened(self, mode: Literal["a", "r"] = "r") -> Iterator[Client]:
         """Context of a client that is closed again, lest what is forked afterwards inherit it."""
         if isinstance(self._given, Client):
             yield self._given
             return
-        with connect(self._given, mode="r", options=self.options) as client:
+        with connect(self._given, mode=mode, options=self.options) as client:
             yield client
 
     @property
     def is_shared(self) -> bool:
         """Whether other clients here can have an effect on the store: it is one of nodes, or the caller's own."""
-        return isinstance(self._given, Client) or self._given.startswith("grpc://")
+        return isinstance(self._given, Client) or is_remote(self._given)
 
     def get(self) -> Client:
         info = get_worker_info()

@@ -64,11 +64,11 @@ def cold_entries(tier: RemoteTier, request: pb.BatchRequest, batch: StoreBatch) 
         name, entry = request.name[position], batch.record(position)
         if entry is None:
             if batch.status[position] == pb.NOT_FOUND:
-                found[position] = bucket, ""
-        elif not tier.is_current(bucket, request.name[position], entry):
-            found[position] = bucket, str(entry.version)
+                found[position] = _cold(request, position, bucket, name)
+        elif not tier.is_current(bucket, name, entry):
+            found[position] = ColdEntry(bucket, name, str(entry.version))
         else:
-            tier.space.note_read(bucket.uuid, request.name[position])
+            tier.space.note_read(bucket.uuid, name)
     return found
 
 

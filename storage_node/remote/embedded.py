@@ -17,6 +17,9 @@ from ais_loader.wire.object_info import info_of
 from storage_node.limits.loop_thread import LoopThread
 from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
+from storage_node.remote.cold_entries import ColdEntry, Part
+from storage_node.remote.plans import Plans
+from storage_node.remote.prefetcher import Prefetcher
 from storage_node.remote.remote_buckets import RemoteBuckets
 from storage_node.remote.tier import RemoteBucket, RemoteTier
 from storage_node.settings.config import ServerConfig
@@ -42,7 +45,10 @@ class EmbeddedRemote:
         async def no_owner(bucket: RemoteBucket, name: str, version: str = "") -> bool:
             return False
 
-        buckets = RemoteBuckets(self._store, None)
+        async def nothing(bucket: RemoteBucket, names: Sequence[str]) -> None:
+            pass
+
+        buckets, plans = RemoteBuckets(self._store, None), Plans()
         self.tier = RemoteTier(
             self._store,
             remote_bucket=buckets.find,
@@ -51,11 +57,18 @@ class EmbeddedRemote:
             delete_object=self._delete_copy,
             backends=Backends(settings, file_roots=None),
             forward=no_owner,
+            settle_elsewhere=nothing,
             copy_from_owner=no_owner,
             fetch_timeout_s=settings.fetch_timeout_s,
-            space=CacheSpace(self._store, buckets=buckets, read=thread.read, min_free_bytes=settings.min_free_bytes),
+            space=CacheSpace(
+                self._store,
+                buckets=buckets,
+                read=thread.read,
+                min_free_bytes=settings.min_free_bytes,
+                needed_at=plans.needed_at,
+            ),
         )
-        self.prefetcher = Prefetcher(self.tier, settings.prefetch_requests)
+        self.prefetcher = Prefetcher(self.tier, settings.prefetch_requests, plans)
 
     async def _end(self) -> None:
         await self.prefetcher.close()

@@ -56,6 +56,28 @@ class FetchOwner:
             return True
         return False
 
+    async def settle(self, bucket: RemoteBucket, names: Sequence[str]) -> None:
+        """Wait for the fetches of these objects on the nodes that may fetch them. Nodes that do not answer are left
+        out: their fetches end with them."""
+        view = self._membership.view
+        placed = view.buckets.get(bucket.name) if view is not None else None
+        if view is None or placed is None:
+            return
+        by_node: dict[int, list[str]] = {}
+        for name, nodes in zip(names, view.concerned(placed, names), strict=True) if names else ():
+            for node in nodes:
+                by_node.setdefault(node, []).append(name)
+
+        async def settle(node: int, mine: list[str]) -> None:
+            endpoint = view.nodes[node].peer_endpoint
+            request = pb.SettleFetchesRequest(bucket=bucket.name, bucket_uuid=bucket.uuid, name=mine)
+            stub: Any = rpc.RemotePeerStub(self._channels.to(endpoint))
+            with contextlib.suppress(ReplicaLost), self._channels.reporting(endpoint):
+                await stub.SettleFetches(request, timeout=self._timeout_s)
+
+        others = {node: mine for node, mine in by_node.items() if view.nodes[node].uuid != self._membership.node_uuid}
+        await asyncio.gather(*(settle(node, mine) for node, mine in others.items()))
+
     async def copy_here(self, bucket: RemoteBucket, name: str) -> bool:
         """Have another owner send its copy, if this node is an owner that lacks it. Returns whether one has sent it.
 

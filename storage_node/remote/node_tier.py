@@ -11,12 +11,13 @@ from storage_node.context.node import Node
 from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
 from storage_node.remote.fetch_owner import FetchOwner
+from storage_node.remote.plans import Plans
 from storage_node.remote.remote_buckets import RemoteBuckets
 from storage_node.remote.tier import RemoteBucket, RemoteTier, StoreObject
 from storage_node.store.drive.preconditions import parse_condition
 
 
-def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject) -> RemoteTier:
+def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject, plans: Plans) -> RemoteTier:
     """Make the tier of a node. `store_object`: stores a fetched object here, or on its owners."""
     settings = node.config.remote
 
@@ -40,7 +41,14 @@ def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject) -
         delete_object=delete_object,
         backends=Backends(settings, file_roots=tuple(map(Path, settings.file_roots))),
         forward=owner.forward,
+        settle_elsewhere=owner.settle,
         copy_from_owner=owner.copy_here,
         fetch_timeout_s=settings.fetch_timeout_s,
-        space=CacheSpace(node.store, buckets=buckets, read=node.read, min_free_bytes=settings.min_free_bytes),
+        space=CacheSpace(
+            node.store,
+            buckets=buckets,
+            read=node.read,
+            min_free_bytes=settings.min_free_bytes,
+            needed_at=plans.needed_at,
+        ),
     )

@@ -39,10 +39,10 @@ class Prefetcher:
         requests: Maximum number of objects that are fetched at once. 0: nothing is fetched ahead.
     """
 
-    def __init__(self, tier: RemoteTier, requests: int) -> None:
+    def __init__(self, tier: RemoteTier, requests: int, plans: Plans) -> None:
         self._tier = tier
         self._requests = requests
-        self.plans = Plans()
+        self.plans = plans
         self._slots = asyncio.Semaphore(max(1, requests))
         self._changed = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Iterable
 from typing import Any, NamedTuple
 
 from ais_loader.errors import NotFound
@@ -48,7 +48,7 @@ class SingleFlight:
 
     async def settle(self, keys: Iterable[Hashable]) -> None:
         """Wait until the flights of these keys that are in progress have ended, however they end."""
-        flights = [flight for key in keys if (flight := self._flights.get(key)) is not None]
+        flights = [flight.task for key in keys if (flight := self._flights.get(key)) is not None]
         await asyncio.gather(*map(asyncio.shield, flights), return_exceptions=True)
 
     async def close(self) -> None:

@@ -28,10 +28,12 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ais_loader.errors import (
     DriveFull,
+    InvalidRequest,
     LoaderError,
     ObjectNotFound,
     ObjectReplaced,
@@ -45,12 +47,13 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import has_version
 from ais_loader.wire.remote import Remote
-from ais_loader.wire.reserved import REMOTE_ETAG
+from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.backend import Backend
 from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
-from storage_node.remote.object_metadata import metadata_of
+from storage_node.remote.object_metadata import is_copy, metadata_of
+from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.single_flight import SingleFlight
 from storage_node.remote.skipped_names import SkippedNames
@@ -102,6 +105,7 @@ class RemoteTier:
         backends: The remote locations.
         forward: Asks the node that fetches this object, and returns True when it has; returns False if that is this
             node.
+        settle_elsewhere: Waits for the fetches of these objects on other nodes.
         copy_from_owner: Has another owner of the object send its copy to this node; returns whether one has.
         fetch_timeout_s: Time limit of a reader that waits for a cold object.
         space: The room for copies on this node.
@@ -117,6 +121,7 @@ class RemoteTier:
         delete_object: Callable[[RemoteBucket, str, str], Awaitable[None]],
         backends: Backends,
         forward: Callable[[RemoteBucket, str, str], Awaitable[bool]],
+        settle_elsewhere: Callable[[RemoteBucket, Sequence[str]], Awaitable[None]],
         copy_from_owner: Callable[[RemoteBucket, str], Awaitable[bool]],
         fetch_timeout_s: float,
         space: CacheSpace,
@@ -126,7 +131,8 @@ class RemoteTier:
         self._read = read
         self._store_object, self._delete_object = store_object, delete_object
         self._backends = backends
-        self._forward, self._copy_from_owner = forward, copy_from_owner
+        self._forward, self._settle_elsewhere = forward, settle_elsewhere
+        self._copy_from_owner = copy_from_owner
         self._fetch_timeout_s = fetch_timeout_s
         self.space = space
         self._fetches = SingleFlight(FAILURE_KEPT_S)
@@ -193,22 +199,16 @@ class RemoteTier:
         Raises ObjectNotFound, RemoteUnavailable, RemoteDenied, and what storing an object raises.
         """
         bucket = self.remote_bucket(bucket_name)
-        if bucket is not None:
-            await self.space.hold(bucket, name, self._fetch_timeout_s)
-            await self._ensure(bucket, name)
-            await self.space.hold(bucket, name)
+        if bucket is None:
+            return
+        await self.space.hold(bucket, name, self._fetch_timeout_s)
+        await self._ensure(bucket, name)
+        await self.space.hold(bucket, name)
 
     async def _ensure(self, bucket: RemoteBucket, name: str) -> None:
-        version = ""
-        try:
-            entry = await self._read(self._store.head, bucket.name, name)
-        except ObjectNotFound:
-            pass
-        else:
-            if self.is_current(bucket, name, entry):
-                return
-            version = str(entry.version)
-        await self.fetch(bucket, name, version)
+        version = await self._read(self._version_to_fetch, bucket, name)
+        if version is not None:
+            await self.fetch(bucket, name, version)
 
     async def ensure_all(self, objects: Iterable[tuple[str, str]]) -> None:
         """Call `ensure` for these buckets and names at the same time. Errors are left to whoever reads the objects."""
@@ -237,6 +237,57 @@ class RemoteTier:
         finally:
             self.waiting -= 1
             self._backends.waited(bucket.uuid, current_tenant.get(), time.monotonic() - began_s)
+
+    async def fetch_range(
+        self, bucket: RemoteBucket, name: str, start: int, length: int, etag: str = ""
+    ) -> tuple[Spooled, str] | None:
+        """Read bytes of a large cold object without storing it. Returns them, and its version.
+
+        Returns None when the object is stored instead, because it is not large, or because readers have asked for a
+        large share of it.
+
+        `length`: -1 for all bytes to the end. `etag`: the version that the reader wants; "" for the current one.
+
+        Raises RangeError, ObjectReplaced, and what `fetch` raises.
+        """
+        key = bucket.uuid, name
+        found = self._large.get(key)
+        if found is None or (etag and etag != found.info.etag):  # what is known may be outdated itself
+            found = _Large(await self.backend(bucket).head(name))
+            self._large.pop(key, None)
+            if etag and etag != found.info.etag:
+                raise _replaced(bucket, name, etag)
+            if found.info.size_bytes > self._backends.large_object_bytes:
+                self._large[key] = found
+                while len(self._large) > LARGE_KEPT:
+                    self._large.popitem(last=False)
+        size_bytes = found.info.size_bytes
+        asked, length = length, size_bytes - start if length < 0 else length
+        found.requested_bytes += max(0, length)
+        if (
+            size_bytes <= self._backends.large_object_bytes
+            or found.requested_bytes >= WHOLE_SHARE * size_bytes
+            or length > self._backends.large_object_bytes
+        ):
+            self._large.pop(key, None)
+            await self.fetch(bucket, name)
+            return None
+        if fault := check_range(start, length, size_bytes):
+            raise RangeError(f"{bucket.name}/{name}: {fault}")
+        try:
+            data = await self.backend(bucket).read_range(name, start, length, found.info.etag)
+        except RemoteChanged:
+            self._large.pop(key, None)
+            if etag:
+                raise _replaced(bucket, name, etag) from None
+            return await self.fetch_range(bucket, name, start, asked)
+        spooled: Spooled = await self._read(spool_for, self._store, f"{bucket.name}/{name}")
+        try:
+            await self._read(spooled.write, data)
+        except BaseException:
+            spooled.close()
+            raise
+        return spooled, ETAG_VERSION + found.info.etag
 
     async def to_fetch(self, objects: Sequence[tuple[RemoteBucket, str]]) -> list[str | None]:
         """Return, for each object, the version with which to call `fetch_ahead`; None for an object that is not to be
@@ -322,7 +373,13 @@ class RemoteTier:
                 header.condition.if_absent = True
             try:
                 async with aclosing(_chunks(arriving)) as chunks:
-                    info: pb.ObjectInfo | None = await self._store_object(header, chunks)
+                    info: pb.ObjectInfo | None
+                    try:
+                        info = await self._store_object(header, chunks)
+                    except StaleMap:
+                        # Only the first owner decides on conditions, and it cannot be reached. No byte was taken yet.
+                        header.ClearField("condition")
+                        info = await self._store_object(header, chunks)
             except VersionConflict:
                 # Somebody else has stored or deleted the object; the reader looks again.
                 if not version:
@@ -418,7 +475,19 @@ class RemoteTier:
                 return await self._put(bucket, header, chunks, size_bytes, if_etag=etag)
             if not has_version(entry, version):
                 raise VersionConflict(f"{bucket.name}/{header.name}: it has version {entry.version} now")
-            etag = entry.metadata.get(REMOTE_ETAG, "")
+            etag, header.condition.if_version = entry.metadata.get(REMOTE_ETAG, ""), str(entry.version)
+        return await self._put(bucket, header, chunks, size_bytes, if_absent=header.condition.if_absent, if_etag=etag)
+
+    async def _put(
+        self,
+        bucket: RemoteBucket,
+        header: pb.PutHeader,
+        chunks: AsyncIterator[bytes],
+        size_bytes: int,
+        *,
+        if_absent: bool = False,
+        if_etag: str = "",
+    ) -> dict[str, str]:
         stored = await self.backend(bucket).put(
             header.name,
             chunks,

@@ -43,6 +43,7 @@ from storage_node.etl.worker.stage import sandbox_warnings
 from storage_node.limits.tasks import cancel_others, keep_going
 from storage_node.promote.store_folders import of_store, require_apart
 from storage_node.remote.node_tier import node_tier
+from storage_node.remote.plans import Plans
 from storage_node.remote.prefetcher import Prefetcher
 from storage_node.services.access import Methods, PeerCheck
 from storage_node.services.calls import RequestReader
@@ -153,8 +154,8 @@ class NodeLifecycle:
             compare=lambda: self.repair.compare_all(),
         )
         put_writer = PutWriter(node, writes)
-        self.remote = node_tier(node, writes, put_writer.store_chunks)
-        self.prefetcher = Prefetcher(self.remote, config.remote.prefetch_requests)
+        self.remote = node_tier(node, writes, put_writer.store_chunks, plans := Plans())
+        self.prefetcher = Prefetcher(self.remote, config.remote.prefetch_requests, plans)
         self.objects = ObjectsService(node, writes, put_writer, self.remote)
         self.batches = BatchService(node, etl, self.remote)
         self.promote = PromoteService(node, membership, writes, self.remote)

@@ -37,7 +37,7 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         async for request in requests:
             if len(request.name) > MAX_NAMES:
                 raise InvalidRequest(f"{len(request.name):,} names in one message: at most {MAX_NAMES:,}")
-            errors_ = await self._tier.warm(self._bucket(request.bucket), request.name)
+            errors_ = await self._tier.warm(self._tier.require_remote(request.bucket), request.name)
             yield pb.WarmResponse(result=map(_result, errors_))
 
     @bounded

@@ -53,6 +53,18 @@ dataset = ais_loader.MapDataset(url, ["ais://b/s.tar/0.txt", "ais://b/s.tar/1.tx
 (batch,) = DataLoader(dataset, batch_size=2, collate_fn=list)
 assert [bytes(data) for data in batch] == [b"zero", b"one"]
 """,
+    "store,remote": """
+import functools, http.server, pathlib, threading
+pathlib.Path("web").mkdir()
+pathlib.Path("web", "a.txt").write_bytes(b"from afar")
+handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory="web")
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+with ais_loader.connect("cache") as client:
+    client.create_bucket("web", remote=f"http://127.0.0.1:{server.server_port}")
+    assert [item.tobytes() for item in client.get_batch(["ais://web/a.txt"])] == [b"from afar"]
+server.shutdown()
+""",
     "fsspec": """
 import fsspec
 with fsspec.open("ais://b/0.txt", store=url) as file:

@@ -41,7 +41,7 @@ def fill(remote_bucket: RemoteBucket, count: int) -> list[str]:
 
 def stored(bucket: Bucket) -> dict[str, int]:
     """Sizes of the stored copies, of which a cluster may have more than one."""
-    return {info.name: info.size_bytes for info in bucket.objects() if info.version}
+    return {info.name: info.size_bytes for info in bucket.objects() if info.is_stored}
 
 
 def read(bucket: Bucket, client: Client, names: list[str], at_once: int = 4) -> None:

@@ -19,21 +19,19 @@ from ais_loader.transport.base import (
     EtlMethod,
     FrameStream,
     PutSpec,
-    RemoteUsage,
     object_info,
     require_bucket,
     require_object,
     require_text,
-    usage_row,
 )
 from ais_loader.transport.cluster.columns import Columns, grouped
 from ais_loader.transport.cluster.discovery import Discovery, LateStream
-from ais_loader.transport.cluster.expect import expect
-from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Failover, Members
+from ais_loader.transport.cluster.failover import QUICK_TIMEOUT_S, Members
 from ais_loader.transport.cluster.listing import ListedMap, ListedPage, MergedListing
 from ais_loader.transport.cluster.merged_stream import MergedStream
 from ais_loader.transport.cluster.promote import promote, promote_request
 from ais_loader.transport.cluster.put_many import put_many
+from ais_loader.transport.cluster.remote_bucket_calls import RemoteBucketCalls
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
 from ais_loader.transport.remote_listing import merged, objects_of
@@ -53,7 +51,6 @@ from ais_loader.wire.generated import ais_compose_pb2 as compose_pb
 from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_promote_pb2 as promote_pb
-from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.placement import object_hash
 from ais_loader.wire.remote import Remote
 
@@ -67,7 +64,7 @@ session with every node."""
 
 
 @short_tracebacks
-class RemoteTransport(Failover):
+class RemoteTransport(RemoteBucketCalls):
     """A `Transport` to the node or cluster at the endpoints of `url`. Pickles as its address.
 
     Args:
@@ -359,51 +356,6 @@ class RemoteTransport(Failover):
             yield from merged(stored, map(object_info, objects_of(pages, bucket)))
         else:
             yield from stored
-
-    def _remote_of(self, bucket: str) -> Remote | None:
-        members = self.members
-        if not members.knows(bucket):
-            return self.bucket(bucket).remote
-        found = members.view.buckets.get(bucket)
-        return Remote.from_wire(found.remote) if found is not None and found.HasField("remote") else None
-
-    def _lists_remote(self, bucket: str) -> bool:
-        place = self._remote_of(bucket)
-        return place is not None and place.can_list
-
-    def _remote_pages(self, bucket: str, prefix: str, start_after: str) -> Iterator[remote_pb.ListRemoteResponse]:
-        request = remote_pb.ListRemoteRequest(bucket=bucket, prefix=prefix, start_after=start_after)
-        while True:
-            page = self._any(lambda node: node.remote_page(request))
-            yield page
-            if not page.more:
-                return
-            request.start_after = page.next
-
-    def warm(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
-        require_bucket(bucket)
-        return self._any(self._checked(bucket, lambda node: node.warm(bucket, names)))
-
-    def evict(self, bucket: str, names: Sequence[str] | None, prefix: str) -> tuple[int, int]:
-        require_bucket(bucket)
-        members = self.members
-        if not members.knows(bucket):
-            return self._any(lambda node: node.evict(bucket, names, prefix))
-        freed = [members.calls(node.uuid).evict(bucket, names, prefix) for node in members.view.nodes]
-        return sum(copies for copies, _ in freed), sum(size_bytes for _, size_bytes in freed)
-
-    def can_expect(self, bucket: str) -> bool:
-        return self._remote_of(bucket) is not None
-
-    def expect(self, request: remote_pb.ExpectRequest) -> bool:
-        return expect(self.members, request)
-
-    def remote_usage(self) -> list[RemoteUsage]:
-        members = self.members
-        if members.only is not None:
-            return [usage_row(self.url, row) for row in self._any(lambda node: node.remote_usage()).row]
-        nodes = members.view.nodes
-        return [usage_row(node.endpoint, row) for node in nodes for row in members.calls(node.uuid).remote_usage().row]
 
     def _stored(
         self, bucket: str, prefix: str, page_size: int, start_after: str, skip_missing_drives: bool

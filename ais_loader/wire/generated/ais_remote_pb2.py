@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ais_loader.wire.generated import ais_objects_pb2 as protos_dot_ais__objects__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/ais_remote.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\"b\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x13\n\x0b\x62ucket_uuid\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"\x0f\n\rFetchResponse\"H\n\x11ListRemoteRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x13\n\x0bstart_after\x18\x03 \x01(\t\"\x82\x01\n\x12ListRemoteResponse\x12)\n\x06object\x18\x01 \x03(\x0b\x32\x19.ais_loader.v1.ObjectInfo\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x0c\n\x04next\x18\x03 \x01(\t\x12\x0f\n\x07skipped\x18\x04 \x01(\x04\x12\x14\n\x0cskipped_name\x18\x05 \x03(\t\"+\n\x0bWarmRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x03(\t\"8\n\x0cWarmResponse\x12(\n\x06result\x18\x01 \x03(\x0b\x32\x18.ais_loader.v1.PutResult\"<\n\x0c\x45victRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x03(\t\"/\n\rEvictResponse\x12\x0f\n\x07objects\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\xa3\x01\n\rExpectRequest\x12\x0e\n\x06loader\x18\x01 \x01(\x0c\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x12\n\nfirst_step\x18\x03 \x01(\x04\x12)\n\x04step\x18\x04 \x03(\x0b\x32\x1b.ais_loader.v1.ExpectedStep\x12\x0e\n\x06\x62ucket\x18\x05 \x03(\t\x12\x13\n\x0blifetime_ms\x18\x06 \x01(\r\x12\x0c\n\x04\x64one\x18\x07 \x01(\x08\"2\n\x0c\x45xpectedStep\x12\x0c\n\x04name\x18\x01 \x03(\t\x12\x14\n\x0c\x62ucket_index\x18\x02 \x03(\r\"$\n\x0e\x45xpectResponse\x12\x12\n\nincomplete\x18\x01 \x01(\x08\"\x14\n\x12RemoteUsageRequest\"X\n\x13RemoteUsageResponse\x12*\n\x03row\x18\x01 \x03(\x0b\x32\x1d.ais_loader.v1.RemoteUsageRow\x12\x15\n\rexpected_keys\x18\x02 \x01(\x04\"\x99\x02\n\x0eRemoteUsageRow\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12=\n\x08requests\x18\x03 \x03(\x0b\x32+.ais_loader.v1.RemoteUsageRow.RequestsEntry\x12\x10\n\x08\x62ytes_in\x18\x04 \x01(\x04\x12\x11\n\tbytes_out\x18\x05 \x01(\x04\x12\x11\n\tthrottled\x18\x06 \x01(\x04\x12\x0f\n\x07retried\x18\x07 \x01(\x04\x12\x0e\n\x06hedged\x18\x08 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\t \x01(\x04\x12\x0e\n\x06wait_s\x18\n \x01(\x01\x1a/\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\x88\x03\n\rRemoteBuckets\x12Q\n\nListRemote\x12 .ais_loader.v1.ListRemoteRequest\x1a!.ais_loader.v1.ListRemoteResponse\x12\x43\n\x04Warm\x12\x1a.ais_loader.v1.WarmRequest\x1a\x1b.ais_loader.v1.WarmResponse(\x01\x30\x01\x12\x42\n\x05\x45vict\x12\x1b.ais_loader.v1.EvictRequest\x1a\x1c.ais_loader.v1.EvictResponse\x12\x45\n\x06\x45xpect\x12\x1c.ais_loader.v1.ExpectRequest\x1a\x1d.ais_loader.v1.ExpectResponse\x12T\n\x0bRemoteUsage\x12!.ais_loader.v1.RemoteUsageRequest\x1a\".ais_loader.v1.RemoteUsageResponse2P\n\nRemotePeer\x12\x42\n\x05\x46\x65tch\x12\x1b.ais_loader.v1.FetchRequest\x1a\x1c.ais_loader.v1.FetchResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/ais_remote.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\"b\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x13\n\x0b\x62ucket_uuid\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"\x0f\n\rFetchResponse\"I\n\x14SettleFetchesRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x13\n\x0b\x62ucket_uuid\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x03(\t\"\x17\n\x15SettleFetchesResponse\"H\n\x11ListRemoteRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x13\n\x0bstart_after\x18\x03 \x01(\t\"\x82\x01\n\x12ListRemoteResponse\x12)\n\x06object\x18\x01 \x03(\x0b\x32\x19.ais_loader.v1.ObjectInfo\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x0c\n\x04next\x18\x03 \x01(\t\x12\x0f\n\x07skipped\x18\x04 \x01(\x04\x12\x14\n\x0cskipped_name\x18\x05 \x03(\t\"+\n\x0bWarmRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x03(\t\"8\n\x0cWarmResponse\x12(\n\x06result\x18\x01 \x03(\x0b\x32\x18.ais_loader.v1.PutResult\"<\n\x0c\x45victRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x03(\t\"/\n\rEvictResponse\x12\x0f\n\x07objects\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\xa3\x01\n\rExpectRequest\x12\x0e\n\x06loader\x18\x01 \x01(\x0c\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x12\n\nfirst_step\x18\x03 \x01(\x04\x12)\n\x04step\x18\x04 \x03(\x0b\x32\x1b.ais_loader.v1.ExpectedStep\x12\x0e\n\x06\x62ucket\x18\x05 \x03(\t\x12\x13\n\x0blifetime_ms\x18\x06 \x01(\r\x12\x0c\n\x04\x64one\x18\x07 \x01(\x08\"2\n\x0c\x45xpectedStep\x12\x0c\n\x04name\x18\x01 \x03(\t\x12\x14\n\x0c\x62ucket_index\x18\x02 \x03(\r\"$\n\x0e\x45xpectResponse\x12\x12\n\nincomplete\x18\x01 \x01(\x08\"\x14\n\x12RemoteUsageRequest\"X\n\x13RemoteUsageResponse\x12*\n\x03row\x18\x01 \x03(\x0b\x32\x1d.ais_loader.v1.RemoteUsageRow\x12\x15\n\rexpected_keys\x18\x02 \x01(\x04\"\x99\x02\n\x0eRemoteUsageRow\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12=\n\x08requests\x18\x03 \x03(\x0b\x32+.ais_loader.v1.RemoteUsageRow.RequestsEntry\x12\x10\n\x08\x62ytes_in\x18\x04 \x01(\x04\x12\x11\n\tbytes_out\x18\x05 \x01(\x04\x12\x11\n\tthrottled\x18\x06 \x01(\x04\x12\x0f\n\x07retried\x18\x07 \x01(\x04\x12\x0e\n\x06hedged\x18\x08 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\t \x01(\x04\x12\x0e\n\x06wait_s\x18\n \x01(\x01\x1a/\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\x88\x03\n\rRemoteBuckets\x12Q\n\nListRemote\x12 .ais_loader.v1.ListRemoteRequest\x1a!.ais_loader.v1.ListRemoteResponse\x12\x43\n\x04Warm\x12\x1a.ais_loader.v1.WarmRequest\x1a\x1b.ais_loader.v1.WarmResponse(\x01\x30\x01\x12\x42\n\x05\x45vict\x12\x1b.ais_loader.v1.EvictRequest\x1a\x1c.ais_loader.v1.EvictResponse\x12\x45\n\x06\x45xpect\x12\x1c.ais_loader.v1.ExpectRequest\x1a\x1d.ais_loader.v1.ExpectResponse\x12T\n\x0bRemoteUsage\x12!.ais_loader.v1.RemoteUsageRequest\x1a\".ais_loader.v1.RemoteUsageResponse2\xac\x01\n\nRemotePeer\x12\x42\n\x05\x46\x65tch\x12\x1b.ais_loader.v1.FetchRequest\x1a\x1c.ais_loader.v1.FetchResponse\x12Z\n\rSettleFetches\x12#.ais_loader.v1.SettleFetchesRequest\x1a$.ais_loader.v1.SettleFetchesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,34 +38,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FETCHREQUEST']._serialized_end=166
   _globals['_FETCHRESPONSE']._serialized_start=168
   _globals['_FETCHRESPONSE']._serialized_end=183
-  _globals['_LISTREMOTEREQUEST']._serialized_start=185
-  _globals['_LISTREMOTEREQUEST']._serialized_end=257
-  _globals['_LISTREMOTERESPONSE']._serialized_start=260
-  _globals['_LISTREMOTERESPONSE']._serialized_end=390
-  _globals['_WARMREQUEST']._serialized_start=392
-  _globals['_WARMREQUEST']._serialized_end=435
-  _globals['_WARMRESPONSE']._serialized_start=437
-  _globals['_WARMRESPONSE']._serialized_end=493
-  _globals['_EVICTREQUEST']._serialized_start=495
-  _globals['_EVICTREQUEST']._serialized_end=555
-  _globals['_EVICTRESPONSE']._serialized_start=557
-  _globals['_EVICTRESPONSE']._serialized_end=604
-  _globals['_EXPECTREQUEST']._serialized_start=607
-  _globals['_EXPECTREQUEST']._serialized_end=770
-  _globals['_EXPECTEDSTEP']._serialized_start=772
-  _globals['_EXPECTEDSTEP']._serialized_end=822
-  _globals['_EXPECTRESPONSE']._serialized_start=824
-  _globals['_EXPECTRESPONSE']._serialized_end=860
-  _globals['_REMOTEUSAGEREQUEST']._serialized_start=862
-  _globals['_REMOTEUSAGEREQUEST']._serialized_end=882
-  _globals['_REMOTEUSAGERESPONSE']._serialized_start=884
-  _globals['_REMOTEUSAGERESPONSE']._serialized_end=972
-  _globals['_REMOTEUSAGEROW']._serialized_start=975
-  _globals['_REMOTEUSAGEROW']._serialized_end=1256
-  _globals['_REMOTEUSAGEROW_REQUESTSENTRY']._serialized_start=1209
-  _globals['_REMOTEUSAGEROW_REQUESTSENTRY']._serialized_end=1256
-  _globals['_REMOTEBUCKETS']._serialized_start=1259
-  _globals['_REMOTEBUCKETS']._serialized_end=1651
-  _globals['_REMOTEPEER']._serialized_start=1653
-  _globals['_REMOTEPEER']._serialized_end=1733
+  _globals['_SETTLEFETCHESREQUEST']._serialized_start=185
+  _globals['_SETTLEFETCHESREQUEST']._serialized_end=258
+  _globals['_SETTLEFETCHESRESPONSE']._serialized_start=260
+  _globals['_SETTLEFETCHESRESPONSE']._serialized_end=283
+  _globals['_LISTREMOTEREQUEST']._serialized_start=285
+  _globals['_LISTREMOTEREQUEST']._serialized_end=357
+  _globals['_LISTREMOTERESPONSE']._serialized_start=360
+  _globals['_LISTREMOTERESPONSE']._serialized_end=490
+  _globals['_WARMREQUEST']._serialized_start=492
+  _globals['_WARMREQUEST']._serialized_end=535
+  _globals['_WARMRESPONSE']._serialized_start=537
+  _globals['_WARMRESPONSE']._serialized_end=593
+  _globals['_EVICTREQUEST']._serialized_start=595
+  _globals['_EVICTREQUEST']._serialized_end=655
+  _globals['_EVICTRESPONSE']._serialized_start=657
+  _globals['_EVICTRESPONSE']._serialized_end=704
+  _globals['_EXPECTREQUEST']._serialized_start=707
+  _globals['_EXPECTREQUEST']._serialized_end=870
+  _globals['_EXPECTEDSTEP']._serialized_start=872
+  _globals['_EXPECTEDSTEP']._serialized_end=922
+  _globals['_EXPECTRESPONSE']._serialized_start=924
+  _globals['_EXPECTRESPONSE']._serialized_end=960
+  _globals['_REMOTEUSAGEREQUEST']._serialized_start=962
+  _globals['_REMOTEUSAGEREQUEST']._serialized_end=982
+  _globals['_REMOTEUSAGERESPONSE']._serialized_start=984
+  _globals['_REMOTEUSAGERESPONSE']._serialized_end=1072
+  _globals['_REMOTEUSAGEROW']._serialized_start=1075
+  _globals['_REMOTEUSAGEROW']._serialized_end=1356
+  _globals['_REMOTEUSAGEROW_REQUESTSENTRY']._serialized_start=1309
+  _globals['_REMOTEUSAGEROW_REQUESTSENTRY']._serialized_end=1356
+  _globals['_REMOTEBUCKETS']._serialized_start=1359
+  _globals['_REMOTEBUCKETS']._serialized_end=1751
+  _globals['_REMOTEPEER']._serialized_start=1754
+  _globals['_REMOTEPEER']._serialized_end=1926
 # @@protoc_insertion_point(module_scope)

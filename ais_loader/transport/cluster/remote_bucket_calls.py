@@ -1,0 +1,61 @@
+"""Calls about remote buckets: listings of the remote storage, warming, eviction, plans, and usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ais_loader import errors
+from ais_loader.transport.base import RemoteUsage, require_bucket, usage_row
+from ais_loader.transport.cluster.expect import expect
+from ais_loader.transport.cluster.failover import Failover
+from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
+from ais_loader.wire.remote import Remote
+
+
+class RemoteBucketCalls(Failover):
+    """The part of `RemoteTransport` that concerns remote buckets."""
+
+    def _remote_of(self, bucket: str) -> Remote | None:
+        members = self.members
+        if not members.knows(bucket):
+            return self._any(self._checked(bucket, lambda node: node.bucket(bucket, has_others=False))).remote
+        found = members.view.buckets.get(bucket)
+        return Remote.from_wire(found.remote) if found is not None and found.HasField("remote") else None
+
+    def _lists_remote(self, bucket: str) -> bool:
+        place = self._remote_of(bucket)
+        return place is not None and place.can_list
+
+    def _remote_pages(self, bucket: str, prefix: str, start_after: str) -> Iterator[remote_pb.ListRemoteResponse]:
+        request = remote_pb.ListRemoteRequest(bucket=bucket, prefix=prefix, start_after=start_after)
+        while True:
+            page = self._any(lambda node: node.remote_page(request))
+            yield page
+            if not page.more:
+                return
+            request.start_after = page.next
+
+    def warm(self, bucket: str, names: Sequence[str]) -> list[errors.LoaderError | None]:
+        require_bucket(bucket)
+        return self._any(self._checked(bucket, lambda node: node.warm(bucket, names)))
+
+    def evict(self, bucket: str, names: Sequence[str] | None, prefix: str) -> tuple[int, int]:
+        require_bucket(bucket)
+        members = self.members
+        if not members.knows(bucket):
+            return self._any(lambda node: node.evict(bucket, names, prefix))
+        freed = [members.calls(node.uuid).evict(bucket, names, prefix) for node in members.view.nodes]
+        return sum(copies for copies, _ in freed), sum(size_bytes for _, size_bytes in freed)
+
+    def can_expect(self, bucket: str) -> bool:
+        return self._remote_of(bucket) is not None
+
+    def expect(self, request: remote_pb.ExpectRequest) -> bool:
+        return expect(self.members, request)
+
+    def remote_usage(self) -> list[RemoteUsage]:
+        members = self.members
+        if members.only is not None:
+            return [usage_row(self.url, row) for row in self._any(lambda node: node.remote_usage()).row]
+        nodes = members.view.nodes
+        return [usage_row(node.endpoint, row) for node in nodes for row in members.calls(node.uuid).remote_usage().row]
