@@ -15,10 +15,9 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 import click
 
 from ais_loader.cli.completion import named_by
-from ais_loader.cli.dry_run import note_left_out, show_plan
 from ais_loader.cli.new_bucket import bucket_to_fill, copies_option, require_creation
 from ais_loader.cli.options import parse_metadata, wanted_options
-from ais_loader.cli.put_plan import STDIN, plan_put
+from ais_loader.cli.put_plan import STDIN, note_left_out, plan_put, show_plan
 from ais_loader.cli.show import Lines, count_text, fail, info_fields, note, printable, progress, size_text
 from ais_loader.cli.stores import StoreChoice, takes_store
 from ais_loader.cli.targets import Target, parse_target

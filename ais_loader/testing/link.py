@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from ais_loader.testing.loop_listener import Connection, LoopListener
+from ais_loader.testing.loop_listener import AcceptedConnection, LoopListener
 
 _CHUNK_BYTES = 256 << 10
 _QUEUED_CHUNKS = 64
@@ -78,7 +78,7 @@ class FaultyLink(LoopListener):
         self._cut_at = None if self._cut_every is None else self.bytes_to_client + self._cut_every
         super()._cut()
 
-    async def _serve(self, sock: socket.socket, connection: Connection) -> None:
+    async def _serve(self, sock: socket.socket, connection: AcceptedConnection) -> None:
         try:
             reader, writer = await asyncio.open_connection(sock=sock)
             connection.add(writer)
@@ -94,7 +94,12 @@ class FaultyLink(LoopListener):
             self._forget(connection)
 
     async def _forward(
-        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_client: bool
+        self,
+        connection: AcceptedConnection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        to_client: bool,
     ) -> None:
         queued: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_QUEUED_CHUNKS)
 

@@ -29,7 +29,7 @@ class LoopListener(abc.ABC):
     def __init__(self, name: str) -> None:
         self.connections_made = 0
         self._refusing = False
-        self._connections: set[Connection] = set()
+        self._connections: set[AcceptedConnection] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         listener = socket.create_server(("127.0.0.1", 0))
@@ -117,18 +117,18 @@ class LoopListener(abc.ABC):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             sock.close()
             return
-        connection = Connection()
+        connection = AcceptedConnection()
         self._connections.add(connection)
         task = self._loop.create_task(self._serve(sock, connection))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
     @abc.abstractmethod
-    async def _serve(self, sock: socket.socket, connection: Connection) -> None:
+    async def _serve(self, sock: socket.socket, connection: AcceptedConnection) -> None:
         """Serve one connection to its end, add its sockets to `connection`, and call `_forget` at last."""
 
     async def _connect(
-        self, target: tuple[str, int], connection: Connection
+        self, target: tuple[str, int], connection: AcceptedConnection
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to the server behind, for `connection`."""
         # Shielded: a cancelled open_connection leaves its socket to the garbage collector.
@@ -140,13 +140,13 @@ class LoopListener(abc.ABC):
             connection.add(writer)
         return reader, writer
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: AcceptedConnection) -> None:
         self._connections.discard(connection)
         for end in connection.writers:
             end.close()
 
 
-class Connection:
+class AcceptedConnection:
     """All sockets that serve one client's connection."""
 
     def __init__(self) -> None:

@@ -31,11 +31,11 @@ from storage_node.remote.credentials import credentials_of
 from storage_node.remote.driver import (
     Buffer,
     Driver,
-    Failure,
+    KeyPage,
     NotModified,
-    Page,
     PreconditionFailed,
     PutConditions,
+    RequestFailure,
 )
 from storage_node.remote.failures import message
 from storage_node.remote.host_limiter import HostLimiters
@@ -163,7 +163,7 @@ class Backend:
         after, pages = start_after, driver.pages(prefix, start_after)
         noted = [self.skipped] if skipped is None else [self.skipped, skipped]
 
-        async def next_page() -> Page | None:
+        async def next_page() -> KeyPage | None:
             nonlocal pages
             try:
                 return await anext(pages, None)
@@ -249,7 +249,9 @@ class Backend:
                 try:
                     at = opened.answer.start
                     if at > position:
-                        raise Failure(self._requests.unavailable(name, f"the answer begins at byte {at:,}"), retry=True)
+                        raise RequestFailure(
+                            self._requests.unavailable(name, f"the answer begins at byte {at:,}"), retry=True
+                        )
                     async for chunk in opened.answer.chunks:
                         view = memoryview(chunk)[max(0, position - at) :]
                         at += len(chunk)
@@ -265,10 +267,10 @@ class Backend:
                     await opened.close()
                 if position == end:
                     return
-                raise Failure(
+                raise RequestFailure(
                     self._requests.unavailable(name, f"the answer ended at byte {position:,} of {end:,}"), retry=True
                 )
-            except Failure as failure:
+            except RequestFailure as failure:
                 await self._requests.pause(failure, retries)
             try:
                 opened = await self._requests.get(name, position, end, if_match=info.etag, retries=retries)
@@ -347,7 +349,7 @@ class Backend:
         except Exception as error:
             if own:
                 raise own[0] from None
-            if isinstance(error, Failure):
+            if isinstance(error, RequestFailure):
                 self._usage.note("errors")
                 raise error.error from None
             raise

@@ -13,14 +13,14 @@ from ais_loader.wire.remote import Remote
 from storage_node.remote import s3_listing
 from storage_node.remote.driver import (
     CHUNK_BYTES,
-    Answer,
     Buffer,
-    Failure,
-    Key,
+    KeyPage,
+    ListedKey,
     NotModified,
-    Page,
     PreconditionFailed,
     PutConditions,
+    ReadAnswer,
+    RequestFailure,
 )
 from storage_node.remote.failures import failure_of, message
 from storage_node.remote.object_stores import ObjectStores, obstore_module
@@ -62,7 +62,7 @@ class CloudDriver:
         try:
             with self._translated(name):
                 return self._info(name, await self._get(name, {"head": True}))
-        except Failure as failure:
+        except RequestFailure as failure:
             if not isinstance(failure.error, ObjectNotFound) or self._remote.scheme.startswith("http"):
                 raise
         # An answer to HEAD has no content, so that a missing bucket looks like a missing object.
@@ -70,7 +70,7 @@ class CloudDriver:
 
     async def open(
         self, name: str, start: int = 0, end: int | None = None, *, if_match: str = "", if_none_match: str = ""
-    ) -> Answer:
+    ) -> ReadAnswer:
         options: dict[str, Any] = {}
         if if_none_match:
             options["if_none_match"] = if_none_match
@@ -91,9 +91,9 @@ class CloudDriver:
         info = self._info(name, result)
         if if_match and info.etag != if_match:
             raise PreconditionFailed
-        return Answer(info, result.range[0], self._chunks(name, result))
+        return ReadAnswer(info, result.range[0], self._chunks(name, result))
 
-    async def pages(self, prefix: str, after: str) -> AsyncIterator[Page]:
+    async def pages(self, prefix: str, after: str) -> AsyncIterator[KeyPage]:
         if self._remote.scheme == "s3":
             async for page in s3_listing.pages(self._stores, prefix, after, self.secrets):
                 yield page
@@ -118,9 +118,9 @@ class CloudDriver:
                     if not meta["size"] and await self._is_marker(key):
                         markers += 1
                     else:
-                        keys.append(Key(key, meta["size"], meta["e_tag"] or "", _ns(meta["last_modified"])))
+                        keys.append(ListedKey(key, meta["size"], meta["e_tag"] or "", _ns(meta["last_modified"])))
             is_last = len(found) < _PAGE
-            yield Page(keys, "" if is_last else found[-1]["path"].removeprefix(above), markers)
+            yield KeyPage(keys, "" if is_last else found[-1]["path"].removeprefix(above), markers)
             if is_last:
                 return
 
@@ -220,7 +220,7 @@ class CloudDriver:
         """Whether an empty object of a listing is the directory marker KEY/."""
         try:
             await self.head(key)
-        except Failure as failure:
+        except RequestFailure as failure:
             return isinstance(failure.error, ObjectNotFound)
         return False
 
@@ -242,11 +242,11 @@ class CloudDriver:
         """Translate errors of obstore."""
         try:
             yield
-        except (Failure, NotModified, PreconditionFailed, LoaderError):
+        except (RequestFailure, NotModified, PreconditionFailed, LoaderError):
             raise
         except Exception as error:  # noqa: BLE001 - obstore's classes have no common one
             translated = failure_of(error, f"{self._remote.url}/{name}", self._remote.scheme, self.secrets)
-            if isinstance(translated, Failure) and translated.is_credentials and self._has_answered:
+            if isinstance(translated, RequestFailure) and translated.is_credentials and self._has_answered:
                 # They have worked: the service that renews them does not answer.
                 translated.retry = True
             raise translated from None

@@ -17,7 +17,8 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from ais_loader.errors import LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION
-from storage_node.remote.tier import RemoteBucket, RemoteTier
+from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.remote.tier import RemoteTier
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.reframe_on_put import Spooled
 

@@ -1,7 +1,7 @@
 """Driver: single requests to one kind of remote storage, without retries.
 
-A driver translates between names and the storage's keys, and the storage's failures to `Failure`. `Backend` adds what
-all kinds share: retries, limits, ranges, hedging and counters.
+A driver translates between names and the storage's keys, and the storage's failures to `RequestFailure`. `Backend` adds
+what all kinds share: retries, limits, ranges, hedging and counters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHUNK_BYTES = 1 << 20
 Buffer = bytes | memoryview
 
 
-class Failure(Exception):
+class RequestFailure(Exception):
     """A request failed.
 
     Args:
@@ -48,7 +48,7 @@ class PreconditionFailed(Exception):
 
 
 @dataclass(slots=True)
-class Answer:
+class ReadAnswer:
     """The beginning of an answer to a GET."""
 
     info: RemoteObject
@@ -56,7 +56,7 @@ class Answer:
     start: int
     """Position of the first byte of `chunks` in the object."""
     chunks: AsyncGenerator[Buffer, None]
-    """The content. Raises Failure."""
+    """The content. Raises RequestFailure."""
     release: Callable[[], object] | None = None
     """Releases what `chunks` holds even if it was never iterated. May be called again."""
 
@@ -67,7 +67,7 @@ class Answer:
             self.release()
 
 
-class Key(NamedTuple):
+class ListedKey(NamedTuple):
     """One key of a listing."""
 
     key: str
@@ -76,10 +76,10 @@ class Key(NamedTuple):
     modified_ns: int
 
 
-class Page(NamedTuple):
+class KeyPage(NamedTuple):
     """One page of a listing, in the order of the keys' UTF-8 bytes. Keys are relative to the prefix of the URL."""
 
-    keys: Sequence[Key]
+    keys: Sequence[ListedKey]
     after: str
     """The last key, after which a listing can be continued; "" if this page is the last one."""
     markers: int = 0
@@ -97,7 +97,7 @@ class PutConditions(NamedTuple):
 
 
 class Driver(Protocol):
-    """Requests to one place. All raise Failure."""
+    """Requests to one place. All raise RequestFailure."""
 
     host: str
     """Name of the server, by which requests are limited."""
@@ -108,14 +108,14 @@ class Driver(Protocol):
 
     async def open(
         self, name: str, start: int = 0, end: int | None = None, *, if_match: str = "", if_none_match: str = ""
-    ) -> Answer:
+    ) -> ReadAnswer:
         """Begin to read an object, or bytes `start` to `end` of it. A storage without ranges answers from byte 0.
 
         Raises NotModified, PreconditionFailed.
         """
         ...
 
-    def pages(self, prefix: str, after: str) -> AsyncIterator[Page]:
+    def pages(self, prefix: str, after: str) -> AsyncIterator[KeyPage]:
         """Yield the keys that begin with `prefix` and follow `after`, with one request for each page."""
         ...
 

@@ -20,8 +20,8 @@ from storage_node.remote.cache_space import CacheSpace
 from storage_node.remote.cold_entries import ColdEntry, Part
 from storage_node.remote.plans import Plans
 from storage_node.remote.prefetcher import Prefetcher
-from storage_node.remote.remote_buckets import RemoteBuckets
-from storage_node.remote.tier import RemoteBucket, RemoteTier
+from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
+from storage_node.remote.tier import RemoteTier
 from storage_node.settings.config import ServerConfig
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import condition_of, parse_condition

@@ -20,7 +20,7 @@ from ais_loader.errors import (
     RemoteUnavailable,
     Unsupported,
 )
-from storage_node.remote.driver import Failure, NotModified, PreconditionFailed
+from storage_node.remote.driver import NotModified, PreconditionFailed, RequestFailure
 
 MAX_MESSAGE = 300
 """Maximum length of a message, in characters."""
@@ -90,7 +90,7 @@ def message(place: str, reason: str, secrets: Sequence[str]) -> str:
 
 
 def failure_of(error: BaseException, place: str, scheme: str, secrets: Sequence[str]) -> Exception:
-    """Return what to raise for an error of obstore: Failure, NotModified or PreconditionFailed.
+    """Return what to raise for an error of obstore: RequestFailure, NotModified or PreconditionFailed.
 
     Args:
         place: the object's URL, for messages.
@@ -119,7 +119,7 @@ def failure_of_answer(
     reason: str = "",
     kind: str = "",
     url: str = "",
-) -> Failure:
+) -> RequestFailure:
     """Return the failure that an answer means.
 
     Args:
@@ -131,8 +131,8 @@ def failure_of_answer(
     """
     code, reason = _described(status, body, reason)
 
-    def failed(cls: type[LoaderError], text: str = "", **flags: bool) -> Failure:
-        return Failure(cls(message(place, text or reason, secrets)), **flags)
+    def failed(cls: type[LoaderError], text: str = "", **flags: bool) -> RequestFailure:
+        return RequestFailure(cls(message(place, text or reason, secrets)), **flags)
 
     if (
         any(one in url.partition(" - ")[0] for one in _CREDENTIAL_URLS)

@@ -21,7 +21,7 @@ from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.limits.call_slots import current_tenant
-from storage_node.remote.tier import RemoteBucket
+from storage_node.remote.remote_buckets import RemoteBucket
 
 
 class FetchOwner:

@@ -33,14 +33,14 @@ from ais_loader.wire.remote import Remote
 from storage_node.promote.confined_path import FILE, FOLDER, open_beneath
 from storage_node.remote.driver import (
     CHUNK_BYTES,
-    Answer,
     Buffer,
-    Failure,
-    Key,
+    KeyPage,
+    ListedKey,
     NotModified,
-    Page,
     PreconditionFailed,
     PutConditions,
+    ReadAnswer,
+    RequestFailure,
 )
 from storage_node.remote.failures import message
 from storage_node.remote.remote_changed import RemoteChanged
@@ -83,7 +83,7 @@ class FolderDriver:
 
     async def open(
         self, name: str, start: int = 0, end: int | None = None, *, if_match: str = "", if_none_match: str = ""
-    ) -> Answer:
+    ) -> ReadAnswer:
         file = await self._in_thread(name, lambda: io.FileIO(self._open(name)))
         try:
             info = _described(name, os.fstat(file.fileno()))
@@ -95,14 +95,14 @@ class FolderDriver:
             file.close()
             raise
         end = info.size_bytes if end is None else min(end, info.size_bytes)
-        return Answer(info, start, self._chunks(file, info, start, end), file.close)
+        return ReadAnswer(info, start, self._chunks(file, info, start, end), file.close)
 
-    async def pages(self, prefix: str, after: str) -> AsyncIterator[Page]:
+    async def pages(self, prefix: str, after: str) -> AsyncIterator[KeyPage]:
         keys = self._walk(prefix, os.fsencode(after))
         while True:
             page = await self._in_thread(prefix, lambda: list(itertools.islice(keys, _PAGE)))
             is_last = len(page) < _PAGE
-            yield Page(page, "" if is_last else page[-1].key)
+            yield KeyPage(page, "" if is_last else page[-1].key)
             if is_last:
                 return
 
@@ -182,7 +182,7 @@ class FolderDriver:
         def read(position: int) -> bytes:
             chunk = os.pread(file.fileno(), min(CHUNK_BYTES, end - position), position)
             if _described(info.name, os.fstat(file.fileno())).etag != info.etag:
-                raise Failure(RemoteChanged(f"{self._place(info.name)}: was written to while it was read"))
+                raise RequestFailure(RemoteChanged(f"{self._place(info.name)}: was written to while it was read"))
             return chunk
 
         try:
@@ -195,7 +195,7 @@ class FolderDriver:
         finally:
             file.close()
 
-    def _walk(self, prefix: str, after: bytes) -> Iterator[Key]:
+    def _walk(self, prefix: str, after: bytes) -> Iterator[ListedKey]:
         """Yield the files whose names begin with `prefix` and follow `after`, in the order of their bytes."""
         wanted = os.fsencode(prefix)
         above = prefix.rpartition("/")[0]
@@ -230,7 +230,7 @@ class FolderDriver:
                 raise
             if stat.S_ISREG(found.st_mode):
                 described = _described("", found)
-                yield Key(os.fsdecode(path), described.size_bytes, described.etag, described.modified_ns)
+                yield ListedKey(os.fsdecode(path), described.size_bytes, described.etag, described.modified_ns)
 
     def _entries(self, folder: bytes) -> Iterator[tuple[bytes, os.DirEntry[bytes]]]:
         """Yield the paths in a folder, relative to the root, in the order that they have in a sorted list of all files.
@@ -292,15 +292,15 @@ class FolderDriver:
         try:
             return await asyncio.to_thread(step)
         except SourceRefused as error:
-            raise Failure(RemoteDenied(message(self._place(name), str(error), ()))) from None
+            raise RequestFailure(RemoteDenied(message(self._place(name), str(error), ()))) from None
         except SourceUnreadable as error:
             raise self._failure(name, error) from None
         except LoaderError as error:  # before OSError, which some of them are
-            raise Failure(error) from None
+            raise RequestFailure(error) from None
         except OSError as error:
             raise self._failure(name, error) from None
 
-    def _failure(self, name: str, error: Exception) -> Failure:
+    def _failure(self, name: str, error: Exception) -> RequestFailure:
         number = _number(error)
         reason = os.strerror(number) if number else str(error)
         kind: type[LoaderError] = RemoteUnavailable
@@ -308,7 +308,7 @@ class FolderDriver:
             kind = RemoteDenied
         elif number in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
             kind = ObjectNotFound if self._root.is_dir() else RemoteDenied
-        return Failure(kind(message(self._place(name), reason, ())), retry=kind is RemoteUnavailable)
+        return RequestFailure(kind(message(self._place(name), reason, ())), retry=kind is RemoteUnavailable)
 
 
 def _number(error: BaseException) -> int:

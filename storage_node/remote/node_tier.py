@@ -12,8 +12,8 @@ from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
 from storage_node.remote.fetch_owner import FetchOwner
 from storage_node.remote.plans import Plans
-from storage_node.remote.remote_buckets import RemoteBuckets
-from storage_node.remote.tier import RemoteBucket, RemoteTier, StoreObject
+from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
+from storage_node.remote.tier import RemoteTier, StoreObject
 from storage_node.store.drive.preconditions import parse_condition
 
 

@@ -26,7 +26,7 @@ _KEY_BYTES = 600
 """Memory for one key, beyond the text of its name. A step needs no more."""
 
 
-class Key(NamedTuple):
+class PlannedKey(NamedTuple):
     """An object of a remote bucket."""
 
     bucket_uuid: bytes
@@ -37,7 +37,7 @@ class Key(NamedTuple):
 class Expected(NamedTuple):
     """An object that a loader will need."""
 
-    key: Key
+    key: PlannedKey
     tenant: str
 
 
@@ -50,10 +50,10 @@ class _Window:
         self.first_step = position
         """Number of `steps[0]`."""
         self.tenant = tenant
-        self.steps: deque[Sequence[Key]] = deque()
+        self.steps: deque[Sequence[PlannedKey]] = deque()
         self.keys = 0
         self.size_bytes = _KEY_BYTES
-        self.todo: deque[tuple[int, Key]] = deque()
+        self.todo: deque[tuple[int, PlannedKey]] = deque()
         """Steps and keys that were not taken yet."""
         self.taken = 0
         """Number of the last taking, by which loaders take turns."""
@@ -96,7 +96,7 @@ class Plans:
         loader: bytes,
         position: int,
         first_step: int,
-        steps: Sequence[Sequence[Key]],
+        steps: Sequence[Sequence[PlannedKey]],
         *,
         tenant: str,
         lifetime_s: float,
@@ -138,7 +138,7 @@ class Plans:
             self._append(window, keys)
         return True
 
-    def _require_room(self, window: _Window | None, steps: Sequence[Sequence[Key]], *, replaces: bool) -> None:
+    def _require_room(self, window: _Window | None, steps: Sequence[Sequence[PlannedKey]], *, replaces: bool) -> None:
         keys, count = sum(map(len, steps)), len(steps)
         if window is not None and not replaces:
             keys, count = keys + window.keys, count + len(window.steps)
@@ -156,7 +156,7 @@ class Plans:
                 f"expect: the plans of {len(self._windows):,} loaders take {self._size_bytes:,} bytes: try again later"
             )
 
-    def _append(self, window: _Window, keys: Sequence[Key]) -> None:
+    def _append(self, window: _Window, keys: Sequence[PlannedKey]) -> None:
         step = window.next_step
         window.steps.append(keys)
         window.keys += len(keys)
@@ -189,7 +189,7 @@ class Plans:
         while window.todo and window.todo[0][0] < window.position:
             window.todo.popleft()
 
-    def _remove_first(self, key: Key, window: _Window) -> None:
+    def _remove_first(self, key: PlannedKey, window: _Window) -> None:
         needs = self._needs[key.bucket_uuid, key.name]
         steps = needs[window]
         if isinstance(steps, deque):
@@ -250,5 +250,5 @@ class Plans:
         return max(0, min(found)) if found else None
 
 
-def _size_of(keys: Sequence[Key]) -> int:
+def _size_of(keys: Sequence[PlannedKey]) -> int:
     return _KEY_BYTES + sum(_KEY_BYTES + 2 * len(key.name) for key in keys)

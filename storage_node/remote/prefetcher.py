@@ -18,8 +18,9 @@ from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from storage_node.limits.call_slots import current_tenant
 from storage_node.limits.tasks import keep_going
-from storage_node.remote.plans import Expected, Key, Plans
-from storage_node.remote.tier import RemoteBucket, RemoteTier
+from storage_node.remote.plans import Expected, PlannedKey, Plans
+from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.remote.tier import RemoteTier
 from storage_node.remote.urgency import Urgency, current_urgency
 from storage_node.store.names import object_name_fault
 
@@ -166,7 +167,7 @@ class Prefetcher:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _keys(step: pb.ExpectedStep, buckets: Sequence[RemoteBucket]) -> list[Key]:
+def _keys(step: pb.ExpectedStep, buckets: Sequence[RemoteBucket]) -> list[PlannedKey]:
     """Raises InvalidRequest."""
     if step.bucket_index and len(step.bucket_index) != len(step.name):
         raise InvalidRequest(f"expect: {len(step.name):,} names with {len(step.bucket_index):,} indices of buckets")
@@ -176,5 +177,5 @@ def _keys(step: pb.ExpectedStep, buckets: Sequence[RemoteBucket]) -> list[Key]:
     for at, name in enumerate(step.name):
         if object_name_fault(name) is None:
             bucket = buckets[step.bucket_index[at] if step.bucket_index else 0]
-            keys.append(Key(bucket.uuid, bucket.name, name))
+            keys.append(PlannedKey(bucket.uuid, bucket.name, name))
     return keys

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.remote import Remote
 from storage_node.context.membership import Membership
-from storage_node.remote.tier import RemoteBucket
 from storage_node.store.store import Store
+
+
+class RemoteBucket(NamedTuple):
+    name: str
+    uuid: bytes
+    remote: Remote
 
 
 class RemoteBuckets:

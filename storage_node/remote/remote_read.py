@@ -9,14 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from storage_node.remote.driver import CHUNK_BYTES, Buffer
 from storage_node.remote.remote_object import RemoteObject
 
 if TYPE_CHECKING:
-    from storage_node.remote.backend import Backend
     from storage_node.remote.remote_requests import OpenedAnswer
+    from storage_node.settings.declarations import RemoteSettings
+
+
+class RangeSource(Protocol):
+    """The part of a `Backend` that continues an answer, and reads the ranges of a large object."""
+
+    settings: RemoteSettings
+
+    async def read_range(self, name: str, start: int, length: int, etag: str) -> memoryview: ...
+    def resumed(self, opened: OpenedAnswer, start: int, end: int) -> AsyncGenerator[Buffer, None]: ...
 
 
 class RemoteRead:
@@ -25,9 +34,9 @@ class RemoteRead:
     Iteration raises RemoteUnavailable, RemoteDenied, and RemoteChanged if the object is replaced in the meantime.
     """
 
-    def __init__(self, backend: Backend, opened: OpenedAnswer, first_bytes: int) -> None:
+    def __init__(self, source: RangeSource, opened: OpenedAnswer, first_bytes: int) -> None:
         self.info: RemoteObject = opened.answer.info
-        self._backend = backend
+        self._source = source
         self._opened = opened
         self._first_bytes = min(self.info.size_bytes, first_bytes)
         self._chunks: AsyncGenerator[Buffer, None] | None = None
@@ -54,7 +63,7 @@ class RemoteRead:
         return b"".join([bytes(chunk) async for chunk in self])
 
     async def _iterate(self) -> AsyncGenerator[Buffer, None]:
-        info, settings = self.info, self._backend.settings
+        info, settings = self.info, self._source.settings
         ranges = deque(
             (start, min(settings.range_bytes, info.size_bytes - start))
             for start in range(self._first_bytes, info.size_bytes, settings.range_bytes)
@@ -64,11 +73,11 @@ class RemoteRead:
         def fetch_more() -> None:
             while ranges and len(fetching) < settings.ranges_per_object:
                 start, length = ranges.popleft()
-                fetching.append(asyncio.ensure_future(self._backend.read_range(info.name, start, length, info.etag)))
+                fetching.append(asyncio.ensure_future(self._source.read_range(info.name, start, length, info.etag)))
 
         try:
             fetch_more()
-            first = self._backend.resumed(self._opened, 0, self._first_bytes)
+            first = self._source.resumed(self._opened, 0, self._first_bytes)
             try:
                 async for chunk in first:
                     yield chunk

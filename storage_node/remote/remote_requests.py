@@ -15,7 +15,7 @@ from typing import TypeVar
 from ais_loader.errors import LoaderError, ObjectNotFound, RangeError, RemoteDenied, RemoteUnavailable
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.gather.hedging import HedgeBudget, Silences
-from storage_node.remote.driver import Answer, Driver, Failure
+from storage_node.remote.driver import Driver, ReadAnswer, RequestFailure
 from storage_node.remote.failures import message
 from storage_node.remote.host_limiter import HostLimiter, HostLimiters
 from storage_node.remote.usage import BucketUsage, Request
@@ -34,7 +34,7 @@ _REOPEN_S = 10.0
 class OpenedAnswer:
     """An answer to a GET, with its place among the requests in flight."""
 
-    def __init__(self, answer: Answer, held: contextlib.AsyncExitStack) -> None:
+    def __init__(self, answer: ReadAnswer, held: contextlib.AsyncExitStack) -> None:
         self.answer = answer
         self._held = held
 
@@ -56,7 +56,7 @@ class Retries:
         self.deadline_s: float | None = None
         """Time of the loop's clock; None before the first failure."""
 
-    def failed(self, failure: Failure) -> float | None:
+    def failed(self, failure: RequestFailure) -> float | None:
         """Return the pause before the next attempt; None if there is none."""
         now_s = asyncio.get_running_loop().time()
         self.last_error = failure.error
@@ -168,7 +168,7 @@ class RemoteRequests:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 # An answer that is not a success, such as "not found", is one; a failure waits for the other request.
                 for task in done:
-                    if task.exception() is None or not isinstance(task.exception(), Failure) or not pending:
+                    if task.exception() is None or not isinstance(task.exception(), RequestFailure) or not pending:
                         self._silences.note(time.monotonic() - began_s)
                         used = task
                         return task.result()
@@ -186,7 +186,7 @@ class RemoteRequests:
         limiter: HostLimiter,
         sent: asyncio.Event | None = None,
     ) -> AsyncIterator[T]:
-        """Context of one request, from its turn until its answer is complete. Raises Failure."""
+        """Context of one request, from its turn until its answer is complete. Raises RequestFailure."""
         async with limiter.turn() as turn:
             self._usage.note(request)
             if turn.waited_s > 0.001:
@@ -196,14 +196,14 @@ class RemoteRequests:
             try:
                 async with asyncio.timeout(self._settings.timeout_s if request != "put" else None):
                     result = await send()
-            except Failure as failure:
+            except RequestFailure as failure:
                 if failure.throttled:
                     self._usage.note("throttled")
                     limiter.throttled(turn)
                 raise
             except TimeoutError:
                 silence = f"no answer for {self._settings.timeout_s:g} s (remote_timeout_s)"
-                raise Failure(self.unavailable(name, silence), retry=True) from None
+                raise RequestFailure(self.unavailable(name, silence), retry=True) from None
             limiter.answered(turn)
             yield result
 
@@ -223,7 +223,7 @@ class RemoteRequests:
             try:
                 async with asyncio.timeout_at(retries.deadline_s):
                     return await once()
-            except Failure as failure:
+            except RequestFailure as failure:
                 await self.pause(failure, retries)
                 self._usage.note("retried")
             except LoaderError:
@@ -232,7 +232,7 @@ class RemoteRequests:
                 self._usage.note("errors")
                 raise retries.last_error or self.unavailable(name, "no answer") from None
 
-    async def pause(self, failure: Failure, retries: Retries) -> None:
+    async def pause(self, failure: RequestFailure, retries: Retries) -> None:
         """Wait before the next attempt. Raises the failure's error if there is none."""
         pause_s = retries.failed(failure)
         if pause_s is None:
@@ -248,11 +248,11 @@ class RemoteRequests:
         return RemoteUnavailable(message((f"{self._url}/{name}" if name else self._url), reason, ()))
 
 
-async def _began(driver: Driver, name: str, start: int, end: int, *, if_match: str, if_none_match: str) -> Answer:
+async def _began(driver: Driver, name: str, start: int, end: int, *, if_match: str, if_none_match: str) -> ReadAnswer:
     """Begin a GET of bytes `start` to `end`. An object that is empty has no range to be requested."""
     try:
         return await driver.open(name, start, end, if_match=if_match, if_none_match=if_none_match)
-    except Failure as failure:
+    except RequestFailure as failure:
         if start or not isinstance(failure.error, RangeError):
             raise
         return await driver.open(name, if_match=if_match, if_none_match=if_none_match)

@@ -18,17 +18,17 @@ from typing import Any
 from urllib.parse import quote, unquote_plus
 
 from ais_loader.errors import RemoteUnavailable
-from storage_node.remote.driver import Failure, Key, Page
+from storage_node.remote.driver import KeyPage, ListedKey, RequestFailure
 from storage_node.remote.failures import failure_of, failure_of_answer, message
 from storage_node.remote.object_stores import ObjectStores
 
 _MAX_ANSWER = 64 << 20
 
 
-async def pages(stores: ObjectStores, prefix: str, after: str, secrets: Sequence[str]) -> AsyncIterator[Page]:
+async def pages(stores: ObjectStores, prefix: str, after: str, secrets: Sequence[str]) -> AsyncIterator[KeyPage]:
     """Yield pages of keys that begin with `prefix` and follow `after`, relative to the location's prefix.
 
-    Raises Failure.
+    Raises RequestFailure.
     """
     while True:
         page = await _page(stores, prefix, after, secrets)
@@ -38,7 +38,7 @@ async def pages(stores: ObjectStores, prefix: str, after: str, secrets: Sequence
         after = page.after
 
 
-async def _page(stores: ObjectStores, prefix: str, after: str, secrets: Sequence[str]) -> Page:
+async def _page(stores: ObjectStores, prefix: str, after: str, secrets: Sequence[str]) -> KeyPage:
     place = f"{stores.remote.url}/{prefix}"
     query = {"encoding-type": "url", "list-type": "2", "prefix": stores.prefix + prefix}
     if after:
@@ -53,13 +53,13 @@ async def _page(stores: ObjectStores, prefix: str, after: str, secrets: Sequence
         status, body = await asyncio.to_thread(_get, url, stores.timeout_s)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise Failure(RemoteUnavailable(message(place, f"no answer: {reason}", secrets)), retry=True) from None
+        raise RequestFailure(RemoteUnavailable(message(place, f"no answer: {reason}", secrets)), retry=True) from None
     if status != 200:
         raise failure_of_answer(status, body.decode(errors="replace"), place, "s3", secrets)
     try:
         return _parsed(body, stores.prefix)
     except (ET.ParseError, ValueError) as error:
-        raise Failure(
+        raise RequestFailure(
             RemoteUnavailable(message(place, f"its listing cannot be read: {error}", secrets)), retry=True
         ) from None
 
@@ -82,7 +82,7 @@ def _get(url: str, timeout_s: float) -> tuple[int, bytes]:
             return error.code, error.read(1 << 16)
 
 
-def _parsed(body: bytes, above: str) -> Page:
+def _parsed(body: bytes, above: str) -> KeyPage:
     """Return the page in an answer. `above`: prefix of all keys, which is removed."""
     root = ET.fromstring(body)
     space = root.tag.partition("}")[0] + "}" if root.tag.startswith("{") else ""
@@ -106,8 +106,8 @@ def _parsed(body: bytes, above: str) -> Page:
             continue
         modified = text(one, "LastModified")
         modified_ns = int(datetime.fromisoformat(modified).timestamp() * 1000) * 1_000_000 if modified else 0
-        keys.append(Key(last, size_bytes, text(one, "ETag"), modified_ns))
+        keys.append(ListedKey(last, size_bytes, text(one, "ETag"), modified_ns))
     is_truncated = text(root, "IsTruncated") == "true"
     if is_truncated and not last:
         raise ValueError("it is incomplete and has no keys")
-    return Page(keys, last if is_truncated else "", markers)
+    return KeyPage(keys, last if is_truncated else "", markers)

@@ -29,7 +29,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ais_loader.errors import (
     DriveFull,
@@ -46,13 +46,13 @@ from ais_loader.errors import (
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import has_version
-from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.backend import Backend
 from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
 from storage_node.remote.object_metadata import is_copy, metadata_of
+from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.single_flight import SingleFlight
@@ -73,12 +73,6 @@ WHOLE_SHARE = 0.25
 """When readers have asked for this share of a large object, it is stored."""
 VALIDATIONS_KEPT = 200_000
 """Number of copies whose last validation is remembered; further ones are validated again."""
-
-
-class RemoteBucket(NamedTuple):
-    name: str
-    uuid: bytes
-    remote: Remote
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ from contextlib import aclosing
 from ais_loader.errors import InvalidRequest, LoaderError, NotFound, VersionConflict
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.context.node import Node
-from storage_node.remote.tier import RemoteBucket, RemoteTier
+from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.remote.tier import RemoteTier
 from storage_node.store.reframe_on_put import Spooled, spool_for
 from storage_node.store.write import check_content
 

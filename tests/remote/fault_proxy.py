@@ -23,7 +23,7 @@ from http import HTTPStatus
 from xml.sax.saxutils import escape
 
 from ais_loader.testing import eventually
-from ais_loader.testing.loop_listener import Connection, LoopListener
+from ais_loader.testing.loop_listener import AcceptedConnection, LoopListener
 
 _CHUNK_BYTES = 256 << 10
 _PACE_S = 0.02
@@ -256,7 +256,7 @@ class FaultProxy(LoopListener):
 
     # -- on the loop
 
-    async def _serve(self, sock: socket.socket, connection: Connection) -> None:
+    async def _serve(self, sock: socket.socket, connection: AcceptedConnection) -> None:
         try:
             reader, writer = await asyncio.open_connection(sock=sock, limit=_CHUNK_BYTES)
             connection.add(writer)
@@ -270,7 +270,7 @@ class FaultProxy(LoopListener):
             self._forget(connection)
 
     async def _exchange(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: AcceptedConnection
     ) -> bool:
         """Answer one request, and return whether the connection is usable for another."""
         try:

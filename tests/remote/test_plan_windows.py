@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ais_loader.errors import InvalidRequest, Overloaded
 from storage_node.remote.host_limiter import HostLimiter
-from storage_node.remote.plans import Key, Plans
+from storage_node.remote.plans import PlannedKey, Plans
 from storage_node.remote.single_flight import SingleFlight
 from storage_node.remote.urgency import Urgency, current_urgency
 
@@ -20,8 +20,8 @@ BUCKET = b"1" * 16
 ONE, OTHER = b"a" * 16, b"b" * 16
 
 
-def keys(*names: str, bucket: bytes = BUCKET) -> list[Key]:
-    return [Key(bucket, "bucket", name) for name in names]
+def keys(*names: str, bucket: bytes = BUCKET) -> list[PlannedKey]:
+    return [PlannedKey(bucket, "bucket", name) for name in names]
 
 
 def expect(
@@ -29,7 +29,7 @@ def expect(
     loader: bytes,
     position: int,
     first_step: int,
-    *steps: list[Key],
+    *steps: list[PlannedKey],
     lifetime_s: float = 30,
     now_s: float = 0,
 ) -> bool:
