@@ -181,9 +181,9 @@ class UsageScan:
             bucket=bucket, prefix=self._prefix, start_after=after, limit=PAGE_NAMES, until=until
         )
         again = self._channels.avoided(self._replica_set.endpoint(feed.node))
-        page = await outcome(self._ask(feed, request, again=again))
+        page = await outcome(self._ask, feed, request, again=again)
         if isinstance(page, ReplicaLost) and page.refusal is None and not again:
-            page = await outcome(self._ask(feed, request, again=True))
+            page = await outcome(self._ask, feed, request, again=True)
         if not isinstance(page, ReplicaLost):
             self._reported_version = max(self._reported_version, page.map_version)
             return page

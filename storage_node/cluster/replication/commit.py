@@ -286,12 +286,11 @@ class CommitProtocol:
         replica_set = writes[0].replica_set
         # One name fails with its drive; many names fail one by one.
         answer = await outcome(
-            self._replicas.newest(
-                replica_set,
-                node,
-                [write.name for write in writes],
-                allow_unknown=len(writes) > 1 and writes[0].is_deletion,
-            )
+            self._replicas.newest,
+            replica_set,
+            node,
+            [write.name for write in writes],
+            allow_unknown=len(writes) > 1 and writes[0].is_deletion,
         )
         for row, write in enumerate(writes):
             if isinstance(answer, ReplicaLost):
@@ -382,7 +381,7 @@ class CommitProtocol:
     @staticmethod
     async def _commit_on(part: Participant, looked_s: float) -> None:
         writes = part.planned
-        answers = await outcome(part.commit(writes, ms_since(looked_s)))
+        answers = await outcome(part.commit, writes, ms_since(looked_s))
         for at, write in enumerate(writes):
             write.record(part.node, answers if isinstance(answers, ReplicaLost) else answers[at])
 

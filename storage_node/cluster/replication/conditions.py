@@ -54,7 +54,7 @@ async def resolve(replicas: Replicas, writes: Sequence[PendingWrite]) -> None:
         names = [write.name for write in mine]
         nodes = replica_set.view.nodes
         answers = await asyncio.gather(
-            *(outcome(replicas.newest(replica_set, at, names, allow_unknown=True)) for at in range(len(nodes)))
+            *(outcome(replicas.newest, replica_set, at, names, allow_unknown=True) for at in range(len(nodes)))
         )
         if await replicas.has_changed(replica_set):
             for write in mine:
@@ -141,10 +141,10 @@ async def _decide(replicas: Replicas, replica_set: ReplicaSet, writes: Sequence[
 
     async def ask(node: int, mine: list[PendingWrite]) -> wire.NewestResponse | ReplicaLost:
         names = [write.name for write in mine]
-        answer = await outcome(replicas.newest(replica_set, node, names, allow_unknown=True))
+        answer = await outcome(replicas.newest, replica_set, node, names, allow_unknown=True)
         if strict.intersection(mine) and not isinstance(answer, ReplicaLost) and answer.map_version < view.version:
             await _teach(replicas, replica_set, node)
-            answer = await outcome(replicas.newest(replica_set, node, names, allow_unknown=True))
+            answer = await outcome(replicas.newest, replica_set, node, names, allow_unknown=True)
         return answer
 
     answers = dict(zip(groups, await asyncio.gather(*(ask(node, mine) for node, mine in groups.items())), strict=True))

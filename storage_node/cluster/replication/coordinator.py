@@ -177,7 +177,7 @@ class WriteCoordinator:
         async def ask(node: int) -> None:
             part = StagedReplicas(self._replicas, replica_set, node, [write], held)
             parts.append(part)
-            answer = await outcome(part.stream.begin(request))
+            answer = await outcome(part.stream.begin, request)
             if isinstance(answer, ReplicaLost):
                 write.lose(answer)
             elif answer.HasField("staged"):
@@ -193,7 +193,7 @@ class WriteCoordinator:
         """Forward bytes to all replicas. A node lost here is not replaced, since the earlier bytes are gone; repair
         creates its replica."""
         participants = [part for part in parts if part.node in write.taking]
-        sent = await asyncio.gather(*(outcome(part.stream.send(request, STEP_TIMEOUT_S)) for part in participants))
+        sent = await asyncio.gather(*(outcome(part.stream.send, request, STEP_TIMEOUT_S) for part in participants))
         for part, result in zip(participants, sent, strict=True):
             if isinstance(result, ReplicaLost):
                 write.taking.remove(part.node)
@@ -204,7 +204,7 @@ class WriteCoordinator:
         participants, write.taking = [part for part in parts if part.node in write.taking], []
         request = wire.WriteRequest(end=end)
         write.looked_s = clock_s()
-        answers = await asyncio.gather(*(outcome(part.stream.ask(request, STEP_TIMEOUT_S)) for part in participants))
+        answers = await asyncio.gather(*(outcome(part.stream.ask, request, STEP_TIMEOUT_S) for part in participants))
         for part, answer in zip(participants, answers, strict=True):
             part.staged(answer)
         write.require()
@@ -268,7 +268,7 @@ class WriteCoordinator:
                 group.bucket_uuid[write.replica_set.bucket.name] = write.replica_set.bucket.uuid
             part = StagedReplicas(self._replicas, mine[0].replica_set, node, mine)
             parts.append(part)
-            part.staged(await outcome(part.stream.begin(wire.WriteRequest(group=group))))
+            part.staged(await outcome(part.stream.begin, wire.WriteRequest(group=group)))
 
         try:
             while wanted := self._replicas.next_round(writes):  # those with too few replicas try the next nodes

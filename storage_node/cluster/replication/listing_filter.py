@@ -31,7 +31,7 @@ async def not_deleted(replicas: Replicas, replica_set: ReplicaSet, found: Listed
     if not requests:
         return found
     answers = await asyncio.gather(
-        *(outcome(replicas.newest(replica_set, node, names, allow_unknown=True)) for node, names in requests.items())
+        *(outcome(replicas.newest, replica_set, node, names, allow_unknown=True) for node, names in requests.items())
     )
     tombstones: dict[str, Version] = {}
     unsaid = {name for names in requests.values() for name in names}

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import grpc.aio
 
@@ -39,13 +39,18 @@ from storage_node.store.write import Upload
 
 Q = TypeVar("Q")
 R = TypeVar("R")
+P = ParamSpec("P")
 _FEW_NAMES = 128
 """Looking up this many names takes a node negligible time."""
 
 
-async def outcome(step: Awaitable[R]) -> R | ReplicaLost:
+async def outcome(step: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R | ReplicaLost:
+    """Return the result of a step, or the reason why its node is lost to the writes.
+
+    The step is called here: a task that is cancelled before it starts leaves no coroutine that nobody awaits.
+    """
     try:
-        return await step
+        return await step(*args, **kwargs)
     except ReplicaLost as lost:
         return lost
 
@@ -275,7 +280,7 @@ class Tombstones(Participant):
                 writes=plan.memory,
                 looked_ms=looked_ms,
             )
-            done = await outcome(self._replicas.ask(self._replica_set, self.node, replica.write_tombstone, request))
+            done = await outcome(self._replicas.ask, self._replica_set, self.node, replica.write_tombstone, request)
             answers.append(done if isinstance(done, ReplicaLost) else None)
         return answers
 
