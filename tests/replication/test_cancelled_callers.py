@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from ais_loader.testing import seeded_bytes
 from storage_node.cluster.replication.commit import CommitProtocol, SnapshotBarrier
+from storage_node.cluster.replication.replicas import outcome
 from storage_node.cluster.replication.write_plan import Result
 from storage_node.etl.jobs.cluster_store import NodeStore
 from storage_node.etl.values import Content
@@ -105,3 +107,23 @@ def test_an_unforeseen_fault_is_logged_even_if_the_caller_goes_away_at_that_mome
         asyncio.run(run())
     gc.collect()
     assert "a fault of the commit" in caplog.text
+
+
+def test_a_step_is_not_begun_for_a_task_that_was_cancelled_before() -> None:
+    begun: list[str] = []
+
+    async def step(name: str) -> str:
+        begun.append(name)
+        return name
+
+    async def run() -> None:
+        cancelled, other = (asyncio.ensure_future(outcome(step, name)) for name in ("cancelled", "other"))
+        cancelled.cancel()
+        await asyncio.wait([cancelled, other])
+        assert cancelled.cancelled() and other.result() == "other"
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a coroutine that nobody awaits
+        asyncio.run(run())
+        gc.collect()
+    assert begun == ["other"]
