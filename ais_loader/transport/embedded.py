@@ -293,9 +293,9 @@ class EmbeddedTransport:
         store = self._store_to_write()
         place = self._remote_bucket(bucket)
         if place is not None:
-            if if_version is not None and str(store.head(bucket, name).version) != if_version:
-                raise errors.VersionConflict(f"{bucket}/{name}: it has another version now; nothing was deleted")
-            if (error := self._remote_here().delete(place, [name])[0]) is not None:
+            if if_version is not None:
+                self._remote_here().delete_version(place, name, if_version)
+            elif (error := self._remote_here().delete(place, [name])[0]) is not None:
                 raise error
         try:
             store.delete(bucket, name, condition=parse_condition(False, if_version or ""))

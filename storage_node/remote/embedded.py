@@ -155,6 +155,10 @@ class EmbeddedRemote:
         """See `RemoteTier.delete`."""
         return self._thread.run(self.tier.delete(bucket, names))
 
+    def delete_version(self, bucket: RemoteBucket, name: str, version: str) -> None:
+        """See `RemoteTier.delete_version`."""
+        self._thread.run(self.tier.delete_version(bucket, name, version))
+
     async def _store_object(self, header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> pb.ObjectInfo:
         read = self._thread.read
         upload = await read(self._store.begin_put, header.bucket, header.name, dict(header.metadata))

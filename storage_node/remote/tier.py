@@ -45,7 +45,6 @@ from ais_loader.errors import (
 )
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
-from ais_loader.wire.object_info import has_version
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.backend import Backend
@@ -427,6 +426,33 @@ class RemoteTier:
 
     # -- writing
 
+    async def _etag_of(self, bucket: RemoteBucket, name: str, version: str) -> str:
+        """Return the ETag of the remote object of which the copy with this version is one; "" if it is none.
+
+        Raises VersionConflict if the object here has another version, ObjectNotFound if it is cold.
+        """
+        entry = await self._read(self._store.head, bucket.name, name)
+        if str(entry.version) != version:
+            raise VersionConflict(f"{bucket.name}/{name}: it has version {entry.version} now; nothing was changed")
+        etag: str = entry.metadata.get(REMOTE_ETAG, "")
+        return etag
+
+    async def delete_version(self, bucket: RemoteBucket, name: str, version: str) -> None:
+        """Delete a remote object on the condition that its copy here has this version, and that it is still the one
+        that was copied.
+
+        The remote storage does not delete on conditions, so the object is compared before. Raises VersionConflict,
+        ObjectNotFound for a cold object, and what `delete` returns.
+        """
+        self._require_writable(bucket)
+        etag = await self._etag_of(bucket, name, version)
+        with contextlib.suppress(ObjectNotFound):  # only the copy is left to be deleted
+            if etag and (found := (await self.backend(bucket).head(name)).etag) != etag:
+                raise VersionConflict(f"{bucket.name}/{name}: the remote ETag is {found} now; nothing was deleted")
+        for error in await self.delete(bucket, [name]):
+            if error is not None:
+                raise error
+
     async def delete(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
         """Delete remote objects; one that does not exist is no error. Afterwards, no fetch is in progress that could
         store what was deleted. Returns None or the error for each name, in order.
@@ -457,38 +483,10 @@ class RemoteTier:
         Raises Unsupported, VersionConflict, RemoteUnavailable, RemoteDenied.
         """
         self._require_writable(bucket)
-        etag = ""
-        if version := header.condition.if_version:
-            try:
-                entry = await self._read(self._store.head, bucket.name, header.name)
-            except ObjectNotFound:
-                if not version.startswith(ETAG_VERSION):
-                    raise
-                etag, header.condition.if_version = version.removeprefix(ETAG_VERSION), ""
-                header.condition.if_absent = True  # here, where the object is cold
-                return await self._put(bucket, header, chunks, size_bytes, if_etag=etag)
-            if not has_version(entry, version):
-                raise VersionConflict(f"{bucket.name}/{header.name}: it has version {entry.version} now")
-            etag, header.condition.if_version = entry.metadata.get(REMOTE_ETAG, ""), str(entry.version)
-        return await self._put(bucket, header, chunks, size_bytes, if_absent=header.condition.if_absent, if_etag=etag)
-
-    async def _put(
-        self,
-        bucket: RemoteBucket,
-        header: pb.PutHeader,
-        chunks: AsyncIterator[bytes],
-        size_bytes: int,
-        *,
-        if_absent: bool = False,
-        if_etag: str = "",
-    ) -> dict[str, str]:
+        condition = header.condition
+        etag = await self._etag_of(bucket, header.name, condition.if_version) if condition.if_version else ""
         stored = await self.backend(bucket).put(
-            header.name,
-            chunks,
-            size_bytes,
-            dict(header.metadata),
-            if_absent=if_absent,
-            if_etag=if_etag,
+            header.name, chunks, size_bytes, dict(header.metadata), if_absent=condition.if_absent, if_etag=etag
         )
         return metadata_of(stored) | dict(header.metadata)
 

@@ -238,9 +238,7 @@ class ObjectsService:
 
     @counted("delete")
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
-        error = (await self._write_through.delete(request.bucket, [request.name], request.if_version))[0]
-        if error is not None:
-            raise error
+        await self._write_through.delete_one(request)
         try:
             if (replica_set := self._writes.replica_set(request.bucket)) is not None:
                 await self._writes.delete(replica_set, request.name, _condition_of(request))

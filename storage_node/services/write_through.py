@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
-from ais_loader.errors import InvalidRequest, LoaderError, NotFound, VersionConflict
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.context.node import Node
 from storage_node.remote.remote_buckets import RemoteBucket
@@ -112,25 +112,30 @@ class WriteThrough:
 
     # -- deleting
 
-    async def delete(self, bucket_name: str, names: Sequence[str], if_version: str = "") -> list[LoaderError | None]:
+    async def delete(self, bucket_name: str, names: Sequence[str]) -> list[LoaderError | None]:
         """Delete remote objects, before their copies are deleted; do nothing for a bucket that is not a remote one.
 
-        Returns None or the error for each name, in order. Raises VersionConflict.
+        Returns None or the error for each name, in order.
         """
         bucket = self._tier.remote_bucket(bucket_name)
-        if bucket is None:
-            return [None] * len(names)
-        if if_version:
-            await self._require_version(bucket, names[0], if_version)
-        return await self._tier.delete(bucket, names)
+        return [None] * len(names) if bucket is None else await self._tier.delete(bucket, names)
 
-    async def _require_version(self, bucket: RemoteBucket, name: str, version: str) -> None:
-        try:
-            entry = await self._node.read(self._node.store.head, bucket.name, name)
-        except NotFound:
-            return  # the deletion of the copy says so
-        if str(entry.version) != version:
-            raise VersionConflict(f"{bucket.name}/{name}: it has version {entry.version} now; nothing was deleted")
+    async def delete_one(self, request: pb.DeleteRequest) -> None:
+        """Delete the remote object of a request, before its copy is deleted.
+
+        Raises VersionConflict, ObjectNotFound, Unsupported, RemoteUnavailable.
+        """
+        bucket = self._tier.remote_bucket(request.bucket)
+        if bucket is not None and request.if_version:
+            try:
+                await self._tier.delete_version(bucket, request.name, request.if_version)
+            except ObjectNotFound:
+                if not request.repeat_ms:  # otherwise an earlier try may have done it, which the copy's deletion tells
+                    raise
+            return
+        for error in await self.delete(request.bucket, [request.name]):
+            if error is not None:
+                raise error
 
 
 def _header_of(small: pb.SmallObject) -> pb.PutHeader:

@@ -171,6 +171,24 @@ def test_deletions_reach_the_remote_storage(cold: Bucket, remote_bucket: RemoteB
         cold.get(names[0])
 
 
+def test_a_deletion_on_a_condition_compares_the_remote_object_too(cold: Bucket, remote_bucket: RemoteBucket) -> None:
+    remote_bucket.put("a", b"first")
+    assert cold.get("a") == b"first"
+    stored = cold.head("a").version
+    remote_bucket.put("a", b"theirs")
+    with pytest.raises(errors.VersionConflict):
+        cold.delete("a", if_version=stored)
+    assert remote_bucket.get("a") == b"theirs"
+    cold.evict(["a"])
+    with pytest.raises(errors.ObjectNotFound):
+        cold.delete("a", if_version=stored)  # of a copy that is not here any more
+    assert remote_bucket.keys() == ["a"]
+    cold.delete("a")
+    version = cold.put("b", b"mine").version
+    cold.delete("b", if_version=version)
+    assert remote_bucket.keys() == [] and list(cold.objects()) == []
+
+
 def test_warm_and_evict(cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy) -> None:
     names = filled(remote_bucket, 30)
     seen: list[int] = []
