@@ -263,14 +263,12 @@ class _Session:
             return None
         node, etl = service.node, service.resources.etl
         answer: tuple[Message, int] | None
+        if service.resources.remote.validates(request.bucket):
+            return None
         if not request.transform:
-            if service.resources.remote.validates(request.bucket):
-                return None
             answer = answer_inline(node.store, request, batch_id, node.membership)
             if answer is None and self._sends_files and not node.load.pause()[0]:
                 answer = answer_from_file(node.store, request, batch_id, node.membership)
-        elif service.resources.remote.validates(request.bucket):
-            return None
         else:
             answer = answer_kept(node.store, etl, request, batch_id, node.membership)
         if answer is not None:

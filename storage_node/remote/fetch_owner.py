@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ais_loader.errors import RemoteUnavailable
+from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2_grpc as rpc
 from ais_loader.wire.generated import ais_replica_pb2 as wire
 from ais_loader.wire.generated import ais_replica_pb2_grpc
+from ais_loader.wire.generated.ais_cluster_pb2 import MapBucket
 from storage_node.cluster.repair.transfers import bucket_ref
 from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
@@ -31,15 +33,20 @@ class FetchOwner:
         self._channels = channels
         self._timeout_s = timeout_s
 
+    def _placed(self, bucket: RemoteBucket) -> tuple[ClusterView, MapBucket] | None:
+        """Return the map, and the bucket in it; None without a cluster that has the bucket."""
+        view = self._membership.view
+        placed = view.buckets.get(bucket.name) if view is not None else None
+        return None if view is None or placed is None else (view, placed)
+
     async def forward(self, bucket: RemoteBucket, name: str, version: str) -> bool:
         """Ask the object's owner, and return True when it has fetched; return False if this node is to fetch.
 
         Raises the owner's error.
         """
-        view = self._membership.view
-        placed = view.buckets.get(bucket.name) if view is not None else None
-        if view is None or placed is None:
+        if (found := self._placed(bucket)) is None:
             return False
+        view, placed = found
         request = pb.FetchRequest(
             bucket=bucket.name, bucket_uuid=bucket.uuid, name=name, version=version, tenant=current_tenant.get()
         )
@@ -59,10 +66,9 @@ class FetchOwner:
     async def settle(self, bucket: RemoteBucket, names: Sequence[str]) -> None:
         """Wait for the fetches of these objects on the nodes that may fetch them. Nodes that do not answer are left
         out: their fetches end with them."""
-        view = self._membership.view
-        placed = view.buckets.get(bucket.name) if view is not None else None
-        if view is None or placed is None:
+        if (found := self._placed(bucket)) is None:
             return
+        view, placed = found
         by_node: dict[int, list[str]] = {}
         for name, nodes in zip(names, view.concerned(placed, names), strict=True) if names else ():
             for node in nodes:
@@ -83,10 +89,9 @@ class FetchOwner:
 
         Raises RemoteUnavailable if no other owner has it, as far as they answer, and not all do.
         """
-        view = self._membership.view
-        placed = view.buckets.get(bucket.name) if view is not None else None
-        if view is None or placed is None:
+        if (found := self._placed(bucket)) is None:
             return False
+        view, placed = found
         owners = [view.nodes[node] for node in view.owners(placed, name)]
         own_uuid = self._membership.node_uuid
         if own_uuid not in [owner.uuid for owner in owners]:

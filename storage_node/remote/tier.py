@@ -29,7 +29,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ais_loader.errors import (
     DriveFull,
@@ -61,6 +61,7 @@ from storage_node.store.read.frame_plan import check_range
 from storage_node.store.reframe_on_put import Spooled, spool_for
 from storage_node.store.store import Store
 
+R = TypeVar("R")
 FAILURE_KEPT_S = 1.0
 """A failed fetch answers for this long: the other holders of the object are asked as well."""
 PAGE_OBJECTS = 5000
@@ -136,8 +137,6 @@ class RemoteTier:
         """Version of a copy, and when it was last found to be current."""
         self._large: OrderedDict[tuple[bytes, str], _Large] = OrderedDict()
         """Large cold objects of which ranges were read."""
-        self.waiting = 0
-        """Number of readers that wait for cold objects."""
 
     def backend(self, bucket: RemoteBucket) -> Backend:
         """Return the remote location of a bucket. Raises RemoteDenied, InvalidRequest."""
@@ -210,15 +209,13 @@ class RemoteTier:
 
     async def warm(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
         """Have objects in the store. Returns None or the error for each name, in order."""
-        results = await asyncio.gather(*(self._ensure(bucket, name) for name in names), return_exceptions=True)
-        return _errors(results)
+        return _results(await asyncio.gather(*(self._ensure(bucket, name) for name in names), return_exceptions=True))
 
     async def fetch(self, bucket: RemoteBucket, name: str, version: str = "") -> None:
         """Have a cold object stored, or the copy of this version validated, by the node that fetches it.
 
         Raises ObjectNotFound, RemoteUnavailable, RemoteDenied, and what storing an object raises.
         """
-        self.waiting += 1
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(self._fetch_timeout_s):
@@ -228,7 +225,6 @@ class RemoteTier:
                 f"{bucket.name}/{name}: not fetched from {bucket.remote.url} in {self._fetch_timeout_s:g} s"
             ) from None
         finally:
-            self.waiting -= 1
             self._backends.waited(bucket.uuid, current_tenant.get(), time.monotonic() - began_s)
 
     async def fetch_range(
@@ -399,13 +395,7 @@ class RemoteTier:
 
     async def heads(self, bucket: RemoteBucket, names: Sequence[str]) -> list[pb.ObjectInfo | LoaderError]:
         """Call `head` for several names at the same time."""
-        results = await asyncio.gather(*(self.head(bucket, name) for name in names), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, LoaderError):
-                raise result
-        return [
-            result for result in results if not isinstance(result, BaseException) or isinstance(result, LoaderError)
-        ]
+        return _results(await asyncio.gather(*(self.head(bucket, name) for name in names), return_exceptions=True))
 
     async def page(self, bucket: RemoteBucket, prefix: str, start_after: str) -> remote_pb.ListRemoteResponse:
         """List remote objects, stored here or not: one page in the order of their names' bytes.
@@ -466,7 +456,7 @@ class RemoteTier:
             async with turns:
                 await backend.delete(name)
 
-        errors = _errors(await asyncio.gather(*map(delete, names), return_exceptions=True))
+        errors = _results(await asyncio.gather(*map(delete, names), return_exceptions=True))
         gone = [name for name, error in zip(names, errors, strict=True) if error is None]
         await asyncio.gather(self.settle(bucket, gone), self._settle_elsewhere(bucket, gone))
         return errors
@@ -506,12 +496,13 @@ class RemoteTier:
         await self._backends.close()
 
 
-def _errors(results: Iterable[object]) -> list[LoaderError | None]:
-    found: list[LoaderError | None] = []
+def _results(results: Iterable[R | BaseException]) -> list[R | LoaderError]:
+    """Return results and errors; raise an exception that is no LoaderError."""
+    found: list[R | LoaderError] = []
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, LoaderError):
             raise result
-        found.append(result if isinstance(result, LoaderError) else None)
+        found.append(result)
     return found
 
 
