@@ -266,10 +266,16 @@ class EmbeddedTransport:
 
     def head(self, bucket: str, name: str) -> ObjectInfo:
         require_object(bucket, name)
-        found = self.head_names(bucket, [name])[0]
+        try:
+            return stored_info(bucket, name, self._store_here().head(bucket, name))
+        except errors.ObjectNotFound:
+            place = self._remote_bucket(bucket) if self._can_fetch else None
+            if place is None:
+                raise
+        (found,) = self._remote_here().heads(place, [name])
         if isinstance(found, errors.LoaderError):
             raise found
-        return found
+        return object_info(found)
 
     def head_names(self, bucket: str, names: Sequence[str]) -> list[ObjectInfo | errors.LoaderError]:
         require_bucket(bucket)

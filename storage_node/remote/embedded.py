@@ -27,7 +27,7 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import condition_of, parse_condition
 from storage_node.store.reframe_on_put import Spooled, spool_for
 from storage_node.store.store import Store
-from storage_node.store.write import check_content
+from storage_node.store.write import check_announced, check_content
 
 _READERS = 4
 
@@ -130,11 +130,7 @@ class EmbeddedRemote:
         try:
             for chunk in chunks:
                 spool.write(chunk)
-            check_content(
-                spool,
-                header.size_bytes if header.HasField("size_bytes") else None,
-                header.checksum if header.HasField("checksum") else None,
-            )
+            check_announced(spool, header)
             return self._thread.run(self._put(bucket, header, spool))
         finally:
             spool.close()

@@ -43,7 +43,7 @@ from storage_node.store.reframe_on_put import Spooled, reframed_bytes, replaceme
 from storage_node.store.replica_state import ListedPage
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
-from storage_node.store.write import Upload, check_content
+from storage_node.store.write import Upload, check_announced, check_content
 
 MAX_PAGE_SIZE = 10_000
 
@@ -377,11 +377,7 @@ class Reframing:
                     await read(spool.write, message.data)
                 elif part == "end":
                     check_content(spool, message.end.size_bytes, message.end.checksum)
-                    check_content(
-                        spool,
-                        header.size_bytes if header.HasField("size_bytes") else None,
-                        header.checksum if header.HasField("checksum") else None,
-                    )
+                    check_announced(spool, header)
                     break
                 else:
                     raise InvalidRequest(f"a message of a PUT that is neither data nor end: {part}")

@@ -17,7 +17,7 @@ from storage_node.store.compose import done_earlier
 from storage_node.store.drive.preconditions import condition_of
 from storage_node.store.format import CatalogEntry
 from storage_node.store.store import Store
-from storage_node.store.write import Upload, check_content
+from storage_node.store.write import Upload, check_announced, check_content
 
 
 class PutWriter:
@@ -122,9 +122,5 @@ class _Put:
         if part != "end":
             raise errors.InvalidRequest("a message of a PUT that is neither header nor data nor end")
         check_content(self.upload, request.end.size_bytes, request.end.checksum)
-        check_content(
-            self.upload,
-            self.header.size_bytes if self.header.HasField("size_bytes") else None,
-            self.header.checksum if self.header.HasField("checksum") else None,
-        )
+        check_announced(self.upload, self.header)
         return self.upload.commit()

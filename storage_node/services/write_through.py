@@ -17,7 +17,7 @@ from storage_node.context.node import Node
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
 from storage_node.store.reframe_on_put import Spooled, spool_for
-from storage_node.store.write import check_content
+from storage_node.store.write import check_announced, check_content
 
 _CHUNK_END = b""
 _PUTS_AT_ONCE = 16
@@ -63,11 +63,7 @@ class WriteThrough:
                 await self._node.read(spool.write, message.data)
             elif part == "end":
                 check_content(spool, message.end.size_bytes, message.end.checksum)
-                check_content(
-                    spool,
-                    header.size_bytes if header.HasField("size_bytes") else None,
-                    header.checksum if header.HasField("checksum") else None,
-                )
+                check_announced(spool, header)
                 return
             else:
                 raise InvalidRequest(f"a message of a PUT that is neither data nor end: {part}")

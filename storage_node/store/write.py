@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from ais_loader.errors import ContentMismatch, InvalidRequest, LoaderError, OutcomeUnknown
+from ais_loader.wire.generated import ais_objects_pb2 as pb
 from storage_node.store import format as fmt
 from storage_node.store.archives.open_archives import Indexing
 from storage_node.store.drive.commit_files import PendingObject
@@ -519,3 +520,12 @@ def check_content(upload: ReceivedBytes, size_bytes: int | None, checksum: int |
         raise ContentMismatch(f"{upload.label}: announced {size_bytes:,} bytes, got {upload.size_bytes:,}")
     if checksum is not None and upload.checksum != checksum:
         raise ContentMismatch(f"{upload.label}: announced CRC-32C {checksum:08x}, got {upload.checksum:08x}")
+
+
+def check_announced(upload: ReceivedBytes, header: pb.PutHeader) -> None:
+    """Raise ContentMismatch unless the bytes match the size and checksum that the header of their PUT announces."""
+    check_content(
+        upload,
+        header.size_bytes if header.HasField("size_bytes") else None,
+        header.checksum if header.HasField("checksum") else None,
+    )
