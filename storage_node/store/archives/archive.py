@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ais_loader.errors import ArchiveDamaged, ArchiveIndexError, MemberCorrupt
+from ais_loader.errors import ArchiveDamaged, ArchiveIndexError, ArchiveTooLarge, ArchiveUnsupported, MemberCorrupt
 from storage_node.store.archives.gzip_points import GzipPoints, build_gzip_points
 from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.inflating import Decoder, GzipDecoder
@@ -141,7 +141,8 @@ class Archive:
         if not self.index.kind.is_compressed_tar:
             return chunks
         # Indexing has already ruled out a bomb, but it may have used different chunks.
-        return unpacked(self.index.kind, chunks, replace(self.limits, free_bytes=max(1, self.index.content_bytes)))
+        limits = replace(self.limits, free_bytes=max(1, self.index.content_bytes))
+        return _readable_before(unpacked(self.index.kind, chunks, limits))
 
     def on_copy(self, copy: ByteSource) -> Archive:
         """Return an archive with the same members that reads from a copy of `content`."""
@@ -179,7 +180,7 @@ class Archive:
 
     def _pieces(self, member: Member, start: int, stop: int) -> Iterator[bytes]:
         if self._view is not None:
-            return self._view.pieces(member.offset_bytes + start, member.offset_bytes + stop)
+            return _readable_before(self._view.pieces(member.offset_bytes + start, member.offset_bytes + stop))
         if member.method == STORED:
             return chunks_of(self.source, member.offset_bytes + start, member.offset_bytes + stop)
         return self._inflated(member, start, stop)
@@ -208,6 +209,15 @@ class Archive:
             )
         if held:
             yield held
+
+
+def _readable_before(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Iterate over pieces of an indexed archive. Indexing has read all of it, so a variant of the format that cannot be
+    read, or that is too large, is damage."""
+    try:
+        yield from pieces
+    except (ArchiveUnsupported, ArchiveTooLarge) as error:
+        raise ArchiveDamaged(f"the bytes are not those that were indexed: {error}") from None
 
 
 def decoder_for(kind: ArchiveKind, limits: Limits = DEFAULT_LIMITS) -> Decoder:

@@ -260,6 +260,9 @@ def test_a_damaged_stream_gives_a_typed_error_or_bytes_of_the_checksum(way: str,
 
 
 @settings(max_examples=150, deadline=None)
+@example(way="zstd, by its own tool, of unknown size", flips=[(4, 1)])  # now names a dictionary
+@example(way="zstd, by its own tool, of unknown size", flips=[(4, 8)])  # now has a reserved bit
+@example(way="zstd, by its own tool, of unknown size", flips=[(5, 0xF0)])  # now needs a large window
 @given(
     way=st.sampled_from(sorted(SMALL)),
     flips=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), min_size=1, max_size=3),
