@@ -3,6 +3,7 @@
     \b
     python -m benchmarks.soak                         # all parts, for as long as the whole soak takes
     python -m benchmarks.soak --store embedded --events 100
+    python -m benchmarks.soak --store remote --events 60  # a cluster over a remote bucket
     python -m benchmarks.soak --store hostile         # a node under attack by hostile connections
     python -m benchmarks.soak fuzz                    # random and mutated messages to every method of a node
     python -m benchmarks.soak judge build/soak/...    # judge once more what a failed run has left behind
@@ -22,7 +23,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -37,7 +37,7 @@ STORES = ("embedded", "node", "cluster", "damage")
 @click.group(help=__doc__, invoke_without_command=True)
 @click.option(
     "--store",
-    type=click.Choice((*STORES, "hostile")),
+    type=click.Choice((*STORES, "hostile", "remote")),
     multiple=True,
     help="What to run against; by default embedded, node, cluster.",
 )
@@ -106,15 +106,19 @@ def _soak(
 
         with DamageSoak(folder, seed, say) as damaged:
             return damaged.run(events or EVENTS, duration_s or 1800.0)
+    if store == "remote":
+        from benchmarks.soak.remote import RemoteSoak
+
+        with RemoteSoak(folder, seed, say) as soak:
+            return soak.run(events or 100, duration_s or 3600.0)
     if store == "hostile":
         from benchmarks.soak.hostile import hostile
 
         return hostile(folder, seed, duration_s or 300.0, say)
     from benchmarks.soak.cluster import ClusterSoak
 
-    with ExitStack() as held:
-        soak = held.enter_context(ClusterSoak(folder, seed, say, namespaces=namespaces))
-        return soak.run(events or 200, duration_s or 7200.0)
+    with ClusterSoak(folder, seed, say, namespaces=namespaces) as cluster:
+        return cluster.run(events or 200, duration_s or 7200.0)
 
 
 def _keep(folder: Path, kept: Path) -> None:

@@ -50,6 +50,8 @@ EXPECTED_ERRORS = frozenset(
     }
 )
 """Permitted answers to a client; any other answer is a violation of its own."""
+UNTOLD = "?"
+"""Value of a listed object where the listing does not tell it."""
 NOTHING_THERE = ("object-not-found", "object-deleted")
 ANSWERS = frozenset({*NOTHING_THERE, "object-replaced", "snapshot-not-found", "overloaded", "timeout"})
 """How a read may end where all nodes are up and an intact copy of everything exists: a version that it asked for may
@@ -69,6 +71,9 @@ class Rules:
     """How many copies there are of each object after quiescence."""
     also_allowed: frozenset[str] = frozenset()
     """Further kinds of errors."""
+    versions: bool = True
+    """An object keeps its version. Otherwise, versions are ignored, and a refused condition says nothing of the object:
+    a copy that is fetched again has another version."""
     answers: bool = False
     """Every read is answered: no node is down, and each object has an intact copy."""
 
@@ -122,6 +127,8 @@ def check(operations: Sequence[Operation], rules: Rules, killed: Callable[[str],
             lists.append(one)
             wrong += _form_faults(one)
             for name, value, version in one.result["items"] if made is None else ():
+                if value == UNTOLD:
+                    continue
                 # A listing is made page by page, and each name is found at some moment of it.
                 begin_ns = one.begin_ns - (slack_ns if one.arguments.get("beside") else 0)
                 registers[name].reads.append(Read(one, value, begin_ns, one.end_ns, _version(version), False))
@@ -145,6 +152,9 @@ def check(operations: Sequence[Operation], rules: Rules, killed: Callable[[str],
         for (value, version), one in found_on.values():
             if value is not None or all(state[0] is None for state, _ in found_on.values()):
                 registers[key].reads.append(Read(one, value, one.begin_ns, one.end_ns, _version(version)))
+    if not rules.versions:
+        for register in registers.values():
+            register.forget_versions()
     for snapshot in snapshots.values():
         wrong += snapshot.faults(registers, rules.model)
     for register in registers.values():
@@ -228,7 +238,8 @@ def _take_deletion(one: Operation, register: Register, outcome: Any, error: Any,
 
 
 def _version(text: str | None) -> tuple[int, ...] | None:
-    return tuple(map(int, text.split("."))) if text else None
+    """Return a version that can be compared; None for that of an object that is not stored."""
+    return tuple(map(int, text.split("."))) if text and not text.startswith("etag:") else None
 
 
 def _byte_faults(one: Operation, key: str, value: str | None, size: int | None, crc: int | None) -> Iterable[Violation]:

@@ -19,6 +19,7 @@ from ais_loader.bench.calls import Done
 from ais_loader.bench.tally import BenchTally
 from ais_loader.bench.worker import measure
 from ais_loader.values.entry import Item, Status
+from benchmarks.soak.checker import UNTOLD
 from benchmarks.soak.content import LEAST_BYTES, content, value_in, value_of
 from benchmarks.soak.history import Outcome, Recorder
 
@@ -328,7 +329,7 @@ class SoakClient:
         number = self.recorder.begin(self.name, "list", prefix=prefix, page_size=page_size, **arguments)
         try:
             found = [
-                [info.name, info.metadata.get("value", _NOBODY), info.version]
+                [info.name, info.metadata.get("value", _NOBODY if info.is_stored else UNTOLD), info.version]
                 for info in bucket.objects(prefix, page_size=page_size)
             ]
         except Exception as error:  # noqa: BLE001 - what it was is written down and judged

@@ -12,12 +12,12 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ais_loader import ClusterOptions, connect, errors
+from ais_loader import Client, ClusterOptions, connect, errors
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.testing.node import peer_secret_file
 from ais_loader.values.options import LaneChoice
@@ -101,6 +101,8 @@ class Task:
     """Drives of each node, for processes that read them."""
     pause_s: float = 0.01
     copies: int = 1
+    beside: bool = False
+    """Its readers may be behind the writer by the slack of the rules."""
     sizes: Sizes = field(default_factory=Sizes)
     lane: LaneChoice = "auto"
 
@@ -135,6 +137,7 @@ def use(task: Task) -> None:
                 f"{task.seed} {name}",
                 mix,
                 task.sizes,
+                beside=task.beside,
                 assemblies=assemblies,
                 pause_s=task.pause_s,
             )
@@ -223,6 +226,8 @@ class ClusterSoak:
 
     name = "cluster"
     arguments: Sequence[str] = ARGUMENTS
+    environment: Mapping[str, str] = {}
+    """Further variables of the nodes."""
 
     def __init__(
         self,
@@ -258,13 +263,16 @@ class ClusterSoak:
             nodes = [self._map_node(member) for member in self.members]
             change_map(self._endpoints(), create_cluster(nodes), timeout_s=30, caller=self._operator)
             with connect(self.url) as client:
-                client.create_bucket(BUCKET, copies=self.copies.copies, min_copies=self.copies.min_copies)
+                self.create_bucket(client)
         except BaseException:
             self.close()
             raise
 
     def copies_of(self, seed: int) -> Copies:
         return Copies.of(seed)
+
+    def create_bucket(self, client: Client) -> None:
+        client.create_bucket(BUCKET, copies=self.copies.copies, min_copies=self.copies.min_copies)
 
     def network(self, held: ExitStack, *, namespaces: bool) -> Network:
         return Network(PLACES, held, namespaces=namespaces)
@@ -275,6 +283,12 @@ class ClusterSoak:
             Task(self.url, str(folder), f"{at}{number}", f"{self._seed} {at}{number}", f"r{number}", CLIENTS)
             for at in PROCESSES
         ]
+
+    def last_tasks(self, folder: Path, number: int) -> list[tuple[Callable[[Task], None], Task]]:
+        """Return the processes that read everything at the end of a round, one after another."""
+        drives = {member.name: member.drives for member in self.members}
+        task = Task(self.url, str(folder), "", str(self._seed), f"r{number}", drives=drives, copies=self.copies.copies)
+        return [(read_copies, replace(task, name=f"copies{number}")), (read_all, replace(task, name=f"last{number}"))]
 
     def rules(self) -> Rules:
         return Rules("regular", deadline_s=DEADLINE_S, copies=self.copies.copies)
@@ -306,7 +320,7 @@ class ClusterSoak:
             NodeProcess(
                 [folder / "drive-1", folder / "drive-2"],
                 arguments=[*self.arguments, *self._network.advertised(place)],
-                environment=shim.environment,
+                environment={**shim.environment, **self.environment},
                 host=where.address,
                 launcher=where.launcher,
             )
@@ -333,7 +347,6 @@ class ClusterSoak:
     def _round(self, number: int, events: int) -> int:
         folder = self._root / f"round-{number:03}"
         folder.mkdir()
-        prefix = f"r{number}"
         self._faults = Recorder(folder / "faults.jsonl")
         clients = [start(self._context, use, task) for task in self.tasks(folder, number)]
         try:
@@ -347,18 +360,8 @@ class ClusterSoak:
             stop(*clients)
         try:
             self._quiet()
-            drives = {member.name: member.drives for member in self.members}
-            for name, target in (("copies", read_copies), ("last", read_all)):
-                last = Task(
-                    self.url,
-                    str(folder),
-                    f"{name}{number}",
-                    f"{self._seed}",
-                    prefix,
-                    drives=drives,
-                    copies=self.copies.copies,
-                )
-                process = start(self._context, target, last)
+            for target, task in self.last_tasks(folder, number):
+                process = start(self._context, target, task)
                 process.join(QUIET_S + DEADLINE_S)
                 stop(process)
         finally:

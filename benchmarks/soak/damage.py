@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.soak.checker import Rules
 from benchmarks.soak.clients import READS, WRITES, Sizes
 from benchmarks.soak.cluster import ARGUMENTS, DEADLINE_S, PLACES, ClusterSoak, Copies, Member, Task
-from benchmarks.soak.machine import Network
+from benchmarks.soak.machine import Network, OneMachine
 from benchmarks.soak.outcome import Outcome
 from benchmarks.soak.register import Violation
 from storage_node.ops.ask_nodes import ask_node
@@ -44,13 +44,6 @@ CLIENTS: Sequence[tuple[str, Mapping[str, float], Sequence[str]]] = (
 )
 
 
-class _OneMachine(Network):
-    """Nothing is ever cut, and nothing stands between the nodes and their clients, so that lanes can be used."""
-
-    def advertised(self, number: int) -> list[str]:
-        return []
-
-
 class DamageSoak(ClusterSoak):
     """Nodes below `root`, and bytes that are flipped on their drives."""
 
@@ -65,7 +58,7 @@ class DamageSoak(ClusterSoak):
         return Copies(2, 2)
 
     def network(self, held: ExitStack, *, namespaces: bool) -> Network:
-        return _OneMachine(PLACES, held, namespaces=namespaces)
+        return OneMachine(PLACES, held, namespaces=False)
 
     def tasks(self, folder: Path, number: int) -> list[Task]:
         """One process uses lanes, the other gRPC."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from benchmarks.soak.history import FOREVER, Operation, Outcome
@@ -85,6 +85,12 @@ class Register:
     reads: list[Read] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
     _effects: _Effects | None = None
+
+    def forget_versions(self) -> None:
+        """Ignore versions, and writes that were refused because of them."""
+        self.writes = [replace(write, version=None) for write in self.writes]
+        self.reads = [replace(read, version=None) for read in self.reads]
+        self.conflicts.clear()
 
     def effects(self, model: Model) -> _Effects:
         if self._effects is None:

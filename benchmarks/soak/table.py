@@ -16,6 +16,7 @@ _WHAT = {
     "hostile": "one node under attack by hostile connections, with ordinary clients beside them",
     "cluster": "storage nodes as processes, with two or three copies",
     "damage": "storage nodes whose drives have bytes flipped, one node at a time, with two copies",
+    "remote": "a cluster over a remote bucket, behind a proxy that throttles, cuts, delays and refuses",
     "fuzz": "random and mutated messages to every method of a node, as clients, strangers, and insiders",
 }
 

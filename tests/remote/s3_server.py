@@ -37,28 +37,11 @@ sys.stdin.read()
 _TIMEOUT_S = 60.0
 
 
-class S3Server:
-    """A running S3 server, empty at first. As a context manager, it stops at the end.
+class S3Client:
+    """Calls of the server on this port, which any process may make."""
 
-    Raises RuntimeError if the server does not start.
-    """
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
-        port = self._process.stdout.readline().strip()
-        if not port:
-            self.close()
-            raise RuntimeError(
-                f"the S3 server ended with status {self._process.returncode}; is moto[server] installed?"
-            )
-        self.port = int(port)
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def __init__(self, port: int) -> None:
+        self.port = port
 
     def bucket(self) -> str:
         """Create a bucket with a name that no other test uses, and return the name."""
@@ -86,25 +69,6 @@ class S3Server:
     def keys(self, bucket: str) -> list[str]:
         """Return the keys of a bucket, sorted."""
         return sorted(self._listed(bucket))
-
-    def close(self) -> None:
-        """Stop the server. May be called again."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        try:
-            self._process.wait(5.0)
-        except subprocess.TimeoutExpired:  # it is serving somebody still
-            self._process.kill()
-            self._process.wait()
-
-    def __enter__(self) -> S3Server:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _listed(self, bucket: str) -> Iterator[str]:
         token = ""
@@ -136,3 +100,46 @@ class S3Server:
         if answer.status >= 300:
             raise RuntimeError(f"{method} {path}: {answer.status} {data[:500]!r}")
         return dict(answer.getheaders()), data
+
+
+class S3Server(S3Client):
+    """A running S3 server, empty at first. As a context manager, it stops at the end.
+
+    Raises RuntimeError if the server does not start.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        port = self._process.stdout.readline().strip()
+        if not port:
+            self.close()
+            raise RuntimeError(
+                f"the S3 server ended with status {self._process.returncode}; is moto[server] installed?"
+            )
+        super().__init__(int(port))
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        """Stop the server. May be called again."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:  # it is serving somebody still
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> S3Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
