@@ -14,11 +14,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from ais_loader.errors import LoaderError, ObjectNotFound
+from ais_loader.errors import LoaderError, ObjectDeleted, ObjectNotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
+from storage_node.store.buckets import ReplicaStale
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.reframe_on_put import Spooled
 
@@ -64,13 +65,25 @@ def cold_entries(tier: RemoteTier, request: pb.BatchRequest, batch: StoreBatch) 
             continue
         name, entry = request.name[position], batch.record(position)
         if entry is None:
-            if batch.status[position] == pb.NOT_FOUND:
+            if batch.status[position] == pb.NOT_FOUND or _is_stale(batch, position):
                 found[position] = _cold(request, position, bucket, name)
         elif not tier.is_current(bucket, name, entry):
             found[position] = ColdEntry(bucket, name, str(entry.version))
         else:
             tier.space.note_read(bucket.uuid, name)
     return found
+
+
+def _is_stale(batch: StoreBatch, position: int) -> bool:
+    """Return whether the copy here may be outdated; see `RemoteTier.stored`."""
+    fault = batch.fault(position) if batch.status[position] == pb.UNAVAILABLE else None
+    return fault is not None and fault.kind == ReplicaStale.kind
+
+
+def _is_missing(batch: StoreBatch, position: int) -> bool:
+    """Return whether there is no object of this name, unlike one without the requested member or version."""
+    fault = batch.fault(position)
+    return batch.status[position] == pb.NOT_FOUND and (fault is None or fault.kind in ("", ObjectDeleted.kind))
 
 
 def _cold(request: pb.BatchRequest, position: int, bucket: RemoteBucket, name: str) -> ColdEntry:
@@ -135,6 +148,9 @@ class ColdEntries(Generic[F]):
                 self._batch.place(position, *part)
             elif error is None or type(error) is ObjectNotFound:
                 self._batch.look_up_again(position)
+                if error is None and _is_missing(self._batch, position):
+                    # It exists in the remote storage. Another try reads it, here or from another node.
+                    self._batch.fail(position, ReplicaStale(f"{entry.name!r}: it was fetched, and its copy is gone"))
             else:
                 self._batch.fail(position, error)
         if part is not None:

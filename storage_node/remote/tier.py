@@ -56,6 +56,7 @@ from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.single_flight import SingleFlight
 from storage_node.remote.skipped_names import SkippedNames
+from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.reframe_on_put import Spooled, spool_for
@@ -175,11 +176,33 @@ class RemoteTier:
             return time.monotonic() - at_s <= after_s
         return after_s > 0 and 0 <= time.time_ns() - entry.modified_ns <= after_s * 1e9
 
+    def stored(self, bucket: RemoteBucket, name: str) -> CatalogEntry:
+        """Return the catalog entry of a stored object. Waits for a drive. Raises what `Store.head` raises.
+
+        If another node had a newer copy, this one may be outdated. Other copies are then compared and brought here; but
+        the newer one may have been evicted, so that none ever comes. The outdated copy is removed instead, without a
+        tombstone, and the object is cold.
+        """
+        try:
+            return self._store.head(bucket.name, name)
+        except ReplicaStale:
+            stale = self._store.replicas.stale
+            wanted = stale.wanted(bucket.uuid, name)
+            if wanted is None or stale.whole(bucket.uuid):
+                raise
+            entry = self._store.replicas.newest_entry(bucket.uuid, name)
+            if entry is not None and not entry.is_tombstone:
+                if not is_copy(entry.metadata):
+                    raise
+                self._store.delete(bucket.name, name, version=entry.version)
+            stale.trust_name(bucket.uuid, name, wanted)
+        return self._store.head(bucket.name, name)
+
     def _version_to_fetch(self, bucket: RemoteBucket, name: str) -> str | None:
         """Return the version of a copy that has to be validated before it is read; "" if there is no copy, None if it
         may be read. Waits for a drive. Raises what `Store.head` raises, but ObjectNotFound."""
         try:
-            entry = self._store.head(bucket.name, name)
+            entry = self.stored(bucket, name)
         except ObjectNotFound:
             return ""
         return None if self.is_current(bucket, name, entry) else str(entry.version)
@@ -305,7 +328,7 @@ class RemoteTier:
             await self._bring(bucket, name)
         else:
             with contextlib.suppress(LoaderError):
-                self._note(bucket, name, str((await self._read(self._store.head, bucket.name, name)).version))
+                self._note(bucket, name, str((await self._read(self.stored, bucket, name)).version))
 
     async def _bring(self, bucket: RemoteBucket, name: str) -> bool:
         """Have an object here, if this node is an owner that lacks what another owner has. Returns whether it is here.
@@ -318,28 +341,31 @@ class RemoteTier:
 
     async def _is_stored(self, bucket: RemoteBucket, name: str) -> bool:
         try:
-            await self._read(self._store.head, bucket.name, name)
+            await self._read(self.stored, bucket, name)
         except ObjectNotFound:
             return False
         return True
 
     async def fetch_here(self, bucket: RemoteBucket, name: str, version: str = "") -> None:
         """Fetch on this node, which is the one that fetches the object for the cluster. Raises what `fetch` raises."""
-        await self._loads.join((bucket.uuid, name), lambda: self._look_and_load(bucket, name, version))
+        await self._loads.join((bucket.uuid, name), lambda: self._look_and_load(bucket, name))
 
-    async def _look_and_load(self, bucket: RemoteBucket, name: str, version: str) -> None:
-        """Fetch, unless the object is stored here and current, or another copy of it than the reader has."""
+    async def _look_and_load(self, bucket: RemoteBucket, name: str) -> None:
+        """Fetch, unless the object is stored here, or on another owner, and is current."""
         try:
-            entry = await self._read(self._store.head, bucket.name, name)
+            entry = await self._read(self.stored, bucket, name)
         except ObjectNotFound:
+            brought = False
             with contextlib.suppress(RemoteUnavailable):  # the remote storage has it, too
-                if await self._bring(bucket, name):
-                    return
+                brought = await self._bring(bucket, name)
+            try:
+                entry = await self._read(self.stored, bucket, name) if brought else None
+            except ObjectNotFound:
+                entry = None
+        if entry is None:
             await self._load(bucket, name, "", "")
-            return
-        here = str(entry.version)
-        if version in ("", here) and not self.is_current(bucket, name, entry):
-            await self._load(bucket, name, here, entry.metadata.get(REMOTE_ETAG, ""))
+        elif not self.is_current(bucket, name, entry):
+            await self._load(bucket, name, str(entry.version), entry.metadata.get(REMOTE_ETAG, ""))
 
     async def _load(self, bucket: RemoteBucket, name: str, version: str, etag: str, *, make_room: bool = True) -> None:
         """Fetch and store an object, unless the copy with this version and etag is current. With `make_room`, a full
@@ -421,7 +447,7 @@ class RemoteTier:
 
         Raises VersionConflict if the object here has another version, ObjectNotFound if it is cold.
         """
-        entry = await self._read(self._store.head, bucket.name, name)
+        entry = await self._read(self.stored, bucket, name)
         if str(entry.version) != version:
             raise VersionConflict(f"{bucket.name}/{name}: it has version {entry.version} now; nothing was changed")
         etag: str = entry.metadata.get(REMOTE_ETAG, "")

@@ -226,7 +226,10 @@ class ObjectsService:
     async def Head(self, request: pb.HeadRequest, context: Context) -> pb.ObjectInfo:
         bucket = self._tier.remote_bucket(request.bucket)
         try:
-            entry = await self._node.read(self._store.head, request.bucket, request.name)
+            if bucket is None:
+                entry = await self._node.read(self._store.head, request.bucket, request.name)
+            else:
+                entry = await self._node.read(self._tier.stored, bucket, request.name)
         except ObjectNotFound:
             if bucket is None:
                 raise
