@@ -26,7 +26,7 @@ LIFETIME_S = 30.0
 """Time after which the store forgets a loader that has gone."""
 RENEWALS = 3
 """Number of renewals in a lifetime, at least."""
-RENEWED_PARTS = 4
+RENEWED_PARTS = 16
 """A window advances by this part of its steps at a time."""
 MAX_STEPS = 1000
 """Largest number of steps that can be sent ahead."""
@@ -148,7 +148,7 @@ class PlanSender:
         finally:
             if is_sent:
                 with contextlib.suppress(LoaderError):
-                    transport.expect(pb.ExpectRequest(loader=self._loader, done=True))
+                    transport.expect(pb.ExpectRequest(loader=self._loader, position=self._delivered, done=True))
 
     def _wait(self, due: int, pause_s: float, failures: int) -> None:
         """Wait until `due` steps are delivered, for `pause_s` at most; after failures, for that time."""

@@ -9,7 +9,9 @@ A copy stays while a batch that names it runs, because a slow reader may come to
 replaced object (see `storage_node.store.drive.ended_versions`); snapshots keep the versions that they see.
 
 A fetch waits for room. If all copies have to stay, it goes on above the budget: what running batches read is never
-evicted to stay within it.
+evicted to stay within it. A fetch ahead of its reader evicts nothing that a plan needs, and takes at most one part in
+`AHEAD_SHARE` of a budget that is full: each copy that goes for it would have been read, too. It waits until loaders
+have passed others, or until its reader has come.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.limits.tasks import keep_going
 from storage_node.remote.eviction_order import EvictionOrder, NeededAt
 from storage_node.remote.object_metadata import is_copy
+from storage_node.remote.urgency import current_urgency
 from storage_node.store.drive.ended_versions import GRACE_S
 from storage_node.store.format import CatalogEntry
 from storage_node.store.store import Store
@@ -43,6 +46,9 @@ FOLLOW_S = 1.0
 """Interval at which budgets and the drives' free space are looked at, beside the looks of each fetch."""
 SLACK = 64
 """Eviction continues until one part in this many of the budget is free, so that it is done for many objects at once."""
+AHEAD_SHARE = 8
+"""What is fetched ahead takes at most one part in this many of a budget that is full. A quarter of a cache for half the
+objects costs a quarter more requests, an eighth an eighth: simulated for loaders of 4,000 objects."""
 RELIEF_BYTES = 64 << 20
 """Least number of bytes that are evicted when a fetch has found its drive full."""
 _REMOVED_S = 10.0
@@ -79,6 +85,9 @@ class _Followed:
         self.order = EvictionOrder(bucket.uuid, needed_at)
         self.arriving_bytes = 0
         """Bytes of fetches that have begun to store."""
+        self.ahead: dict[str, int] = {}
+        """Bytes of what was fetched ahead, and no loader has passed yet."""
+        self.ahead_bytes = 0
         self.scanned = False
         self.evictions = 0
 
@@ -86,6 +95,12 @@ class _Followed:
     def limit_bytes(self) -> int:
         """0 for no limit."""
         return self.bucket.remote.cache_bytes
+
+    def note_ahead(self, name: str, size_bytes: int = 0) -> None:
+        """Note that an object is being fetched ahead; with 0, that it no longer counts as such."""
+        self.ahead_bytes += size_bytes - self.ahead.pop(name, 0)
+        if size_bytes:
+            self.ahead[name] = size_bytes
 
     def over_bytes(self, arriving_bytes: int = 0) -> int:
         """Return the bytes to evict; 0 within the budget."""
@@ -149,6 +164,7 @@ class CacheSpace:
         with self._lock:
             if entry is None or entry.is_tombstone or not is_copy(entry.metadata):
                 followed.order.remove(name)
+                followed.note_ahead(name)
                 return
             followed.order.add(name, entry.size_bytes)
             is_over = followed.over_bytes() > 0
@@ -165,6 +181,27 @@ class CacheSpace:
         if followed is not None:
             with self._lock:
                 followed.order.note_read(name)
+
+    def begin_pass(self, bucket: RemoteBucket) -> int:
+        """Note that a loader begins an epoch; return the number of its pass over the bucket."""
+        followed = self._follow_if_due(bucket)
+        if followed is None:
+            return 0
+        with self._lock:
+            return followed.order.begin_pass()
+
+    def end_pass(self, bucket_uuid: bytes, number: int) -> None:
+        """Note that the loader has ended its epoch."""
+        if (followed := self._followed.get(bucket_uuid)) is not None:
+            with self._lock:
+                followed.order.end_pass(number)
+
+    def note_passed(self, bucket_uuid: bytes, name: str) -> None:
+        """Note that a loader has read an object, and is past it."""
+        if (followed := self._followed.get(bucket_uuid)) is not None:
+            with self._lock:
+                followed.order.note_passed(name)
+                followed.note_ahead(name)
 
     def note_reads(self, request: pb.BatchRequest) -> None:
         """Note the reads of a batch from one bucket."""
@@ -261,12 +298,15 @@ class CacheSpace:
     # -- room for fetches
 
     @contextlib.asynccontextmanager
-    async def room(self, bucket: RemoteBucket, size_bytes: int) -> AsyncIterator[None]:
+    async def room(self, bucket: RemoteBucket, name: str, size_bytes: int) -> AsyncIterator[None]:
         """Have room for a fetched object while it is stored."""
         followed = self._follow_if_due(bucket)
         if followed is None:
             yield
             return
+        urgency = current_urgency.get()
+        while not urgency.is_urgent and not await self._has_room_ahead(followed, name, size_bytes):
+            await asyncio.sleep(_TOGETHER_S)
         with self._lock:
             followed.arriving_bytes += size_bytes
         try:
@@ -275,6 +315,23 @@ class CacheSpace:
         finally:
             with self._lock:
                 followed.arriving_bytes -= size_bytes
+
+    async def _has_room_ahead(self, followed: _Followed, name: str, size_bytes: int) -> bool:
+        """Evict copies that no plan needs, for an object that no reader waits for. Returns whether there is room."""
+
+        def over_bytes() -> int:
+            return followed.order.size_bytes + followed.arriving_bytes + size_bytes - followed.limit_bytes
+
+        if followed.limit_bytes and over_bytes() > 0:
+            if followed.ahead and (followed.ahead_bytes + size_bytes) * AHEAD_SHARE > followed.limit_bytes:
+                return False
+            async with self._evicting:
+                while (more_bytes := over_bytes()) > 0:
+                    if not await self._evict(followed, more_bytes, followed.readers.may_go, spare_needed=True):
+                        return False
+        with self._lock:
+            followed.note_ahead(name, size_bytes)
+        return True
 
     async def relieve(self, bucket: RemoteBucket, name: str, size_bytes: int) -> bool:
         """Evict copies from the drive of an object that has found it full. Returns whether another try makes sense."""
@@ -409,10 +466,17 @@ class CacheSpace:
         drive = drives.slots[drives.placement.owner(bucket_uuid, name)].drive
         return None if drive is None else drive.root
 
-    async def _evict(self, followed: _Followed, size_bytes: int, may_go: Callable[[str], bool]) -> int:
-        """Evict some copies; return their bytes, 0 if none may go."""
+    async def _evict(
+        self,
+        followed: _Followed,
+        size_bytes: int,
+        may_go: Callable[[str], bool],
+        *,
+        spare_needed: bool = False,
+    ) -> int:
+        """Evict some copies; return their bytes, 0 if none may go. See `EvictionOrder.take`."""
         with self._lock:
-            victims = followed.order.take(size_bytes, may_go)
+            victims = followed.order.take(size_bytes, may_go, spare_needed=spare_needed)
         kept: list[tuple[str, int]] = await self._read(self._remove, followed, victims) if victims else []
         with self._lock:
             for name, victim_bytes in kept:

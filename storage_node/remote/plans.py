@@ -84,6 +84,7 @@ class Plans:
         """
         self._size_bytes = 0
         self._takings = 0
+        self._passed: list[PlannedKey] = []
 
     def __len__(self) -> int:
         """Return the number of keys in all windows. A key counts once for each step that needs it."""
@@ -122,13 +123,13 @@ class Plans:
         window = self._windows.get(loader)
         if first_step == position:
             self._require_room(window, steps, replaces=True)
-            self.forget(loader)
+            self.forget(loader, position)
             window = self._windows[loader] = _Window(position, tenant)
             self._size_bytes += window.size_bytes
         elif window is None:
             return False
         else:
-            self._advance(window, position)
+            self._advance(window, position, self._passed)
             window.expires_s = now_s + lifetime_s
             if window.next_step != first_step:
                 return False
@@ -174,8 +175,8 @@ class Plans:
                 earlier.append(step)
             window.todo.append((step, key))
 
-    def _advance(self, window: _Window, position: int) -> None:
-        """Forget the steps before `position`."""
+    def _advance(self, window: _Window, position: int, passed: list[PlannedKey] | None = None) -> None:
+        """Forget the steps before `position`. `passed`: gets their keys."""
         window.position = max(window.position, position)
         while window.steps and window.first_step < window.position:
             keys = window.steps.popleft()
@@ -185,6 +186,8 @@ class Plans:
             window.keys -= len(keys)
             for key in keys:
                 self._remove_first(key, window)
+            if passed is not None:
+                passed += keys
             window.first_step += 1
         while window.todo and window.todo[0][0] < window.position:
             window.todo.popleft()
@@ -200,10 +203,11 @@ class Plans:
         if not needs:
             del self._needs[key.bucket_uuid, key.name]
 
-    def forget(self, loader: bytes) -> None:
-        """Forget the window of a loader, if there is one."""
+    def forget(self, loader: bytes, position: int = 0) -> None:
+        """Forget the window of a loader, if there is one. It has delivered the steps before `position`."""
         window = self._windows.pop(loader, None)
         if window is not None:
+            self._advance(window, position, self._passed)
             self._advance(window, window.next_step)
             self._size_bytes -= window.size_bytes
 
@@ -218,6 +222,15 @@ class Plans:
         return min((window.expires_s for window in self._windows.values()), default=None)
 
     # -- keys
+
+    def knows(self, loader: bytes) -> bool:
+        """Return whether a loader has a window."""
+        return loader in self._windows
+
+    def take_passed(self) -> list[PlannedKey]:
+        """Return the keys that loaders have passed since the last call, in order."""
+        passed, self._passed = self._passed, []
+        return passed
 
     def take(self, count: int, paused: Container[bytes] = ()) -> list[Expected]:
         """Return up to `count` keys that were not returned before, those that are needed first before others.

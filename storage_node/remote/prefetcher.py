@@ -53,6 +53,8 @@ class Prefetcher:
         self._paused: set[bytes] = set()
         """Uuids of buckets that are left alone now."""
         self._expiry: asyncio.TimerHandle | None = None
+        self._passes: dict[bytes, dict[bytes, int]] = {}
+        """For each loader, the number of its pass over each bucket."""
 
     def expect(self, request: pb.ExpectRequest) -> pb.ExpectResponse:
         """Take a loader's window, for the current tenant.
@@ -62,7 +64,10 @@ class Prefetcher:
         if len(request.loader) != LOADER_ID_BYTES:
             raise InvalidRequest(f"expect: a loader's id of {len(request.loader)} bytes: need {LOADER_ID_BYTES}")
         if request.done:
-            self.plans.forget(request.loader)
+            self.plans.forget(request.loader, request.position)
+            self._note_passed()
+            for bucket_uuid, number in self._passes.pop(request.loader, {}).items():
+                self._tier.space.end_pass(bucket_uuid, number)
             return pb.ExpectResponse()
         lifetime_s = request.lifetime_ms / 1000
         if not 0 < lifetime_s <= MAX_LIFETIME_S:
@@ -84,11 +89,20 @@ class Prefetcher:
             lifetime_s=lifetime_s,
             now_s=asyncio.get_running_loop().time(),
         )
+        self._note_passed()
+        passes = self._passes.setdefault(request.loader, {})
+        for bucket in buckets:
+            if bucket.uuid not in passes:
+                passes[bucket.uuid] = self._tier.space.begin_pass(bucket)
         self._set_expiry()
         if self._requests and self._runner is None:
             self._runner = asyncio.create_task(keep_going("prefetching", self._run), name="prefetching")
         self._changed.set()
         return pb.ExpectResponse(incomplete=not is_known)
+
+    def _note_passed(self) -> None:
+        for key in self.plans.take_passed():
+            self._tier.space.note_passed(key.bucket_uuid, key.name)
 
     def _set_expiry(self) -> None:
         if self._expiry is not None:
@@ -100,6 +114,7 @@ class Prefetcher:
 
     def _expire(self) -> None:
         self.plans.expire(asyncio.get_running_loop().time())
+        self._passes = {loader: passes for loader, passes in self._passes.items() if self.plans.knows(loader)}
         self._set_expiry()
 
     async def _run(self) -> None:

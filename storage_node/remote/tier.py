@@ -379,7 +379,7 @@ class RemoteTier:
         if answer is None:
             self._note(bucket, name, version)
             return
-        async with answer as arriving, self.space.room(bucket, arriving.info.size_bytes):
+        async with answer as arriving, self.space.room(bucket, name, arriving.info.size_bytes):
             header = pb.PutHeader(bucket=bucket.name, name=name, size_bytes=arriving.info.size_bytes)
             header.metadata.update(metadata_of(arriving.info))
             if version:
