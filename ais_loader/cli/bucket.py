@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -20,7 +20,7 @@ from ais_loader.transport.base import BucketInfo
 from ais_loader.values.size_of_text import size_of_text
 from ais_loader.wire.remote import Remote
 
-_REMOTE_KEYS = ("remote", "endpoint", "region", "profile", "validate", "cache_bytes")
+_REMOTE_KEYS = ("remote", "endpoint", "region", "profile", "validate", "cache_bytes", "write")
 
 
 @click.group(cls=HintingGroup)
@@ -82,6 +82,13 @@ def _parse_bucket(text: str) -> Target:
     show_default=True,
     help="Evict copies beyond this size on each node, as in 200GB, with --remote; 0 for no limit.",
 )
+@click.option(
+    "--write",
+    type=click.Choice(["through", "back"]),
+    default="through",
+    show_default=True,
+    help="Acknowledge writes when the remote storage has them, or before they are uploaded (back), with --remote.",
+)
 @takes_store
 def create(
     name: Target,
@@ -95,6 +102,7 @@ def create(
     profile: str,
     validate: str,
     cache_size: str,
+    write: Literal["through", "back"],
     store: StoreChoice,
 ) -> None:
     """Create a bucket.
@@ -103,9 +111,10 @@ def create(
     or does not exist, a store is created there too.
     """
     cache_bytes = size_of_text(cache_size)
-    place = Remote(remote, endpoint, region, profile, _rule(validate), cache_bytes) if remote else None
-    if place is None and (endpoint or region or profile or validate != "never" or cache_bytes):
-        raise click.UsageError("--endpoint, --region, --profile, --validate and --cache-size need --remote")
+    place = Remote(remote, endpoint, region, profile, _rule(validate), cache_bytes, write) if remote else None
+    given = endpoint or region or profile or validate != "never" or cache_bytes or write != "through"
+    if place is None and given:
+        raise click.UsageError("--endpoint, --region, --profile, --validate, --cache-size and --write need --remote")
     with store.writing(create=True) as client:
         try:
             client.create_bucket(
@@ -162,7 +171,7 @@ def set_(name: Target, assignments: tuple[str, ...], store: StoreChoice) -> None
     """Change a bucket's properties for future writes: min_copies=2, reframe=yes.
 
     remote=URL makes it a remote bucket or changes its place, and remote= ends that; endpoint=, region=, profile=,
-    validate= and cache_bytes=, as in cache_bytes=200GB, change a part of it.
+    validate=, write=, and cache_bytes=, as in cache_bytes=200GB, change a part of it.
 
     In a cluster, copies=3 changes the number of copies of all objects in the bucket. While copies are being made or
     removed, `show` says that the bucket is settling.

@@ -26,7 +26,7 @@ from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, 
 from ais_loader.objects.put_many import iter_put_many, put_many
 from ais_loader.objects.put_spec import ToPut, check_version, put_spec
 from ais_loader.objects.transformed_file import spooled
-from ais_loader.objects.warm import evict, warm
+from ais_loader.objects.warm import evict, flush, warm
 from ais_loader.transport.base import (
     MAX_COPIES,
     BucketChange,
@@ -649,6 +649,19 @@ class Bucket(BucketComposing, BucketTransforming):
         InvalidRequest for a bucket that is not a remote one, BucketNotFound, NodeUnavailable, StoreReadOnly.
         """
         return evict(self._transport, self.name, names, prefix)
+
+    def flush(self, prefix: str = "", *, timeout_s: float = 600.0) -> None:
+        """Wait until everything that was put or deleted before is uploaded, in a bucket with `Remote(write="back")`.
+
+        Args:
+            prefix: Wait only for names that begin with this.
+
+        Raises VersionConflict for objects that others have changed in the remote storage, against the condition of the
+        write; RemoteUnavailable or RemoteDenied if something is not uploaded in time. Their messages name the first
+        objects. Raises InvalidRequest for a bucket that is not a remote one, and NodeUnavailable.
+        """
+        require_bucket(self.name)
+        flush(self._transport, self.name, prefix, timeout_s)
 
     def summary(self, prefix: str = "", *, depth: int = 1) -> BucketSummary:
         """Count the objects whose names begin with `prefix`, and their bytes, on the machines that store them.

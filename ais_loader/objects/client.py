@@ -15,7 +15,7 @@ from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.object_file import ObjectFile
 from ais_loader.tracebacks import short_traceback
 from ais_loader.transforms.etl import Transforms
-from ais_loader.transport.base import MAX_COPIES, BucketInfo, RemoteUsage, Transport, whole_number
+from ais_loader.transport.base import MAX_COPIES, BucketInfo, PendingUploads, RemoteUsage, Transport, whole_number
 from ais_loader.transport.fork_safety import GATE
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, EntryLike
@@ -193,6 +193,13 @@ class Client:
         There is one value for each node, remote bucket and tenant. Raises NodeUnavailable if a node does not answer.
         """
         return self._transport.remote_usage()
+
+    def pending_uploads(self) -> list[PendingUploads]:
+        """Return what is still to be uploaded to remote storage, by node and bucket (see `Remote.write`).
+
+        Raises NodeUnavailable if a node does not answer.
+        """
+        return self._transport.pending_uploads("", "", 0.0)
 
     def bucket(self, name: str, *, snapshot: str | None = None) -> Bucket:
         """Return the bucket of this name, or one of its snapshots.

@@ -1,9 +1,10 @@
-"""Warming and eviction of a remote bucket's copies: by names, or by their common prefix."""
+"""Warming and eviction of a remote bucket's copies, by names or by their common prefix, and the wait for uploads."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 
 from ais_loader import errors
 from ais_loader.transport.base import Transport, require_text
@@ -13,6 +14,7 @@ from ais_loader.values.requests import require_many
 _WARMED_TOGETHER = 500
 _EVICTED_TOGETHER = 5000
 _PAGE_SIZE = 1000
+_FLUSH_STEP_S = 10.0
 
 
 def warm(
@@ -73,3 +75,28 @@ def evict(transport: Transport, bucket: str, names: Iterable[str] | None, prefix
 def _require_one(names: Iterable[str] | None, prefix: str) -> None:
     if names is not None and prefix:
         raise errors.InvalidRequest("names and prefix: give one of them")
+
+
+def flush(transport: Transport, bucket: str, prefix: str, timeout_s: float) -> None:
+    """See `Bucket.flush`."""
+    end_s = time.monotonic() + timeout_s
+    while True:
+        left_s = max(0.0, end_s - time.monotonic())
+        rows = transport.pending_uploads(bucket, prefix, min(left_s, _FLUSH_STEP_S))
+        count = max((row.count for row in rows), default=0)
+        if not count or not left_s:
+            break
+    failed = {name: error for row in rows for name, error in row.failures.items()}
+    conflicts = {name: error for name, error in failed.items() if isinstance(error, errors.VersionConflict)}
+    if conflicts and any(row.conflicts for row in rows):
+        raise errors.VersionConflict(f"bucket {bucket!r}: {_named(conflicts)}")
+    if count:
+        kind = errors.RemoteDenied if any(isinstance(one, errors.RemoteDenied) for one in failed.values()) else None
+        what = f": {_named(failed)}" if failed else ""
+        raise (kind or errors.RemoteUnavailable)(
+            f"bucket {bucket!r}: {count:,} writes are not uploaded after {timeout_s:g} s{what}"
+        )
+
+
+def _named(failed: Mapping[str, errors.LoaderError]) -> str:
+    return "; ".join(f"{name}: {error}" for name, error in failed.items())

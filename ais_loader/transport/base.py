@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ais_loader import errors
-from ais_loader.errors import LoaderError
+from ais_loader.errors import LoaderError, from_node
 from ais_loader.transport.retry import WriteTries
 from ais_loader.values.entry import MemberInfo, ObjectInfo
 from ais_loader.values.options import ClusterOptions, EmbeddedOptions
@@ -99,6 +99,27 @@ class BucketChange:
     reframe: bool | None = None
     remote: Remote | Literal[""] | None = None
     """An empty string removes it; the stored objects stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingUploads:
+    """Puts and deletions of one bucket with write="back" that one node has still to upload. In a cluster, each owner of
+    an object counts it."""
+
+    node: str
+    """The endpoint of the node; "" for an embedded store."""
+    bucket: str
+    """The bucket's name."""
+    count: int
+    """Number of objects and deletions."""
+    size_bytes: int
+    """Bytes of the objects."""
+    oldest_s: float
+    """Age of the oldest one in seconds."""
+    conflicts: int
+    """Number of those, not in `count`, whose remote objects were changed by others against the write's condition."""
+    failures: dict[str, LoaderError]
+    """Errors of the first few that have failed so far, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +278,10 @@ class Transport(Protocol):
     def remote_usage(self) -> list[RemoteUsage]:
         """Return the requests to remote storage, by node, bucket and tenant."""
 
+    def pending_uploads(self, bucket: str, prefix: str, wait_s: float) -> list[PendingUploads]:
+        """Return what is still to be uploaded, by node and bucket ("": all), after it is uploaded or `wait_s` is over.
+        A wait is at most 10 s."""
+
     def list_members(self, bucket: str, name: str, *, prefix: str, page_size: int) -> Iterator[MemberInfo]: ...
 
     def promote(self, spec: PromoteSpec) -> Generator[PromoteResult, None, None]:
@@ -299,6 +324,12 @@ class Transport(Protocol):
 def object_info(info: objects_pb.ObjectInfo) -> ObjectInfo:
     """Return the properties in a node's answer."""
     return ObjectInfo(info.bucket, info.name, *stored_of(info))
+
+
+def pending_row(node: str, row: remote_pb.PendingBucket) -> PendingUploads:
+    """Return what one node has pending in one bucket."""
+    failures = {one.name: from_node(one.error.kind, one.error.message) for one in row.failure}
+    return PendingUploads(node, row.bucket, row.count, row.bytes, row.oldest_s, row.conflicts, failures)
 
 
 def usage_row(node: str, row: remote_pb.RemoteUsageRow) -> RemoteUsage:

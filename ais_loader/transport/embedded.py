@@ -24,9 +24,11 @@ from ais_loader.transport.base import (
     BucketInfo,
     EtlMethod,
     FrameStream,
+    PendingUploads,
     PutSpec,
     RemoteUsage,
     object_info,
+    pending_row,
     require_bucket,
     require_object,
     require_text,
@@ -101,7 +103,9 @@ class EmbeddedTransport:
         """Why a client that was opened for writing cannot write in this process; the beginning of a message."""
         self.on_wanted: Callable[[], object] | None = None
         """Callback of a writer, called before another writer is opened in this process; it may close this one."""
-        self._store_here()  # report a wrong path or a held lock at once
+        store = self._store_here()  # report a wrong path or a held lock at once
+        if mode == "a" and store.uploads.has_pending:
+            self._remote_here()  # it uploads what an earlier process has left
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reader, (self._paths, self.options, self._mode == "a" or bool(self._copied_by))
@@ -168,6 +172,8 @@ class EmbeddedTransport:
     def set_bucket(self, name: str, change: BucketChange) -> BucketInfo:
         require_bucket(name)
         store = self._store_to_write()
+        if change.remote is not None and (place := self._remote_bucket(name)) is not None:
+            self._remote_here().require_settable(place, change.remote)
         changed = store.set_bucket(name, change.copies, change.min_copies, change.reframe, change.remote)
         return _bucket_info(name, changed)
 
@@ -180,7 +186,10 @@ class EmbeddedTransport:
 
     def delete_bucket(self, name: str, *, force: bool) -> int:
         require_bucket(name)
-        return self._store_to_write().delete_bucket(name, force=force)
+        store = self._store_to_write()
+        if (place := self._remote_bucket(name)) is not None:
+            self._remote_here().require_settable(place, None)
+        return store.delete_bucket(name, force=force)
 
     def snapshots(self, action: SnapshotAction, bucket: str, name: str = "") -> list[SnapshotInfo]:
         require_bucket(bucket)
@@ -298,6 +307,9 @@ class EmbeddedTransport:
         require_object(bucket, name)
         store = self._store_to_write()
         place = self._remote_bucket(bucket)
+        if place is not None and place.remote.is_write_back:
+            self._remote_here().delete_later(place, name, if_version or "")
+            return
         if place is not None:
             if if_version is not None:
                 self._remote_here().delete_version(place, name, if_version)
@@ -433,6 +445,18 @@ class EmbeddedTransport:
 
     def expect(self, request: remote_pb.ExpectRequest) -> bool:
         return not self._remote_here().expect(request).incomplete
+
+    def pending_uploads(self, bucket: str, prefix: str, wait_s: float) -> list[PendingUploads]:
+        uuid = None
+        if bucket:
+            require_bucket(bucket)
+            self._store_here().bucket(bucket)
+            if (place := self._remote_bucket(bucket)) is None:
+                raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
+            uuid = place.uuid
+        if not self._can_fetch:
+            return []
+        return [pending_row("", row) for row in self._remote_here().pending(uuid, prefix, wait_s)]
 
     def remote_usage(self) -> list[RemoteUsage]:
         return [usage_row("", row) for row in self._remote.usage().row] if self._remote is not None else []

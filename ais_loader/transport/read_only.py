@@ -28,6 +28,7 @@ READS = frozenset(
         "can_expect",
         "expect",
         "remote_usage",
+        "pending_uploads",
         "list_members",
         "open_batch",
         "open_long_batch",

@@ -19,6 +19,8 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 SCHEMES = ("s3", "gs", "az", "http", "https", "file")
 ALWAYS: Final = "always"
 NEVER: Final = "never"
+THROUGH: Final = "through"
+BACK: Final = "back"
 _NEVER_S = -1.0
 _PROFILE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _REGION = re.compile(r"[A-Za-z0-9-]{0,64}")
@@ -48,6 +50,9 @@ class Remote:
     cache_bytes: int = 0
     """The most bytes of copies that one node keeps, or an embedded store; beyond that, copies are evicted. 0 for no
     limit."""
+    write: Literal["through", "back"] = THROUGH
+    """When a PUT or a deletion is acknowledged: "through" when the remote storage has it as well; "back" when the store
+    has it, which uploads it afterwards. "back" is for s3, gs and az."""
 
     def __post_init__(self) -> None:
         for what, value in (("url", self.url), ("endpoint", self.endpoint)):
@@ -61,6 +66,12 @@ class Remote:
         budget = self.cache_bytes
         if isinstance(budget, bool) or not isinstance(budget, int) or not 0 <= budget <= MAX_CACHE_BYTES:
             raise InvalidRequest(f"cache_bytes={budget!r}: need a number of bytes, at least 0")
+        if self.write not in (THROUGH, BACK):
+            raise InvalidRequest(f'write={self.write!r}: need "through" or "back"')
+        if self.write == BACK and self.scheme not in ("s3", "gs", "az"):
+            raise InvalidRequest(
+                f'write="back" needs an s3, gs or az URL; {self.scheme}:// keeps no metadata of objects'
+            )
         if self.validate in (ALWAYS, NEVER):
             return
         age_s = self.validate
@@ -84,6 +95,11 @@ class Remote:
         return self.scheme not in ("http", "https")
 
     @property
+    def is_write_back(self) -> bool:
+        """Whether writes are acknowledged before they are uploaded."""
+        return self.write == BACK
+
+    @property
     def validate_after_s(self) -> float:
         """Age in seconds after which a copy is validated; 0 for always, infinite for never."""
         if isinstance(self.validate, float):
@@ -105,6 +121,7 @@ class Remote:
             profile=self.profile,
             validate_after_s=_NEVER_S if math.isinf(after_s) else after_s,
             cache_bytes=self.cache_bytes,
+            write_back=self.is_write_back,
         )
 
     @classmethod
@@ -112,7 +129,8 @@ class Remote:
         """Return the value of a message. Raises InvalidRequest."""
         after_s = message.validate_after_s
         validate: Literal["always", "never"] | float = NEVER if after_s < 0 else after_s
-        return cls(message.url, message.endpoint, message.region, message.profile, validate, message.cache_bytes)
+        write: Literal["through", "back"] = BACK if message.write_back else THROUGH
+        return cls(message.url, message.endpoint, message.region, message.profile, validate, message.cache_bytes, write)
 
 
 def _checked_url(url: str) -> str:

@@ -14,10 +14,11 @@ RESERVED = frozenset({ORIGINAL_SIZE, ORIGINAL_CHECKSUM})
 STORE_PREFIX = "ais."
 """Prefix of the keys by which the store says how it made an object: by a job, or by a promotion."""
 REMOTE_ETAG = f"{STORE_PREFIX}remote-etag"
-"""ETag of the remote object of which an object is a copy."""
-
-REMOTE_ETAG = f"{STORE_PREFIX}remote-etag"
 """ETag of the remote object that a stored object is a copy of."""
+REMOTE_PENDING = f"{STORE_PREFIX}remote-pending"
+"""Condition of an upload that has not been done yet; see `storage_node.remote.write_back.upload_plan`."""
+REMOTE_DELETED = f"{STORE_PREFIX}remote-deleted"
+"""In a tombstone: the remote object has been deleted as well."""
 ETAG_VERSION = "etag:"
 """Beginning of the version of a remote object that is not stored; its ETag follows."""
 

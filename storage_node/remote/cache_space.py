@@ -150,7 +150,7 @@ class CacheSpace:
         store.watch_changes(self._changed)
 
     async def close(self) -> None:
-        self._store.watch_changes(None)
+        self._store.unwatch_changes(self._changed)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

@@ -14,6 +14,8 @@ from ais_loader.errors import LoaderError, NotFound, VersionConflict
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import info_of
+from ais_loader.wire.remote import Remote
+from ais_loader.wire.reserved import REMOTE_PENDING
 from storage_node.limits.loop_thread import LoopThread
 from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
@@ -22,6 +24,9 @@ from storage_node.remote.plans import Plans
 from storage_node.remote.prefetcher import Prefetcher
 from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.remote.tier import RemoteTier
+from storage_node.remote.write_back.refusals import require_none, same_place
+from storage_node.remote.write_back.upload_owners import AloneOwner
+from storage_node.remote.write_back.write_back import WriteBack
 from storage_node.settings.config import ServerConfig
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import condition_of, parse_condition
@@ -30,6 +35,8 @@ from storage_node.store.store import Store
 from storage_node.store.write import check_announced, check_content
 
 _READERS = 4
+CLOSE_S = 10.0
+"""Longest time that closing the store waits for uploads."""
 
 
 class EmbeddedRemote:
@@ -68,9 +75,18 @@ class EmbeddedRemote:
                 needed_at=plans.needed_at,
             ),
         )
+        self.write_back = self.tier.write_back = WriteBack(
+            self._store,
+            buckets=buckets,
+            backend=self.tier.backend,
+            read=thread.read,
+            settings=settings,
+            owners=AloneOwner(),
+        )
         self.prefetcher = Prefetcher(self.tier, settings.prefetch_requests, plans)
 
     async def _end(self) -> None:
+        await self.write_back.flush(None, "", CLOSE_S)  # what is left is uploaded when the store is opened again
         await self.prefetcher.close()
         await self.tier.close()
 
@@ -125,7 +141,8 @@ class EmbeddedRemote:
     def put(
         self, bucket: RemoteBucket, header: pb.PutHeader, chunks: Iterable[bytes | bytearray | memoryview]
     ) -> pb.ObjectInfo:
-        """Put an object to the remote storage, and store a copy. Raises LoaderError."""
+        """Put an object to the remote storage, and store a copy; only store it if it is written back. Raises
+        LoaderError."""
         spool = spool_for(self._store, f"{header.bucket}/{header.name}")
         try:
             for chunk in chunks:
@@ -136,6 +153,12 @@ class EmbeddedRemote:
             spool.close()
 
     async def _put(self, bucket: RemoteBucket, header: pb.PutHeader, spool: Spooled) -> pb.ObjectInfo:
+        if bucket.remote.is_write_back:
+            async with self.write_back.admitted(bucket, header.name, spool.size_bytes):
+                mark = await self.write_back.mark(bucket, header.name, condition_of(header))
+                header.metadata[REMOTE_PENDING] = mark
+                async with aclosing(self._chunks(spool)) as chunks:
+                    return await self._store_object(header, chunks)
         async with aclosing(self._chunks(spool)) as chunks:
             metadata = await self.tier.put(bucket, header, chunks, spool.size_bytes)
         copy = pb.PutHeader(bucket=header.bucket, name=header.name, metadata=metadata, condition=header.condition)
@@ -150,6 +173,25 @@ class EmbeddedRemote:
     def delete(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
         """See `RemoteTier.delete`."""
         return self._thread.run(self.tier.delete(bucket, names))
+
+    def delete_later(self, bucket: RemoteBucket, name: str, if_version: str) -> None:
+        """Delete an object whose remote object is deleted afterwards. Raises VersionConflict and what `Store.delete`
+        raises."""
+        condition = parse_condition(False, if_version)
+        mark = self._thread.run(self.write_back.deletion_mark(bucket, name, condition))
+        self._store.delete(bucket.name, name, keep_tombstone=True, condition=condition, raw_metadata=mark)
+
+    def require_settable(self, bucket: RemoteBucket, remote: Remote | str | None) -> None:
+        """Check that a bucket may get another remote, or be deleted (None). Raises BucketNotEmpty."""
+        if not remote or not isinstance(remote, Remote) or not same_place(bucket.remote, remote):
+            what = "it cannot be deleted" if remote is None else "its remote storage cannot be changed"
+            require_none(bucket.name, self.write_back.rows(bucket.uuid), what)
+
+    def pending(self, bucket_uuid: bytes | None, prefix: str, wait_s: float) -> list[remote_pb.PendingBucket]:
+        """Return what is to be uploaded, after waiting for it for this time."""
+        if wait_s:
+            self._thread.run(self.write_back.flush(bucket_uuid, prefix, wait_s))
+        return self.write_back.rows(bucket_uuid, prefix)
 
     def delete_version(self, bucket: RemoteBucket, name: str, version: str) -> None:
         """See `RemoteTier.delete_version`."""

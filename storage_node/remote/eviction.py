@@ -29,7 +29,9 @@ def evict(store: Store, bucket: str, names: Sequence[str] | None, prefix: str = 
                 continue  # cold already, or unreadable
             if is_copy(entry.metadata):
                 sizes[name] = entry.size_bytes
-        for size_bytes, error in zip(sizes.values(), store.delete_many(bucket, list(sizes)), strict=True):
+        for size_bytes, error in zip(
+            sizes.values(), store.delete_many(bucket, list(sizes), copies_only=True), strict=True
+        ):
             if error is None:
                 copies += 1
                 freed_bytes += size_bytes

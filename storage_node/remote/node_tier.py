@@ -14,6 +14,8 @@ from storage_node.remote.fetch_owner import FetchOwner
 from storage_node.remote.plans import Plans
 from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.remote.tier import RemoteTier, StoreObject
+from storage_node.remote.write_back.upload_owners import UploadOwners
+from storage_node.remote.write_back.write_back import WriteBack
 from storage_node.store.drive.preconditions import parse_condition
 
 
@@ -33,7 +35,7 @@ def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject, p
 
     buckets = RemoteBuckets(node.store, node.membership)
     owner = FetchOwner(node.membership, writes.channels, settings.fetch_timeout_s)
-    return RemoteTier(
+    tier = RemoteTier(
         node.store,
         remote_bucket=buckets.find,
         read=node.read,
@@ -52,3 +54,12 @@ def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject, p
             needed_at=plans.needed_at,
         ),
     )
+    tier.write_back = WriteBack(
+        node.store,
+        buckets=buckets,
+        backend=tier.backend,
+        read=node.read,
+        settings=settings,
+        owners=UploadOwners(node.membership, writes.channels),
+    )
+    return tier

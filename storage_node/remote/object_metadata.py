@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.wire.reserved import REMOTE_ETAG, STORE_PREFIX, is_reserved
+from storage_node.remote.write_back.upload_plan import STAMP_KEY
 from storage_node.store.write import checked_metadata
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def metadata_of(found: RemoteObject) -> dict[str, str]:
         )
         if value
     }
-    users = {key: value for key, value in found.metadata.items() if not is_reserved(key)}
+    users = {key: value for key, value in found.metadata.items() if not is_reserved(key) and key.lower() != STAMP_KEY}
     try:
         return checked_metadata(own | users)
     except InvalidRequest:

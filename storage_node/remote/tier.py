@@ -56,10 +56,12 @@ from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.single_flight import SingleFlight
 from storage_node.remote.skipped_names import SkippedNames
+from storage_node.remote.write_back.write_back import WriteBack
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.frame_plan import check_range
 from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.replica_state import not_found_message
 from storage_node.store.store import Store
 
 R = TypeVar("R")
@@ -130,6 +132,8 @@ class RemoteTier:
         self._copy_from_owner = copy_from_owner
         self._fetch_timeout_s = fetch_timeout_s
         self.space = space
+        self.write_back: WriteBack | None = None
+        """Pending uploads of this node; None for a reader."""
         self._fetches = SingleFlight(FAILURE_KEPT_S)
         """Fetches that readers of this node wait for, wherever they run."""
         self._loads = SingleFlight(0)
@@ -262,6 +266,7 @@ class RemoteTier:
 
         Raises RangeError, ObjectReplaced, and what `fetch` raises.
         """
+        self._require_kept(bucket, name)
         key = bucket.uuid, name
         found = self._large.get(key)
         if found is None or (etag and etag != found.info.etag):  # what is known may be outdated itself
@@ -370,6 +375,7 @@ class RemoteTier:
     async def _load(self, bucket: RemoteBucket, name: str, version: str, etag: str, *, make_room: bool = True) -> None:
         """Fetch and store an object, unless the copy with this version and etag is current. With `make_room`, a full
         drive has copies evicted, and the object is fetched once more."""
+        self._require_kept(bucket, name)
         try:
             answer = await self.backend(bucket).get(name, unless_etag=etag)
         except ObjectNotFound:
@@ -408,6 +414,11 @@ class RemoteTier:
             return await self._load(bucket, name, version, etag, make_room=False)
         self._note(bucket, name, info.version)
 
+    def _require_kept(self, bucket: RemoteBucket, name: str) -> None:
+        """Raise ObjectNotFound for an object that was deleted here, and whose remote object is still to be deleted."""
+        if self.write_back is not None and self.write_back.is_deleted(bucket, name):
+            raise ObjectNotFound(not_found_message(bucket.name, name))
+
     def _note(self, bucket: RemoteBucket, name: str, version: str) -> None:
         key = bucket.uuid, name
         self._validated[key] = version, time.monotonic()
@@ -417,6 +428,7 @@ class RemoteTier:
 
     async def head(self, bucket: RemoteBucket, name: str) -> pb.ObjectInfo:
         """Describe a remote object that is not stored. Raises ObjectNotFound, RemoteUnavailable, RemoteDenied."""
+        self._require_kept(bucket, name)
         return described(bucket.name, await self.backend(bucket).head(name))
 
     async def heads(self, bucket: RemoteBucket, names: Sequence[str]) -> list[pb.ObjectInfo | LoaderError]:
@@ -436,6 +448,12 @@ class RemoteTier:
                     response.more, response.next = True, response.object[-1].name
                     break
                 response.object.extend(described(bucket.name, found) for found in page)
+        if self.write_back is not None and self.write_back.takes(bucket):
+            hidden = await self.write_back.hidden(bucket, prefix, start_after, response.next)
+            if hidden:
+                kept = [found for found in response.object if found.name not in hidden]
+                del response.object[:]
+                response.object.extend(kept)
         response.skipped = skipped.count
         response.skipped_name.extend(skipped.names)
         return response
@@ -514,8 +532,14 @@ class RemoteTier:
         """See `Backends.usage`."""
         return self._backends.usage(names)
 
+    def pending_rows(self) -> list[remote_pb.PendingBucket]:
+        """Return what is still to be uploaded, by bucket. Thread-safe."""
+        return self.write_back.rows() if self.write_back is not None else []
+
     async def close(self) -> None:
         """Cancel what is in progress, and close the remote locations."""
+        if self.write_back is not None:
+            await self.write_back.close()
         await self.space.close()
         await self._fetches.close()
         await self._loads.close()

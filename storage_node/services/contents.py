@@ -44,6 +44,10 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         if len(names) > MAX_NAMES:
             raise InvalidRequest(f"{len(names):,} names with one request: at most {MAX_NAMES:,}")
         condition = parse_condition(False, "", request.write_id, request.repeat_ms)
+        if (back := self._write_through.written_back(request.bucket)) is not None:
+            results = await self._delete_later(back, names, condition)
+            count_each(self._node.metrics, "delete", ["" if one is None else one.kind for one in results])
+            return pb.DeleteManyResponse(failure=failures(results))
         refused = await self._write_through.delete(request.bucket, names)
         left = [name for name, error in zip(names, refused, strict=True) if error is None]
         results = await self._delete_copies(request.bucket, left, condition)
@@ -53,6 +57,29 @@ class ContentsService(ais_contents_pb2_grpc.ContentsServicer):
         results = [next(deleted) if error is None else error for error in refused]
         count_each(self._node.metrics, "delete", ["" if one is None else one.kind for one in results])
         return pb.DeleteManyResponse(failure=failures(results))
+
+    async def _delete_later(
+        self, bucket: RemoteBucket, names: list[str], condition: Condition | None
+    ) -> list[LoaderError | None]:
+        """Delete objects whose remote objects are deleted afterwards."""
+        assert self._tier.write_back is not None
+        mark = await self._tier.write_back.deletion_mark(bucket, "", None)
+        if (replica_set := self._writes.replica_set(bucket.name)) is not None:
+            return await self._writes.delete_many(replica_set, names, condition, mark)
+
+        def delete() -> list[LoaderError | None]:
+            results: list[LoaderError | None] = []
+            for name in names:
+                try:
+                    self._store.delete(bucket.name, name, keep_tombstone=True, condition=condition, raw_metadata=mark)
+                    results.append(None)
+                except ObjectNotFound:
+                    results.append(None)
+                except LoaderError as error:
+                    results.append(error)
+            return results
+
+        return await self._node.read(delete)
 
     async def _delete_copies(
         self, bucket: str, names: list[str], condition: Condition | None

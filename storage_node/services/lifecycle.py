@@ -52,6 +52,7 @@ from storage_node.services.contents import ContentsReplicaService, ContentsServi
 from storage_node.services.etl import EtlPeers, EtlPeerService, EtlService, jobs_of_node
 from storage_node.services.node import ClusterService, DriveService, NodeService
 from storage_node.services.objects import BucketsService, ObjectsService
+from storage_node.services.pending_guard import PendingGuard
 from storage_node.services.promote import PromoteService
 from storage_node.services.put_writer import PutWriter
 from storage_node.services.remote import RemoteBucketsService, RemotePeerService
@@ -185,7 +186,8 @@ class NodeLifecycle:
         """Register the calls of every component. The access table decides which listener serves them."""
         methods, writes, snapshots = self.methods, self.writes, self.snapshots
         copies = SnapshotCopiesService(node, writes.snapshot_barrier, snapshots.convergence, snapshots.snapshots)
-        ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node), methods)
+        guard = PendingGuard(self.remote, node.membership, writes.channels)
+        ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node, guard), methods)
         ais_objects_pb2_grpc.add_ObjectsServicer_to_server(self.objects, methods)
         ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(self.batches, version), methods)
         ais_compose_pb2_grpc.add_ComposeServicer_to_server(

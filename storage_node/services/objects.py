@@ -17,15 +17,17 @@ from ais_loader import errors
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import info_of
-from ais_loader.wire.reserved import require_unreserved
+from ais_loader.wire.reserved import REMOTE_PENDING, require_unreserved
 from storage_node.cluster.map.buckets import ClusterBuckets, requested_remote, requested_settings
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Listed
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import tenant_of
+from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
 from storage_node.services.calls import bounded, bounded_requests, bounded_responses, counted, counted_stream
 from storage_node.services.errors import Context
+from storage_node.services.pending_guard import PendingGuard
 from storage_node.services.put_writer import PutWriter
 from storage_node.services.write_through import WriteThrough
 from storage_node.store.archives.kinds import can_reframe
@@ -51,9 +53,10 @@ MAX_PAGE_SIZE = 10_000
 class BucketsService:
     """Bucket operations. A node in a cluster acts on the cluster's buckets, another on its own."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, guard: PendingGuard) -> None:
         self._node = node
         self._store = node.store
+        self._guard = guard
         self._cluster = ClusterBuckets(node.membership, node.caller)
 
     async def CreateBucket(self, request: pb.CreateBucketRequest, context: Context) -> pb.Bucket:
@@ -83,6 +86,7 @@ class BucketsService:
         return pb.ListBucketsResponse(bucket=[_bucket(name, bucket) for name, bucket in found])
 
     async def SetBucket(self, request: pb.SetBucketRequest, context: Context) -> pb.Bucket:
+        await self._guard.require_settable(request.name, requested_remote(request))
         if (view := self._cluster.view) is not None:
             return await self._cluster.set(view, request)
         changed = await self._node.read(self._store.set_bucket, request.name, *requested_settings(request))
@@ -92,6 +96,7 @@ class BucketsService:
         def delete() -> int:
             return self._store.delete_bucket(request.name, force=request.force)
 
+        await self._guard.require_deletable(request.name)
         if (view := self._cluster.view) is not None:
             deleted = await self._cluster.delete(view, request.name, force=request.force)
             return pb.DeleteBucketResponse(deleted_objects=deleted)
@@ -131,11 +136,32 @@ class ObjectsService:
         messages: AsyncIterator[pb.PutRequest],
         take_from_socket: Callable[[], None] | None = None,
     ) -> pb.ObjectInfo:
-        """Store the object of one PUT; that of a remote bucket in the remote storage first. Raises LoaderError."""
+        """Store the object of one PUT; that of a remote bucket in the remote storage first, unless it is written back.
+        Raises LoaderError."""
+        if (back := self._write_through.written_back(bucket)) is not None:
+            return await self._store_pending(back, messages, take_from_socket)
         if not self._write_through.is_wanted(bucket):
             return await self._put_writer.store(messages, take_from_socket)
         async with aclosing(self._write_through.messages(messages)) as copied:
             return await self._put_writer.store(copied)
+
+    async def _store_pending(
+        self,
+        bucket: RemoteBucket,
+        messages: AsyncIterator[pb.PutRequest],
+        take_from_socket: Callable[[], None] | None,
+    ) -> pb.ObjectInfo:
+        """Store the object of one PUT, which is uploaded later."""
+        write_back = self._tier.write_back
+        assert write_back is not None
+        first = await anext(messages, None)
+        if first is None or not first.HasField("header"):
+            raise InvalidRequest("a PUT begins with its header")
+        header = first.header
+        async with write_back.admitted(bucket, header.name, header.size_bytes):
+            header.metadata[REMOTE_PENDING] = await write_back.mark(bucket, header.name, condition_of(header))
+            async with aclosing(_all(first, messages)) as marked:
+                return await self._put_writer.store(marked, take_from_socket)
 
     @bounded_responses(deadline=False, many_requests=True)
     @counted_stream("put")
@@ -146,9 +172,10 @@ class ObjectsService:
             for small in request.object:
                 require_unreserved(small.metadata)
             group = await self._reframing.group(request)
-            failed = await self._write_through.group(group)
-            stored = group if not failed else _without(group, failed)
-            response = await self._writes.put_many(stored, self._put_here)
+            async with self._write_through.admitted(group):
+                failed = await self._write_through.group(group)
+                stored = group if not failed else _without(group, failed)
+                response = await self._writes.put_many(stored, self._put_here)
             yield response if not failed else _with_failures(response, failed, len(group.object))
 
     async def _put_here(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
@@ -241,13 +268,19 @@ class ObjectsService:
 
     @counted("delete")
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
-        await self._write_through.delete_one(request)
+        condition = _condition_of(request)
+        mark = b""  # metadata of a tombstone that is to be uploaded
+        if (back := self._write_through.written_back(request.bucket)) is not None and self._tier.write_back is not None:
+            mark = await self._tier.write_back.deletion_mark(back, request.name, condition)
+        else:
+            await self._write_through.delete_one(request)
         try:
             if (replica_set := self._writes.replica_set(request.bucket)) is not None:
-                await self._writes.delete(replica_set, request.name, _condition_of(request))
+                await self._writes.delete(replica_set, request.name, condition, mark)
             else:
-                condition = _condition_of(request)
-                delete = functools.partial(self._store.delete, condition=condition)
+                delete = functools.partial(
+                    self._store.delete, condition=condition, keep_tombstone=bool(mark), raw_metadata=mark
+                )
                 await self._node.read(delete, request.bucket, request.name)
         except ObjectNotFound:
             if not self._write_through.is_wanted(request.bucket):
@@ -292,6 +325,12 @@ class ObjectsService:
     @counted("list")
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersResponse:
         return await self._node.open_archives(tenant_of(context), _members_page, self._store, request)
+
+
+async def _all(first: pb.PutRequest, messages: AsyncIterator[pb.PutRequest]) -> AsyncGenerator[pb.PutRequest, None]:
+    yield first
+    async for message in messages:
+        yield message
 
 
 def _members_page(store: Store, request: pb.ListMembersRequest) -> pb.ListMembersResponse:

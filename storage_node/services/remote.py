@@ -16,6 +16,8 @@ from storage_node.remote.tier import RemoteTier
 from storage_node.services.calls import bounded, bounded_responses, counted
 from storage_node.services.errors import Context
 
+MAX_WAIT_S = 10.0
+"""Longest wait for uploads with one request."""
 MAX_NAMES = 10_000
 """Maximum number of names in one message."""
 
@@ -61,6 +63,17 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         usage.expected_keys = len(self._prefetcher.plans)
         return usage
 
+    @bounded
+    async def PendingUploads(self, request: pb.PendingUploadsRequest, context: Context) -> pb.PendingUploadsResponse:
+        write_back = self._tier.write_back
+        assert write_back is not None
+        uuid = None
+        if request.bucket:
+            uuid = self._tier.require_remote(request.bucket).uuid
+        if request.wait_ms:
+            await write_back.flush(uuid, request.prefix, min(MAX_WAIT_S, request.wait_ms / 1000))
+        return pb.PendingUploadsResponse(bucket=write_back.rows(uuid, request.prefix))
+
 
 class RemotePeerService(ais_remote_pb2_grpc.RemotePeerServicer):
     def __init__(self, tier: RemoteTier) -> None:
@@ -79,6 +92,20 @@ class RemotePeerService(ais_remote_pb2_grpc.RemotePeerServicer):
         if bucket is not None and bucket.uuid == request.bucket_uuid:
             await self._tier.settle(bucket, request.name)
         return pb.SettleFetchesResponse()
+
+    async def UploadStates(self, request: pb.UploadStatesRequest, context: Context) -> pb.UploadStatesResponse:
+        bucket = self._tier.remote_bucket(request.bucket)
+        if bucket is None or bucket.uuid != request.bucket_uuid or self._tier.write_back is None:
+            raise StaleMap(f"bucket {request.bucket!r} is not known here as a remote bucket with that uuid")
+        return await self._tier.write_back.states(bucket, request)
+
+    async def PendingDeletions(
+        self, request: pb.PendingDeletionsRequest, context: Context
+    ) -> pb.PendingDeletionsResponse:
+        if self._tier.write_back is None:
+            return pb.PendingDeletionsResponse()
+        names = self._tier.write_back.deletions(request.bucket_uuid, request.prefix, request.start_after, request.until)
+        return pb.PendingDeletionsResponse(name=names)
 
 
 def _result(error: LoaderError | None) -> objects.PutResult:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.reserved import REMOTE_PENDING
 from storage_node.context.node import Node
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
+from storage_node.store.drive.preconditions import condition_of
 from storage_node.store.reframe_on_put import Spooled, spool_for
 from storage_node.store.write import check_announced, check_content
 
@@ -30,6 +32,11 @@ class WriteThrough:
 
     def is_wanted(self, bucket: str) -> bool:
         return self._tier.remote_bucket(bucket) is not None
+
+    def written_back(self, bucket: str) -> RemoteBucket | None:
+        """Return the bucket if its writes are acknowledged before they are uploaded; see `WriteBack`."""
+        found = self._tier.remote_bucket(bucket)
+        return found if found is not None and found.remote.is_write_back else None
 
     async def messages(self, messages: AsyncIterator[pb.PutRequest]) -> AsyncGenerator[pb.PutRequest, None]:
         """Put the object of a PUT to the remote storage; yield the messages that store its copy.
@@ -80,9 +87,21 @@ class WriteThrough:
 
     # -- many small objects
 
+    @asynccontextmanager
+    async def admitted(self, request: pb.PutManyRequest) -> AsyncIterator[None]:
+        """Return a context for a group of PUTs, entered when there is room for those that are uploaded later. Raises
+        Overloaded."""
+        first = next((small for small in request.object if self.written_back(small.bucket) is not None), None)
+        bucket = self.written_back(first.bucket) if first is not None else None
+        if first is None or bucket is None or self._tier.write_back is None:
+            yield
+            return
+        async with self._tier.write_back.admitted(bucket, first.name, sum(len(one.data) for one in request.object)):
+            yield
+
     async def group(self, request: pb.PutManyRequest) -> dict[int, LoaderError]:
-        """Put the objects of remote buckets to the remote storage. Sets the metadata of their copies; returns the
-        errors by position."""
+        """Put the objects of remote buckets to the remote storage, or mark them as those that are to be uploaded. Sets
+        the metadata of their copies; returns the errors by position."""
         turns = asyncio.Semaphore(_PUTS_AT_ONCE)
 
         async def put(small: pb.SmallObject, bucket: RemoteBucket) -> None:
@@ -93,7 +112,11 @@ class WriteThrough:
 
         wanted: dict[int, RemoteBucket] = {}
         for position, small in enumerate(request.object):
-            if (bucket := self._tier.remote_bucket(small.bucket)) is not None:
+            bucket = self._tier.remote_bucket(small.bucket)
+            if bucket is not None and bucket.remote.is_write_back and self._tier.write_back is not None:
+                mark = await self._tier.write_back.mark(bucket, small.name, condition_of(small))
+                small.metadata[REMOTE_PENDING] = mark
+            elif bucket is not None:
                 wanted[position] = bucket
         results = await asyncio.gather(
             *(put(request.object[position], bucket) for position, bucket in wanted.items()), return_exceptions=True

@@ -325,6 +325,11 @@ class RemoteSettings(SettingsGroup):
     min_free_bytes: NotNegative = 1 << 30
     """Copies of remote objects are evicted from a drive that has less free space than this. 0 disables this; a drive
     that is full has copies evicted in any case."""
+    write_back_bytes: Positive = 16 << 30
+    """Bytes that may be pending on a node: put into buckets with write="back", and not uploaded yet. Beyond that, PUTs
+    wait. One object may be larger."""
+    write_back_wait_s: Finite = 30.0
+    """How long a PUT waits for that before it fails with Overloaded."""
 
 
 GROUPS: Mapping[str, type[SettingsGroup]] = {

@@ -18,6 +18,10 @@ POINTS = (
     "promote.staged",  # once for every group
     "promote.lasting",
     "delete.committed",
+    "upload.noted",
+    "upload.sent",
+    "upload.done",
+    "upload.settled",
     "reap.unlinked",
     "create.identity",  # once for every drive
     "record.staged",

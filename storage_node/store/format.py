@@ -9,6 +9,7 @@ from typing import NamedTuple
 import xxhash
 
 from ais_loader.errors import StoreFormatError
+from ais_loader.wire.reserved import REMOTE_ETAG, REMOTE_PENDING
 
 FORMAT_VERSION = 2
 BLOCK_BYTES = 256 << 10
@@ -23,6 +24,7 @@ BLOCKS_PREFIX = b"b"
 RETAINED_PREFIX = b"s"
 MARK_PREFIX = b"k"
 DELETION_PREFIX = b"d"
+PENDING_PREFIX = b"p"
 COUNTER_KEY = b"m:counter"
 """Key of a number that exceeds every generation issued so far."""
 MAX_GENERATION = (1 << 62) - 1
@@ -32,6 +34,8 @@ FORGOTTEN_KEY = b"m:forgotten"
 """Key of the time of the newest deletion that was dropped from the deletion log."""
 
 _FILES_TOGETHER = 256
+_PENDING_MARK, _COPY_MARK = (f'"{key}":"'.encode() for key in (REMOTE_PENDING, REMOTE_ETAG))
+"""A value cannot contain them: its quotation marks are escaped."""
 
 XATTR_NAME = "user.ais_loader"
 ENDED_XATTR_NAME = "user.ais_loader.ended"
@@ -115,9 +119,24 @@ def bucket_of_key(key: bytes) -> bytes:
     return key[1:17]
 
 
-def tombstone(version: Version, modified_ns: int, writes: bytes = b"") -> CatalogEntry:
+def tombstone(version: Version, modified_ns: int, writes: bytes = b"", raw_metadata: bytes = b"") -> CatalogEntry:
     """Create the entry of a deleted object, with which replicas on other nodes are compared."""
-    return CatalogEntry(version.epoch, version.counter, version.node, 0, 0, modified_ns, 0, b"", b"", writes)
+    return CatalogEntry(version.epoch, version.counter, version.node, 0, 0, modified_ns, 0, b"", raw_metadata, writes)
+
+
+def pending_key(key: bytes) -> bytes:
+    """Return the key under which the journal of pending uploads names an object, given the object's key."""
+    return PENDING_PREFIX + key[1:]
+
+
+def is_pending(raw_metadata: bytes) -> bool:
+    """Whether an object, or its deletion, is still to be uploaded to the remote storage of its bucket."""
+    return _PENDING_MARK in raw_metadata
+
+
+def is_remote_copy(raw_metadata: bytes) -> bool:
+    """Whether an object is a copy of a remote one, which can be fetched again."""
+    return _COPY_MARK in raw_metadata
 
 
 def generation_key(prefix: bytes, generation: int) -> bytes:

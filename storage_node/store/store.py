@@ -34,6 +34,7 @@ from storage_node.store.record_keeper import RecordKeeper
 from storage_node.store.replica_state import ReplicaState, not_found_message, stale_message
 from storage_node.store.snapshots import Snapshots
 from storage_node.store.store_record import BucketRecord
+from storage_node.store.uploads import Uploads
 from storage_node.store.write import ChangeWatch, StagedObject, Upload, WriteRouter, check_content, checked_metadata
 
 
@@ -61,6 +62,8 @@ class Store:
         self.pool = DrivePool(self.drive_set, self.record, options, roots, finish_deletions=self._finish_deletions)
         """Drives that are added and removed, and the moves that this causes."""
         self._changes = WriteRouter(self.drive_set)
+        self.uploads = Uploads(self.drive_set, self._changes)
+        """Objects and deletions that are to be uploaded to remote storage."""
         self.replicas = ReplicaState(self.drive_set, self._buckets, self._changes, self.clock)
         """State by which replicas on several nodes are compared."""
         self.damaged = DamagedCopies()
@@ -234,9 +237,12 @@ class Store:
 
     # -- objects
 
-    def watch_changes(self, watch: ChangeWatch | None) -> None:
-        """Have `watch` called after each change of an object from now on; None ends that."""
-        self._changes.watch = watch
+    def watch_changes(self, watch: ChangeWatch) -> None:
+        """Have `watch` called after each change of an object from now on, until `unwatch_changes`."""
+        self._changes.watches = (*self._changes.watches, watch)
+
+    def unwatch_changes(self, watch: ChangeWatch) -> None:
+        self._changes.watches = tuple(one for one in self._changes.watches if one != watch)
 
     def begin_put(
         self,
@@ -349,13 +355,14 @@ class Store:
         keep_tombstone: bool = False,
         condition: Condition | None = None,
         writes: bytes = b"",
+        raw_metadata: bytes = b"",
     ) -> CatalogEntry | None:
         """Remove an object. With `keep_tombstone` its deletion has a version: the given one, or one above the object's.
 
         With a `version` it deletes only what is not newer, and a missing object is not an error. Returns the remaining
         entry of the name: None, a tombstone, or a newer object. Raises ObjectNotFound if there is no such object and
         neither a version nor a condition was given, VersionConflict if the condition does not hold, OutcomeUnknown,
-        StoreReadOnly, DriveFull, and what `head` raises. `writes`: see `Transactions.write_tombstone`.
+        StoreReadOnly, DriveFull, and what `head` raises. `writes`, `raw_metadata`: see `Transactions.write_tombstone`.
         """
         self.drive_set.require_writable()
         bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
@@ -363,8 +370,8 @@ class Store:
         if object_name_fault(name):
             missing = True
         elif keep_tombstone:
-            before, found = self._changes.write_tombstone(bucket_uuid, name, version, condition, writes)
-            missing = version is None and (before is None or before.is_tombstone)
+            before, found = self._changes.write_tombstone(bucket_uuid, name, version, condition, writes, raw_metadata)
+            missing = version is None and not raw_metadata and (before is None or before.is_tombstone)
         elif version is not None:
             found = self._changes.drop(bucket_uuid, name, version, tombstone=False)
             missing = False
@@ -378,19 +385,20 @@ class Store:
         return found
 
     def delete_many(
-        self, bucket: str, names: Sequence[str], condition: Condition | None = None
+        self, bucket: str, names: Sequence[str], condition: Condition | None = None, *, copies_only: bool = False
     ) -> list[LoaderError | None]:
         """Remove objects without leaving tombstones. Returns None or the error for each, in order. A repeated name
         exists only the first time.
 
-        `condition`: the id of the write.
+        `condition`: the id of the write. `copies_only`: remove only copies of remote objects.
 
         Raises what `bucket_to_change` raises, StoreReadOnly, Closed.
         """
         self.drive_set.require_writable()
         bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
         different = [name for name in dict.fromkeys(names) if not object_name_fault(name)]
-        done = dict(zip(different, self._changes.delete_many(bucket_uuid, different, condition), strict=True))
+        deleted = self._changes.delete_many(bucket_uuid, different, condition, copies_only=copies_only)
+        done = dict(zip(different, deleted, strict=True))
         results: list[LoaderError | None] = []
         for name in names:
             result = done.pop(name, False)
@@ -400,7 +408,7 @@ class Store:
         return results
 
     def write_tombstones(
-        self, bucket: str, tombstones: Sequence[tuple[str, Version, bytes]]
+        self, bucket: str, tombstones: Sequence[tuple[str, Version, bytes]], raw_metadata: bytes = b""
     ) -> list[CatalogEntry | LoaderError]:
         """Write tombstones with these versions unless something newer exists. Returns each name's current entry, in
         order.
@@ -409,7 +417,8 @@ class Store:
         """
         self.drive_set.require_writable()
         left: list[CatalogEntry | LoaderError] = []
-        for result in self._changes.write_tombstones(self.bucket_to_change(bucket).uuid_bytes, tombstones):
+        bucket_uuid = self.bucket_to_change(bucket).uuid_bytes
+        for result in self._changes.write_tombstones(bucket_uuid, tombstones, raw_metadata):
             if isinstance(result, LoaderError):
                 left.append(result)
             else:

@@ -208,11 +208,13 @@ class WriteRouter:
 
     def __init__(self, drives: DriveSet) -> None:
         self._drives = drives
-        self.watch: ChangeWatch | None = None
+        self.watches: tuple[ChangeWatch, ...] = ()
 
-    def _tell(self, bucket_uuid: bytes, name: str, left: CatalogEntry | None) -> None:
-        if self.watch is not None and (left is None or left.path != SUPERSEDED):
-            self.watch(bucket_uuid, name, left)
+    def tell(self, bucket_uuid: bytes, name: str, left: CatalogEntry | None) -> None:
+        """Call the watches of changes: `left` is the entry that a name has now, if any."""
+        if left is None or left.path != SUPERSEDED:
+            for watch in self.watches:
+                watch(bucket_uuid, name, left)
 
     def newest(self, bucket_uuid: bytes, name: str) -> CatalogEntry | None:
         return self._drives.newest(bucket_uuid, name).record
@@ -245,7 +247,7 @@ class WriteRouter:
                     results[at] = result
                     if not isinstance(result, LoaderError):
                         _keep_index(drive, objects[at], result)
-                        self._tell(objects[at].pending.bucket_uuid, objects[at].pending.name, result)
+                        self.tell(objects[at].pending.bucket_uuid, objects[at].pending.name, result)
         return results
 
     def _bring(self, staged: StagedObject, placement: DrivePlacement) -> Drive:
@@ -309,15 +311,17 @@ class WriteRouter:
         """Remove an object without a tombstone. Returns whether there was one. See `Transactions.delete`."""
         result = self._delete(bucket_uuid, name, condition)
         if result is True:
-            self._tell(bucket_uuid, name, None)
+            self.tell(bucket_uuid, name, None)
         return result
 
-    def _delete(self, bucket_uuid: bytes, name: str, condition: Condition | None) -> bool | OutcomeUnknown:
+    def _delete(
+        self, bucket_uuid: bytes, name: str, condition: Condition | None, *, copies_only: bool = False
+    ) -> bool | OutcomeUnknown:
         with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
             if not placement.moving:
-                return owner.delete(bucket_uuid, [name], condition=condition)[0]
+                return owner.delete(bucket_uuid, [name], condition=condition, copies_only=copies_only)[0]
             with self._drives.names.of([fmt.object_key(bucket_uuid, name)]):
                 others = self._elsewhere(placement, owner, bucket_uuid, name)
                 local = owner.newest(bucket_uuid, [name])[0]
@@ -325,43 +329,54 @@ class WriteRouter:
                 newest = max(entries, key=_version, default=None)
                 if newest is None:
                     return owner.delete(bucket_uuid, [name], condition=condition)[0]
+                if copies_only and not fmt.is_remote_copy(newest.record.raw_metadata):
+                    return False
                 if done_before(condition, newest.record) is None:
                     require(condition, name, newest.record)
                     # Older entries first: if the newest stays, it is still the one that counts.
                     for entry in sorted(entries, key=_version):
                         if not entry.record.is_tombstone and entry is not newest:
                             entry.drive.delete(bucket_uuid, [name])
-                return newest.drive.delete(bucket_uuid, [name], condition=condition)[0]
+                return newest.drive.delete(bucket_uuid, [name], condition=condition, copies_only=copies_only)[0]
 
     def delete_many(
-        self, bucket_uuid: bytes, names: Sequence[str], condition: Condition | None = None
+        self,
+        bucket_uuid: bytes,
+        names: Sequence[str],
+        condition: Condition | None = None,
+        *,
+        copies_only: bool = False,
     ) -> list[bool | LoaderError]:
         """Delete many objects, those of one drive in one commit. Results are in order; each name fails with its own
-        drive."""
+        drive. `copies_only`: see `Transactions.delete`."""
         results = self._grouped(
             bucket_uuid,
             names,
-            lambda owner, rows: owner.delete(bucket_uuid, [names[row] for row in rows], condition=condition),
-            lambda row: self._delete(bucket_uuid, names[row], condition),
+            lambda owner, rows: owner.delete(
+                bucket_uuid, [names[row] for row in rows], condition=condition, copies_only=copies_only
+            ),
+            lambda row: self._delete(bucket_uuid, names[row], condition, copies_only=copies_only),
         )
         for name, result in zip(names, results, strict=True):
             if result is True:
-                self._tell(bucket_uuid, name, None)
+                self.tell(bucket_uuid, name, None)
         return results
 
     def write_tombstones(
-        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]]
+        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]], raw_metadata: bytes = b""
     ) -> list[tuple[CatalogEntry | None, CatalogEntry | None] | LoaderError]:
         """Write many tombstones, one commit for each drive. Results are in order; names fail with their drive."""
         results = self._grouped(
             bucket_uuid,
             [name for name, _, _ in tombstones],
-            lambda owner, rows: owner.write_tombstones(bucket_uuid, [tombstones[row] for row in rows]),
-            lambda row: self._write_tombstone(bucket_uuid, *tombstones[row][:2], writes=tombstones[row][2]),
+            lambda owner, rows: owner.write_tombstones(bucket_uuid, [tombstones[row] for row in rows], raw_metadata),
+            lambda row: self._write_tombstone(
+                bucket_uuid, *tombstones[row][:2], writes=tombstones[row][2], raw_metadata=raw_metadata
+            ),
         )
         for (name, _, _), result in zip(tombstones, results, strict=True):
             if not isinstance(result, LoaderError):
-                self._tell(bucket_uuid, name, result[1])
+                self.tell(bucket_uuid, name, result[1])
         return results
 
     def _grouped(
@@ -401,10 +416,11 @@ class WriteRouter:
         version: Version | None,
         condition: Condition | None = None,
         writes: bytes = b"",
+        raw_metadata: bytes = b"",
     ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
         """See `Transactions.write_tombstone`."""
-        before, left = self._write_tombstone(bucket_uuid, name, version, condition, writes)
-        self._tell(bucket_uuid, name, left)
+        before, left = self._write_tombstone(bucket_uuid, name, version, condition, writes, raw_metadata)
+        self.tell(bucket_uuid, name, left)
         return before, left
 
     def _write_tombstone(
@@ -414,17 +430,26 @@ class WriteRouter:
         version: Version | None,
         condition: Condition | None = None,
         writes: bytes = b"",
+        raw_metadata: bytes = b"",
     ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
         with self._drives.placement_lock.shared():
             placement = self._drives.placement
             owner = self._drives.at(placement.owner(bucket_uuid, name))
             if not placement.moving:
-                return owner.write_tombstone(bucket_uuid, name, version, condition=condition, writes=writes)
+                return owner.write_tombstone(
+                    bucket_uuid, name, version, condition=condition, writes=writes, raw_metadata=raw_metadata
+                )
             with self._drives.names.of([fmt.object_key(bucket_uuid, name)]):
                 others = self._elsewhere(placement, owner, bucket_uuid, name)
                 elsewhere = max(others, key=_version).record if others else None
                 before, left = owner.write_tombstone(
-                    bucket_uuid, name, version, elsewhere=elsewhere, condition=condition, writes=writes
+                    bucket_uuid,
+                    name,
+                    version,
+                    elsewhere=elsewhere,
+                    condition=condition,
+                    writes=writes,
+                    raw_metadata=raw_metadata,
                 )
                 if left is not None:
                     _drop(others, bucket_uuid, name, older_than=left.version)
@@ -433,7 +458,7 @@ class WriteRouter:
     def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> CatalogEntry | None:
         """See `Transactions.drop`."""
         left = self._drop(bucket_uuid, name, version, tombstone=tombstone)
-        self._tell(bucket_uuid, name, left)
+        self.tell(bucket_uuid, name, left)
         return left
 
     def _drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> CatalogEntry | None:

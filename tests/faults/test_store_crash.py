@@ -142,6 +142,7 @@ def test_every_fail_point_is_armed_somewhere() -> None:
     used |= {point.partition(":")[0] for _, point in (*POINTS_OF_DRIVES, *POINTS_OF_SNAPSHOTS)}
     used |= {"promote.staged", "promote.lasting"}  # by the tests of promotion
     used |= {"snapshot.held", "snapshot.cut_by_all", "snapshot.settled"}  # by those of snapshots in clusters
+    used |= {"upload.noted", "upload.sent", "upload.done", "upload.settled"}  # by those of write-back
     assert used | {"create.identity", "rebuild.built", "rebuild.aside"} == set(POINTS)
     with pytest.raises(ValueError, match="not one of"):
         arm("put.stagd")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 from ais_loader import errors
-from ais_loader.transport.base import RemoteUsage, require_bucket, usage_row
+from ais_loader.transport.base import PendingUploads, RemoteUsage, pending_row, require_bucket, usage_row
 from ais_loader.transport.cluster.expect import expect
 from ais_loader.transport.cluster.failover import Failover
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
@@ -52,6 +53,19 @@ class RemoteBucketCalls(Failover):
 
     def expect(self, request: remote_pb.ExpectRequest) -> bool:
         return expect(self.members, request)
+
+    def pending_uploads(self, bucket: str, prefix: str, wait_s: float) -> list[PendingUploads]:
+        members = self.members
+        if members.only is not None:
+            answer = self._any(lambda node: node.pending_uploads(bucket, prefix, wait_s))
+            return [pending_row(self.url, row) for row in answer.bucket]
+        found = []
+        end_s = time.monotonic() + wait_s
+        for node in members.view.nodes:
+            left_s = max(0.0, end_s - time.monotonic())
+            answer = members.calls(node.uuid).pending_uploads(bucket, prefix, left_s)
+            found += [pending_row(node.endpoint, row) for row in answer.bucket]
+        return found
 
     def remote_usage(self) -> list[RemoteUsage]:
         members = self.members

@@ -448,6 +448,13 @@ class NodeCalls:
         )
         return answer
 
+    def pending_uploads(self, bucket: str, prefix: str, wait_s: float) -> remote_pb.PendingUploadsResponse:
+        request = remote_pb.PendingUploadsRequest(bucket=bucket, prefix=prefix, wait_ms=round(wait_s * 1000))
+        answer: remote_pb.PendingUploadsResponse = self._call(
+            lambda conn: conn.remote.PendingUploads(request, timeout=CALL_TIMEOUT_S + wait_s)
+        )
+        return answer
+
     def member_page(self, request: pb.ListMembersRequest) -> pb.ListMembersResponse:
         # The first caller waits for the index.
         answer: pb.ListMembersResponse = self._call(

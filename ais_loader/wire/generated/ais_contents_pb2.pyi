@@ -59,20 +59,22 @@ class HeadFailure(_message.Message):
     def __init__(self, position: _Optional[int] = ..., error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class BuryManyRequest(_message.Message):
-    __slots__ = ("bucket", "name", "version", "wall_ms", "writes", "looked_ms")
+    __slots__ = ("bucket", "name", "version", "wall_ms", "writes", "looked_ms", "metadata")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WALL_MS_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
     LOOKED_MS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
     bucket: _ais_replica_pb2.BucketRef
     name: _containers.RepeatedScalarFieldContainer[str]
     version: _containers.RepeatedCompositeFieldContainer[_ais_replica_pb2.ObjectVersion]
     wall_ms: int
     writes: _containers.RepeatedScalarFieldContainer[bytes]
     looked_ms: int
-    def __init__(self, bucket: _Optional[_Union[_ais_replica_pb2.BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., version: _Optional[_Iterable[_Union[_ais_replica_pb2.ObjectVersion, _Mapping]]] = ..., wall_ms: _Optional[int] = ..., writes: _Optional[_Iterable[bytes]] = ..., looked_ms: _Optional[int] = ...) -> None: ...
+    metadata: bytes
+    def __init__(self, bucket: _Optional[_Union[_ais_replica_pb2.BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., version: _Optional[_Iterable[_Union[_ais_replica_pb2.ObjectVersion, _Mapping]]] = ..., wall_ms: _Optional[int] = ..., writes: _Optional[_Iterable[bytes]] = ..., looked_ms: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class BuryManyResponse(_message.Message):
     __slots__ = ("failure", "map_version")

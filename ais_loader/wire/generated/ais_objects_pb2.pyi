@@ -25,20 +25,22 @@ class Bucket(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ..., settling: bool = ..., remote: _Optional[_Union[Remote, _Mapping]] = ...) -> None: ...
 
 class Remote(_message.Message):
-    __slots__ = ("url", "endpoint", "region", "profile", "validate_after_s", "cache_bytes")
+    __slots__ = ("url", "endpoint", "region", "profile", "validate_after_s", "cache_bytes", "write_back")
     URL_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     VALIDATE_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITE_BACK_FIELD_NUMBER: _ClassVar[int]
     url: str
     endpoint: str
     region: str
     profile: str
     validate_after_s: float
     cache_bytes: int
-    def __init__(self, url: _Optional[str] = ..., endpoint: _Optional[str] = ..., region: _Optional[str] = ..., profile: _Optional[str] = ..., validate_after_s: _Optional[float] = ..., cache_bytes: _Optional[int] = ...) -> None: ...
+    write_back: bool
+    def __init__(self, url: _Optional[str] = ..., endpoint: _Optional[str] = ..., region: _Optional[str] = ..., profile: _Optional[str] = ..., validate_after_s: _Optional[float] = ..., cache_bytes: _Optional[int] = ..., write_back: bool = ...) -> None: ...
 
 class CreateBucketRequest(_message.Message):
     __slots__ = ("name", "copies", "exist_ok", "min_copies", "reframe", "remote")

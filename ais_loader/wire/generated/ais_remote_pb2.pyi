@@ -1,5 +1,6 @@
 from ais_loader.wire.generated import ais_objects_pb2 as _ais_objects_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -169,3 +170,99 @@ class RemoteUsageRow(_message.Message):
     errors: int
     wait_s: float
     def __init__(self, bucket: _Optional[str] = ..., tenant: _Optional[str] = ..., requests: _Optional[_Mapping[str, int]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., throttled: _Optional[int] = ..., retried: _Optional[int] = ..., hedged: _Optional[int] = ..., errors: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class PendingUploadsRequest(_message.Message):
+    __slots__ = ("bucket", "prefix", "wait_ms")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    prefix: str
+    wait_ms: int
+    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class PendingUploadsResponse(_message.Message):
+    __slots__ = ("bucket",)
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    bucket: _containers.RepeatedCompositeFieldContainer[PendingBucket]
+    def __init__(self, bucket: _Optional[_Iterable[_Union[PendingBucket, _Mapping]]] = ...) -> None: ...
+
+class PendingBucket(_message.Message):
+    __slots__ = ("bucket", "count", "bytes", "oldest_s", "conflicts", "failure")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_S_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    count: int
+    bytes: int
+    oldest_s: float
+    conflicts: int
+    failure: _containers.RepeatedCompositeFieldContainer[PendingFailure]
+    def __init__(self, bucket: _Optional[str] = ..., count: _Optional[int] = ..., bytes: _Optional[int] = ..., oldest_s: _Optional[float] = ..., conflicts: _Optional[int] = ..., failure: _Optional[_Iterable[_Union[PendingFailure, _Mapping]]] = ...) -> None: ...
+
+class PendingFailure(_message.Message):
+    __slots__ = ("name", "error")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    error: _ais_objects_pb2.Error
+    def __init__(self, name: _Optional[str] = ..., error: _Optional[_Union[_ais_objects_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class UploadStatesRequest(_message.Message):
+    __slots__ = ("bucket", "bucket_uuid", "name", "version")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_UUID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    bucket_uuid: bytes
+    name: _containers.RepeatedScalarFieldContainer[str]
+    version: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bucket: _Optional[str] = ..., bucket_uuid: _Optional[bytes] = ..., name: _Optional[_Iterable[str]] = ..., version: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UploadStatesResponse(_message.Message):
+    __slots__ = ("state", "pending_bytes")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PENDING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    state: _containers.RepeatedCompositeFieldContainer[UploadState]
+    pending_bytes: int
+    def __init__(self, state: _Optional[_Iterable[_Union[UploadState, _Mapping]]] = ..., pending_bytes: _Optional[int] = ...) -> None: ...
+
+class UploadState(_message.Message):
+    __slots__ = ("kind", "metadata")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNKNOWN: _ClassVar[UploadState.Kind]
+        PENDING: _ClassVar[UploadState.Kind]
+        DONE: _ClassVar[UploadState.Kind]
+        CONFLICT: _ClassVar[UploadState.Kind]
+    UNKNOWN: UploadState.Kind
+    PENDING: UploadState.Kind
+    DONE: UploadState.Kind
+    CONFLICT: UploadState.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    kind: UploadState.Kind
+    metadata: bytes
+    def __init__(self, kind: _Optional[_Union[UploadState.Kind, str]] = ..., metadata: _Optional[bytes] = ...) -> None: ...
+
+class PendingDeletionsRequest(_message.Message):
+    __slots__ = ("bucket_uuid", "prefix", "start_after", "until")
+    BUCKET_UUID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    START_AFTER_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    bucket_uuid: bytes
+    prefix: str
+    start_after: str
+    until: str
+    def __init__(self, bucket_uuid: _Optional[bytes] = ..., prefix: _Optional[str] = ..., start_after: _Optional[str] = ..., until: _Optional[str] = ...) -> None: ...
+
+class PendingDeletionsResponse(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -59,6 +59,11 @@ class RemoteBucketsStub(object):
                 request_serializer=protos_dot_ais__remote__pb2.RemoteUsageRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__remote__pb2.RemoteUsageResponse.FromString,
                 _registered_method=True)
+        self.PendingUploads = channel.unary_unary(
+                '/ais_loader.v1.RemoteBuckets/PendingUploads',
+                request_serializer=protos_dot_ais__remote__pb2.PendingUploadsRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__remote__pb2.PendingUploadsResponse.FromString,
+                _registered_method=True)
 
 
 class RemoteBucketsServicer(object):
@@ -100,6 +105,13 @@ class RemoteBucketsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PendingUploads(self, request, context):
+        """Puts and deletions that this node has still to upload, and the wait for them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RemoteBucketsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +139,11 @@ def add_RemoteBucketsServicer_to_server(servicer, server):
                     servicer.RemoteUsage,
                     request_deserializer=protos_dot_ais__remote__pb2.RemoteUsageRequest.FromString,
                     response_serializer=protos_dot_ais__remote__pb2.RemoteUsageResponse.SerializeToString,
+            ),
+            'PendingUploads': grpc.unary_unary_rpc_method_handler(
+                    servicer.PendingUploads,
+                    request_deserializer=protos_dot_ais__remote__pb2.PendingUploadsRequest.FromString,
+                    response_serializer=protos_dot_ais__remote__pb2.PendingUploadsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -274,6 +291,33 @@ class RemoteBuckets(object):
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def PendingUploads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.RemoteBuckets/PendingUploads',
+            protos_dot_ais__remote__pb2.PendingUploadsRequest.SerializeToString,
+            protos_dot_ais__remote__pb2.PendingUploadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class RemotePeerStub(object):
     """Missing associated documentation comment in .proto file."""
@@ -293,6 +337,16 @@ class RemotePeerStub(object):
                 '/ais_loader.v1.RemotePeer/SettleFetches',
                 request_serializer=protos_dot_ais__remote__pb2.SettleFetchesRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__remote__pb2.SettleFetchesResponse.FromString,
+                _registered_method=True)
+        self.UploadStates = channel.unary_unary(
+                '/ais_loader.v1.RemotePeer/UploadStates',
+                request_serializer=protos_dot_ais__remote__pb2.UploadStatesRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__remote__pb2.UploadStatesResponse.FromString,
+                _registered_method=True)
+        self.PendingDeletions = channel.unary_unary(
+                '/ais_loader.v1.RemotePeer/PendingDeletions',
+                request_serializer=protos_dot_ais__remote__pb2.PendingDeletionsRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__remote__pb2.PendingDeletionsResponse.FromString,
                 _registered_method=True)
 
 
@@ -315,6 +369,20 @@ class RemotePeerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UploadStates(self, request, context):
+        """What an owner knows of puts and deletions that are to be uploaded, asked by another owner.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PendingDeletions(self, request, context):
+        """Names whose remote objects are still to be deleted, for listings.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RemotePeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -327,6 +395,16 @@ def add_RemotePeerServicer_to_server(servicer, server):
                     servicer.SettleFetches,
                     request_deserializer=protos_dot_ais__remote__pb2.SettleFetchesRequest.FromString,
                     response_serializer=protos_dot_ais__remote__pb2.SettleFetchesResponse.SerializeToString,
+            ),
+            'UploadStates': grpc.unary_unary_rpc_method_handler(
+                    servicer.UploadStates,
+                    request_deserializer=protos_dot_ais__remote__pb2.UploadStatesRequest.FromString,
+                    response_serializer=protos_dot_ais__remote__pb2.UploadStatesResponse.SerializeToString,
+            ),
+            'PendingDeletions': grpc.unary_unary_rpc_method_handler(
+                    servicer.PendingDeletions,
+                    request_deserializer=protos_dot_ais__remote__pb2.PendingDeletionsRequest.FromString,
+                    response_serializer=protos_dot_ais__remote__pb2.PendingDeletionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -383,6 +461,60 @@ class RemotePeer(object):
             '/ais_loader.v1.RemotePeer/SettleFetches',
             protos_dot_ais__remote__pb2.SettleFetchesRequest.SerializeToString,
             protos_dot_ais__remote__pb2.SettleFetchesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UploadStates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.RemotePeer/UploadStates',
+            protos_dot_ais__remote__pb2.UploadStatesRequest.SerializeToString,
+            protos_dot_ais__remote__pb2.UploadStatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PendingDeletions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ais_loader.v1.RemotePeer/PendingDeletions',
+            protos_dot_ais__remote__pb2.PendingDeletionsRequest.SerializeToString,
+            protos_dot_ais__remote__pb2.PendingDeletionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -354,7 +354,7 @@ class ObjectState(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_tombstone: bool = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., unknown: bool = ..., writes: _Optional[bytes] = ..., modified_ns: _Optional[int] = ...) -> None: ...
 
 class BuryRequest(_message.Message):
-    __slots__ = ("bucket", "name", "version", "not_above", "is_copy", "wall_ms", "writes", "looked_ms")
+    __slots__ = ("bucket", "name", "version", "not_above", "is_copy", "wall_ms", "writes", "looked_ms", "metadata")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +363,7 @@ class BuryRequest(_message.Message):
     WALL_MS_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
     LOOKED_MS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
     bucket: BucketRef
     name: str
     version: ObjectVersion
@@ -371,7 +372,8 @@ class BuryRequest(_message.Message):
     wall_ms: int
     writes: bytes
     looked_ms: int
-    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., not_above: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_copy: bool = ..., wall_ms: _Optional[int] = ..., writes: _Optional[bytes] = ..., looked_ms: _Optional[int] = ...) -> None: ...
+    metadata: bytes
+    def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[str] = ..., version: _Optional[_Union[ObjectVersion, _Mapping]] = ..., not_above: _Optional[_Union[ObjectVersion, _Mapping]] = ..., is_copy: bool = ..., wall_ms: _Optional[int] = ..., writes: _Optional[bytes] = ..., looked_ms: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class BuryResponse(_message.Message):
     __slots__ = ("version", "map_version")

@@ -17,7 +17,7 @@ from ais_loader.wire.generated import ais_cluster_pb2 as pb
 from ais_loader.wire.reserved import REMOTE_ETAG
 from storage_node.cluster.consensus.effects import Edit
 from storage_node.cluster.map.mutations import take_out
-from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.format import CatalogEntry, Version, is_pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,14 @@ def page_of(
     names = [name for name, _ in held]
     owners = owners_of(view, bucket, names)
     states = [State(entry.version, entry.is_tombstone, entry.size_bytes) for _, entry in held]
-    ripe = [entry.is_tombstone and now_ns - entry.modified_ns > grace_s * 1e9 for _, entry in held]
+    ripe = [_is_final(entry) and now_ns - entry.modified_ns > grace_s * 1e9 for _, entry in held]
     evictable = [REMOTE_ETAG in entry.metadata for _, entry in held] if bucket.HasField("remote") else []
     return NamePage(names, states, owners, ripe, evictable)
+
+
+def _is_final(entry: CatalogEntry) -> bool:
+    """Whether it is a tombstone that may be forgotten: not one that is still to be uploaded to remote storage."""
+    return entry.is_tombstone and not is_pending(entry.raw_metadata)
 
 
 def questions(page: NamePage, local: int, nodes: int) -> dict[int, list[str]]:

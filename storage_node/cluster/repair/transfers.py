@@ -152,7 +152,12 @@ class Transfers:
         self, endpoint: str, bucket: cluster_pb.MapBucket, name: str, entry: CatalogEntry
     ) -> None:
         request = wire.BuryRequest(
-            bucket=bucket_ref(bucket), name=name, version=to_wire(entry.version), is_copy=True, writes=entry.writes
+            bucket=bucket_ref(bucket),
+            name=name,
+            version=to_wire(entry.version),
+            is_copy=True,
+            writes=entry.writes,
+            metadata=entry.raw_metadata,
         )
         with self._channels.reporting(endpoint):
             await ais_replica_pb2_grpc.ReplicaStub(self._channels.to(endpoint)).Bury(request, timeout=STEP_TIMEOUT_S)

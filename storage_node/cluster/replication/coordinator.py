@@ -280,29 +280,44 @@ class WriteCoordinator:
 
     # -- deleting
 
-    async def delete(self, replica_set: ReplicaSet, name: str, condition: Condition | None = None) -> None:
+    async def delete(
+        self, replica_set: ReplicaSet, name: str, condition: Condition | None = None, raw_metadata: bytes = b""
+    ) -> None:
         """Write a tombstone on all owners. Raises VersionConflict; raises ObjectNotFound, and changes nothing, if every
-        owner reports that there is no such object."""
-        _raised((await self._delete(replica_set, [name], condition))[0])
+        owner reports that there is no such object, unless the tombstone has metadata."""
+        _raised((await self._delete(replica_set, [name], condition, raw_metadata))[0])
 
     async def delete_many(
-        self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition | None = None
+        self,
+        replica_set: ReplicaSet,
+        names: Sequence[str],
+        condition: Condition | None = None,
+        raw_metadata: bytes = b"",
     ) -> list[LoaderError | None]:
         """Delete several objects as `delete` does. Returns None or the error for each, in order.
 
         A repeated name finds no object the second time.
         """
-        results = await self._delete(replica_set, names, condition)
+        results = await self._delete(replica_set, names, condition, raw_metadata)
         return [of_one_of_many(result) if isinstance(result, LoaderError) else None for result in results]
 
-    async def _delete(self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition | None) -> list[Result]:
+    async def _delete(
+        self, replica_set: ReplicaSet, names: Sequence[str], condition: Condition | None, raw_metadata: bytes
+    ) -> list[Result]:
         done: dict[str, Result] = {}
         left = [name for name in dict.fromkeys(names) if not object_name_fault(name)]
         for _ in range(_MOST_MAPS):
             for first in range(0, len(left), _MOST_NAMES):
                 group = left[first : first + _MOST_NAMES]
                 writes = [
-                    PendingWrite(replica_set, name, ranking, is_deletion=True, condition=condition)
+                    PendingWrite(
+                        replica_set,
+                        name,
+                        ranking,
+                        is_deletion=True,
+                        condition=condition,
+                        raw_metadata=raw_metadata,
+                    )
                     for name, ranking in zip(group, replica_set.rankings(group), strict=True)
                 ]
                 done.update(zip(group, await self._commits.commit(writes), strict=True))

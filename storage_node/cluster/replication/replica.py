@@ -245,7 +245,13 @@ def write_tombstone(
     write_id = b"" if request.is_copy else id_of(writes)
     condition = Condition(not_above=not_above, write_id=write_id, after_cuts=not request.is_copy)
     left = store.delete(
-        request.bucket.name, request.name, version, keep_tombstone=True, condition=condition, writes=writes
+        request.bucket.name,
+        request.name,
+        version,
+        keep_tombstone=True,
+        condition=condition,
+        writes=writes,
+        raw_metadata=request.metadata,
     )
     assert left is not None
     return wire.BuryResponse(version=to_wire(left.version), map_version=known_map())
@@ -264,7 +270,7 @@ def write_tombstones(store: Store, request: contents.BuryManyRequest) -> content
         store.replicas.require_believable(version, request.wall_ms)
     late = [late_fault(store, request.bucket.uuid, *one, request.looked_ms) for one in tombstones]
     accepted = [one for one, fault in zip(tombstones, late, strict=True) if fault is None]
-    left = iter(store.write_tombstones(request.bucket.name, accepted))
+    left = iter(store.write_tombstones(request.bucket.name, accepted, request.metadata))
     return contents.BuryManyResponse(failure=failures([fault or next(left) for fault in late]))
 
 

@@ -265,11 +265,17 @@ class Tombstones(Participant):
     """The part of a node that writes tombstones."""
 
     async def commit(self, writes: Sequence[PendingWrite], looked_ms: int) -> list[Answer]:
-        planned = [(write.name, write.plan) for write in writes if write.plan is not None]
-        if len(planned) > 1 and all(plan.first is None for _, plan in planned):
-            return await self._commit_group(planned, looked_ms)
+        able = [write for write in writes if write.plan is not None]
+        planned = [(write.name, write.plan) for write in able if write.plan is not None]
+        raw_metadata = able[0].raw_metadata if able else b""
+        if (
+            len(planned) > 1
+            and all(plan.first is None for _, plan in planned)
+            and all(write.raw_metadata == raw_metadata for write in able)
+        ):
+            return await self._commit_group(planned, looked_ms, raw_metadata)
         answers: list[Answer] = []
-        for name, plan in planned:
+        for write, (name, plan) in zip(able, planned, strict=True):
             limit = to_wire(plan.not_above) if plan.first == self.node else None
             request = wire.BuryRequest(
                 bucket=_ref(self._replica_set),
@@ -279,12 +285,15 @@ class Tombstones(Participant):
                 wall_ms=self._replicas.node.store.clock.wall_ms(),
                 writes=plan.memory,
                 looked_ms=looked_ms,
+                metadata=write.raw_metadata,
             )
             done = await outcome(self._replicas.ask, self._replica_set, self.node, replica.write_tombstone, request)
             answers.append(done if isinstance(done, ReplicaLost) else None)
         return answers
 
-    async def _commit_group(self, planned: Sequence[tuple[str, WritePlan]], looked_ms: int) -> list[Answer]:
+    async def _commit_group(
+        self, planned: Sequence[tuple[str, WritePlan]], looked_ms: int, raw_metadata: bytes
+    ) -> list[Answer]:
         request = contents.BuryManyRequest(
             bucket=_ref(self._replica_set),
             name=[name for name, _ in planned],
@@ -292,6 +301,7 @@ class Tombstones(Participant):
             writes=[plan.memory for _, plan in planned],
             wall_ms=self._replicas.node.store.clock.wall_ms(),
             looked_ms=looked_ms,
+            metadata=raw_metadata,
         )
         answer = await self._replicas.ask(self._replica_set, self.node, replica.write_tombstones, request)
         answers: list[Answer] = [None] * len(planned)

@@ -248,6 +248,8 @@ class PendingWrite(ReplicaSelection):
     condition: Condition | None = None
     """The client's condition on the current object, and the id of the write."""
     metadata: dict[str, str] = field(default_factory=dict)
+    raw_metadata: bytes = b""
+    """Metadata of the tombstones of a deletion that is to be uploaded to remote storage."""
     size_bytes: int = 0
     checksum: int = 0
     looked_s: float = 0.0
@@ -373,8 +375,8 @@ class PendingWrite(ReplicaSelection):
 
         A deletion that was done on some nodes finds its own tombstone, so the object did exist.
         """
-        if not self.is_deletion or self.not_above is not None:
-            return False
+        if not self.is_deletion or self.not_above is not None or self.raw_metadata:
+            return False  # with metadata, there may be a remote object
         newest = max((entry for entry in self.found.values() if entry), key=_version, default=None)
         existed = newest is not None and not newest.is_tombstone
         existed |= any(done_before(self.condition, entry) is not None for entry in self.before)

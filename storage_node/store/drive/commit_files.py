@@ -52,6 +52,12 @@ class PendingObject:
             return False
         return (before.version, before.size_bytes, before.checksum) == (entry.version, entry.size_bytes, entry.checksum)
 
+    def is_outdated_copy(self, before: CatalogEntry, entry: CatalogEntry) -> bool:
+        """Whether it is a fetched copy of a remote object that what the drive has is still to replace there."""
+        if self.is_copy or not fmt.is_pending(before.raw_metadata):
+            return False
+        return fmt.is_remote_copy(entry.raw_metadata) and not fmt.is_pending(entry.raw_metadata)
+
     def settled(
         self, before: CatalogEntry | None, deleted: CatalogEntry | None, forgotten_ns: int
     ) -> CatalogEntry | VersionConflict | OutcomeUnknown | None:

@@ -316,14 +316,22 @@ class Drive:
                 pending.file.discard()
 
     def delete(
-        self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool = False, condition: Condition | None = None
+        self,
+        bucket_uuid: bytes,
+        names: Sequence[str],
+        *,
+        tombstones: bool = False,
+        condition: Condition | None = None,
+        copies_only: bool = False,
     ) -> list[bool | OutcomeUnknown]:
         """Remove objects, all in one catalog commit; False for names without one. See `Transactions.delete`.
 
         Raises as `commit` does, and VersionConflict if the condition does not hold for one of them.
         """
         self._require_writable()
-        return self._changes.delete(bucket_uuid, names, tombstones=tombstones, condition=condition)
+        return self._changes.delete(
+            bucket_uuid, names, tombstones=tombstones, condition=condition, copies_only=copies_only
+        )
 
     def write_tombstone(
         self,
@@ -334,17 +342,20 @@ class Drive:
         elsewhere: CatalogEntry | None = None,
         condition: Condition | None = None,
         writes: bytes = b"",
+        raw_metadata: bytes = b"",
     ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
         """See `Transactions.write_tombstone`. Raises as `delete` does."""
         self._require_writable()
-        return self._changes.write_tombstone(bucket_uuid, name, version, modified_ns, elsewhere, condition, writes)
+        return self._changes.write_tombstone(
+            bucket_uuid, name, version, modified_ns, elsewhere, condition, writes, raw_metadata
+        )
 
     def write_tombstones(
-        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]]
+        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]], raw_metadata: bytes = b""
     ) -> list[tuple[CatalogEntry | None, CatalogEntry | None]]:
         """See `Transactions.write_tombstones`. Raises as `commit` does."""
         self._require_writable()
-        return self._changes.write_tombstones(bucket_uuid, tombstones)
+        return self._changes.write_tombstones(bucket_uuid, tombstones, raw_metadata)
 
     def drop(self, bucket_uuid: bytes, name: str, version: Version, *, tombstone: bool) -> CatalogEntry | None:
         """See `Transactions.drop`. Raises as `commit` does."""

@@ -79,6 +79,7 @@ from storage_node.store.drive.preconditions import (
     too_late,
     undecided,
 )
+from storage_node.store.drive.upload_journal import UploadJournal
 from storage_node.store.drive.version_clock import VersionClock
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
@@ -222,6 +223,7 @@ class Transactions:
         self.retention = Retention(files, catalog)
         self.deletions = DeletionLog(catalog)
         self.stripes = Stripes()
+        self.journal = UploadJournal(catalog, cache, self.stripes.of, require_writable, sync=sync)
         self.dead_buckets: set[bytes] = set()  # guarded by all stripes
 
     # -- putting
@@ -265,6 +267,9 @@ class Transactions:
             for at, (key, pending) in enumerate(zip(keys, objects, strict=True)):
                 before = newest.get(key)
                 floor = self.retention.floor(pending.bucket_uuid)
+                if before is not None and pending.is_outdated_copy(before, entries[at]):
+                    results[at] = VersionConflict(f"{pending.name!r}: what was put or deleted is not uploaded yet")
+                    continue
                 if pending.condition is not None:
                     if before is not None and pending.is_mended(before, entries[at]):
                         newest[key] = entries[at] = results[at] = entries[at]._replace(writes=before.writes)
@@ -371,6 +376,7 @@ class Transactions:
             ended = self.retention.end(commit, ending) if ending else Ended([], [])
             keys = [key for key, _, _ in chosen]
             self.deletions.replaced(commit, keys)
+            journaled = self.journal.note(commit, {key: entry for key, _, entry in chosen})
             if self._sync:
                 self._files.sync_names(entry.path for _, _, entry in chosen)
             failpoint("put.published")
@@ -379,6 +385,7 @@ class Transactions:
         except BaseException:
             self._garbage.abandon(self._not_entered(chosen))
             raise
+        self.journal.committed(journaled)
         self.deletions.forget(keys)
         failpoint("put.committed")
         return ended
@@ -395,10 +402,16 @@ class Transactions:
     # -- taking away
 
     def delete(
-        self, bucket_uuid: bytes, names: Sequence[str], *, tombstones: bool, condition: Condition | None = None
+        self,
+        bucket_uuid: bytes,
+        names: Sequence[str],
+        *,
+        tombstones: bool,
+        condition: Condition | None = None,
+        copies_only: bool = False,
     ) -> list[bool | OutcomeUnknown]:
         """Remove objects without leaving tombstones and, with `tombstones`, remove tombstones as well. True for names
-        that had an object.
+        that had an object. With `copies_only`, only copies of remote objects are removed.
 
         A deletion whose earlier try, found by its id, has taken effect also gives True, and changes nothing. Raises
         VersionConflict, before anything is changed, if the condition does not hold for one of them.
@@ -414,6 +427,8 @@ class Transactions:
             current = self._entries(keys)
             for at, (name, key) in enumerate(zip(names, keys, strict=True)):
                 entry = current.get(key)
+                if copies_only and entry is not None and not fmt.is_remote_copy(entry.raw_metadata):
+                    continue
                 if condition is not None:
                     remembering = entry or self.deletions.get(key)
                     if done_before(condition, remembering) is not None:
@@ -442,13 +457,16 @@ class Transactions:
         elsewhere: CatalogEntry | None = None,
         condition: Condition | None = None,
         writes: bytes = b"",
+        raw_metadata: bytes = b"",
     ) -> tuple[CatalogEntry | None, CatalogEntry | None]:
         """Replace an object by a tombstone. Returns the entry before, and the one that counts now.
 
-        Without a version the drive issues one, and nothing changes if there is no object. A tombstone with a version
-        takes effect if it is newer than the current entry, also if there is none. `elsewhere`: see `commit`. `writes`:
-        its write memory, in addition to what this drive knows of the name. Raises VersionConflict.
+        Without a version the drive issues one, and nothing changes if there is no object, unless the deletion is to be
+        uploaded (`raw_metadata`). A tombstone with a version takes effect if it is newer than the current entry, also
+        if there is none. `elsewhere`: see `commit`. `writes`: its write memory, in addition to what this drive knows of
+        the name. Raises VersionConflict.
         """
+        is_pending = fmt.is_pending(raw_metadata)
         key = fmt.object_key(bucket_uuid, name)
         with self.stripes.of([key]):
             self._require_writable()
@@ -456,20 +474,24 @@ class Transactions:
             stored = before = self._entries([key]).get(key)
             if elsewhere is not None and (before is None or before.version < elsewhere.version):
                 before = elsewhere
-            if (done := done_before(condition, before)) is not None and done is not before:
-                return before, before  # an earlier try, replaced since then
+            if (done := done_before(condition, before)) is not None and (done is not before or version is None):
+                return before, before  # an earlier try, replaced since then or not
             require(condition, name, before)
             if version is None:
-                if before is None or before.is_tombstone:
+                if before is not None and fmt.is_pending(before.raw_metadata) and before.is_tombstone:
                     return before, before
-                version = self._above(before.version, name)
+                if (before is None or before.is_tombstone) and not is_pending:
+                    return before, before
+                known = before.version if before is not None else Version(self._epoch, self._clock.take())
+                version = self._above(known, name)
             elif late := too_late(condition, name, version, self.retention.floor(bucket_uuid)):
                 raise late
             elif before is not None and before.version >= version:
                 return before, before
             self._clock.advance_past(version.counter)
             modified_ns = modified_ns or time.time_ns()
-            tombstone = fmt.tombstone(version, modified_ns, self._memory(key, before, writes, modified_ns))
+            memory = self._memory(key, before, writes, modified_ns)
+            tombstone = fmt.tombstone(version, modified_ns, memory, raw_metadata)
             ended = self._replace({key: tombstone}, {key: stored} if stored is not None else {})
         self.defer_unlink(ended)
         return before, tombstone
@@ -490,7 +512,7 @@ class Transactions:
         return None
 
     def write_tombstones(
-        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]]
+        self, bucket_uuid: bytes, tombstones: Sequence[tuple[str, Version, bytes]], raw_metadata: bytes = b""
     ) -> list[tuple[CatalogEntry | None, CatalogEntry | None]]:
         """Write a tombstone for each name, with its version and write memory, all in one catalog commit. Results are in
         order, as those of `write_tombstone`."""
@@ -512,7 +534,7 @@ class Transactions:
                     continue
                 self._clock.advance_past(version.counter)
                 writes = self._memory(key, before, writes, now_ns)
-                tombstone = newest[key] = placed[key] = fmt.tombstone(version, now_ns, writes)
+                tombstone = newest[key] = placed[key] = fmt.tombstone(version, now_ns, writes, raw_metadata)
                 results.append((before, tombstone))
             ended = self._replace(placed, {key: stored[key] for key in placed if key in stored})
         self.defer_unlink(ended)
@@ -537,9 +559,11 @@ class Transactions:
         # A version that a tombstone ends, ends at the tombstone's number, on every node and at any time.
         ends = {key: tombstone.counter for key, tombstone in entries.items() if tombstone is not None}
         ended = self.retention.end(batch, ((key, entry, ends.get(key, now)) for key, entry in before.items()))
+        journaled = self.journal.note(batch, entries)
         if entries:
             with self._cache.changing(entries):
                 self._catalog.write(batch, sync=self._sync)
+            self.journal.committed(journaled)
             self.deletions.committed(deletions or {})
         failpoint("delete.committed")
         return ended

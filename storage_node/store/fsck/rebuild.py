@@ -260,6 +260,7 @@ class _Rebuild:
             for version in tombstones:
                 seen.note(version)
             self._verify_entries(root, files, catalog, seen)
+            _journal_uploads(catalog)
             batch = WriteBatch(raw_mode=True)
             batch.put(fmt.COUNTER_KEY, seen.next_generation.to_bytes(8, "big"))
             batch.put(fmt.CLOCK_KEY, (seen.highest_counter + 1).to_bytes(8, "big"))
@@ -425,6 +426,15 @@ def _carry_over(root: Path, catalog: Catalog, seen: _DriveContents) -> list[Vers
     if carried:
         catalog.write(batch, sync=False)
     return carried
+
+
+def _journal_uploads(catalog: Catalog) -> None:
+    """Journal what is to be uploaded to remote storage, by the entries."""
+    batch = WriteBatch(raw_mode=True)
+    for key, value in catalog.scan(fmt.OBJECT_PREFIX):
+        if fmt.is_pending(value):
+            batch.put(fmt.pending_key(key), b"")
+    catalog.write(batch, sync=False)
 
 
 def _free_name(root: Path) -> Path:

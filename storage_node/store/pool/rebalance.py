@@ -310,10 +310,17 @@ class _Step:
                 found, key=lambda pair: pair[1].version
             )  # of equal versions the owner's, which comes first
             if best is not target and newest.is_tombstone:
-                target.write_tombstone(bucket_uuid, name, newest.version, newest.modified_ns, writes=newest.writes)
+                target.write_tombstone(
+                    bucket_uuid,
+                    name,
+                    newest.version,
+                    newest.modified_ns,
+                    writes=newest.writes,
+                    raw_metadata=newest.raw_metadata,
+                )
             elif best is not target:
                 pending = staged.get(entry.key)
-                if best is not source or newest.path != entry.record.path or pending is None:
+                if best is not source or _content(newest) != _content(entry.record) or pending is None:
                     self._sweep.clean = False  # changed, or another drive has a newer one: left to the next sweep
                     continue
                 commit.append(pending)
@@ -371,3 +378,8 @@ def _copy(source: Drive, entry: CatalogEntry, target: Drive, pending: PendingObj
         if entry.size_bytes > BLOCK_BYTES:
             with contextlib.suppress(LoaderError):
                 pending.damaged_blocks = source.block_checksums(entry, 0, -(-entry.size_bytes // BLOCK_BYTES))
+
+
+def _content(entry: CatalogEntry) -> tuple[bytes, bytes]:
+    """Return what differs between two states of one version: uploading changes the metadata."""
+    return entry.path, entry.raw_metadata
