@@ -38,11 +38,16 @@ FRONT_TESTS_nemo := tests/front/lhotse tests/front/nemo
 FRONT_TESTS_frameworks := tests/front/frameworks
 FRONT_TESTS_front := $(filter-out tests/front/nemo tests/front/frameworks tests/front/__pycache__,$(patsubst %/,%,$(wildcard tests/front/*/)))
 
+# Emulators of clouds, each installed into one folder, of the npm registry and as a Go module.
+EMULATORS := .venv-emulators
+AZURITE := 3.37.0
+FAKE_GCS := v1.56.1
+
 # A release: one source distribution, and a wheel for each of these interpreters (versions on the PATH, or paths).
 DIST ?= dist
 DIST_PYTHONS ?= 3.11 3.12 3.13
 
-.PHONY: help setup dist dist-of demo test test-slow test-seeds test-exhaustive test-front $(FRONTS:%=test-front-%) bench bench-quick check docs protos clean
+.PHONY: help setup dist dist-of demo test test-slow test-seeds test-exhaustive test-remote test-front $(FRONTS:%=test-front-%) bench bench-quick check docs protos clean
 
 help:
 	@echo "make demo       set up, then train a small speech model through GetBatch on real data"
@@ -50,6 +55,8 @@ help:
 	@echo "make test-slow  set up, then run the long tests"
 	@echo "make test-seeds set up, then run the tests of clusters with ten seeds, which place objects otherwise"
 	@echo "make test-exhaustive  set up, then run what repeats the long tests in more places, longer, or by other seeds"
+	@echo "make test-remote  set up emulators of Azure and Google (needs npm and Go), then run one suite over all kinds of"
+	@echo "                remote storage; ONLY=tests/remote runs more"
 	@echo "make test-front set up environments with Lhotse and NeMo, with Lhotse 2, WebDataset and Ray Data, and with"
 	@echo "                Lightning, accelerate and transformers; test in each"
 	@echo "make test-front-nemo, -front, -frameworks: one of them; ONLY=tests/front/lhotse runs that alone"
@@ -93,6 +100,20 @@ test-seeds: setup
 test-exhaustive: export TESTS_SEED ?= $(shell date +%Y%m%d)
 test-exhaustive: setup
 	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(RERUN) --timeout 3600 -m exhaustive
+
+$(EMULATORS)/.azurite-$(AZURITE):
+	@npm --version >/dev/null 2>&1 || { echo "npm is not installed, which Azurite needs; on Debian: apt-get install npm"; exit 1; }
+	npm install --prefix $(EMULATORS) --no-audit --no-fund --ignore-scripts --loglevel error azurite@$(AZURITE)
+	@touch $@
+
+$(EMULATORS)/.fake-gcs-$(FAKE_GCS):
+	@go version >/dev/null 2>&1 || { echo "Go is not installed, which fake-gcs-server needs; on Debian: apt-get install golang"; exit 1; }
+	GOBIN=$(abspath $(EMULATORS))/bin go install github.com/fsouza/fake-gcs-server@$(FAKE_GCS)
+	@touch $@
+
+# Elsewhere, what needs an emulator is skipped.
+test-remote: setup $(EMULATORS)/.azurite-$(AZURITE) $(EMULATORS)/.fake-gcs-$(FAKE_GCS)
+	AIS_LOADER_EMULATORS=$(abspath $(EMULATORS)) $(BIN)/python -m pytest $(FAILURES) --timeout 300 $(or $(ONLY),tests/remote/test_backend.py)
 
 .venv-%/.ais-loader-ready: tests/front/requirements-%.txt $(PACKAGE)
 	$(REQUIRE_PYTHON)

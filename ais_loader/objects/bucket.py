@@ -550,7 +550,7 @@ class Bucket(BucketComposing, BucketTransforming):
         SilenceTimeout.
         """
         if if_version is not None:
-            check_version(if_version)
+            check_version(if_version, or_etag=True)
         self._transport.delete(self.name, name, if_version=if_version)
 
     def delete_many(

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from ais_loader.errors import InvalidName, InvalidRequest
 from ais_loader.transport.base import PutSpec
 from ais_loader.values.source import Content, Source
+from ais_loader.wire.reserved import ETAG_VERSION
 
 ToPut: TypeAlias = tuple[str, Content] | tuple[str, Content, Mapping[str, str] | None]
 """A name, its bytes, and optionally metadata."""
@@ -32,7 +33,7 @@ def put_spec(
         raise TypeError(f"an object's name is a str, got {type(name).__name__}")
     require_ordinary(name)
     if if_version is not None:
-        check_version(if_version)
+        check_version(if_version, or_etag=True)
         if if_absent:
             raise InvalidRequest(
                 "if_absent and if_version exclude each other: an object that does not exist has no version"
@@ -69,8 +70,18 @@ def put_specs(bucket: str, objects: Iterable[ToPut], *, if_absent: bool) -> Iter
         yield put_spec(bucket, name, source, metadata=metadata[0] if metadata else None, if_absent=if_absent), source
 
 
-def check_version(version: str) -> None:
-    """Check the form of a version. Raises InvalidRequest for a value that `ObjectInfo.version` can never have."""
+def check_version(version: str, *, or_etag: bool = False) -> None:
+    """Check the form of a version. Raises InvalidRequest for a value that `ObjectInfo.version` can never have.
+
+    Args:
+        or_etag: whether the version of a cold object, which is its ETag, can be a condition.
+    """
+    if isinstance(version, str) and version.startswith(ETAG_VERSION):
+        if or_etag:
+            return
+        raise InvalidRequest(
+            f"if_version={version!r}: this is a cold object's; `warm` the object, and take the version that it has then"
+        )
     parts = version.split(".") if isinstance(version, str) else []
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
         raise InvalidRequest(f"if_version={version!r}: need a version as ObjectInfo shows it, such as '1.42.0'")

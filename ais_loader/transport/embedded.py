@@ -51,6 +51,7 @@ from ais_loader.wire.generated import ais_etl_pb2 as etl_pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import stored_of
 from ais_loader.wire.remote import Remote
+from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.promote.into_store import promote_path
 from storage_node.promote.job import Job
 from storage_node.promote.walk import Wanted
@@ -313,6 +314,8 @@ class EmbeddedTransport:
         if place is not None:
             if if_version is not None:
                 self._remote_here().delete_version(place, name, if_version)
+                if if_version.startswith(ETAG_VERSION):
+                    if_version = None  # the copy goes with the remote object
             elif (error := self._remote_here().delete(place, [name])[0]) is not None:
                 raise error
         try:

@@ -101,8 +101,7 @@ class Backend:
     async def head(self, name: str) -> RemoteObject:
         """Return the description of an object. Raises ObjectNotFound."""
         self._check(name)
-        driver, _ = await self._requests.driver()
-        return await self._requests.send("head", name, lambda: driver.head(name))
+        return await self._requests.send("head", name, lambda driver: driver.head(name))
 
     async def get(self, name: str, *, unless_etag: str = "") -> RemoteRead | None:
         """Begin to read an object; None if it still has the tag `unless_etag`. Close the result.
@@ -159,16 +158,18 @@ class Backend:
         """
         if self.remote.scheme in ("http", "https"):
             raise Unsupported(f"{self.remote.url}: a web server has no listing; name the objects")
-        driver, _ = await self._requests.driver()
-        after, pages = start_after, driver.pages(prefix, start_after)
+        after = start_after
+        pages: AsyncIterator[KeyPage] | None = None
         noted = [self.skipped] if skipped is None else [self.skipped, skipped]
 
-        async def next_page() -> KeyPage | None:
+        async def next_page(driver: Driver) -> KeyPage | None:
             nonlocal pages
+            if pages is None:
+                pages = driver.pages(prefix, after)
             try:
                 return await anext(pages, None)
             except BaseException:
-                pages = driver.pages(prefix, after)  # from the last page that came
+                pages = None  # the next attempt begins after the last page that came
                 raise
 
         while True:
@@ -215,17 +216,16 @@ class Backend:
         self._check(name)
         metadata = metadata or {}
         conditions = PutConditions(if_absent, if_etag)
-        driver, _ = await self._requests.driver()
         # Parts cost two requests more, one after another: not worth it for an object of two parts.
         if size_bytes <= (MAX_CONDITIONAL_BYTES if conditions else 2 * self.settings.range_bytes):
             data = bytearray()
             async for chunk in self._counted(name, chunks, size_bytes):
                 data += chunk
-            put = await self._put_whole(driver, name, bytes(data), metadata, content_type, conditions)
+            put = await self._put_whole(name, bytes(data), metadata, content_type, conditions)
         else:
             if conditions:
                 await self._check_conditions(name, conditions)
-            put = await self._put_parts(driver, name, chunks, size_bytes, metadata, content_type)
+            put = await self._put_parts(name, chunks, size_bytes, metadata, content_type)
         self._usage.note("bytes_out", size_bytes)
         return replace(put, size_bytes=size_bytes)
 
@@ -233,9 +233,8 @@ class Backend:
         """Delete an object, if there is one. Raises Unsupported for web servers."""
         self._check_writable("delete")
         self._check(name)
-        driver, _ = await self._requests.driver()
         with contextlib.suppress(ObjectNotFound):
-            await self._requests.send("delete", name, lambda: driver.delete(name))
+            await self._requests.send("delete", name, lambda driver: driver.delete(name))
 
     async def resumed(self, opened: OpenedAnswer, start: int, end: int) -> AsyncGenerator[Buffer, None]:
         """Yield bytes `start` to `end` of an object, first from this answer, and after a failure from others.
@@ -291,7 +290,6 @@ class Backend:
 
     async def _put_whole(
         self,
-        driver: Driver,
         name: str,
         data: bytes,
         metadata: Mapping[str, str],
@@ -300,13 +298,17 @@ class Backend:
     ) -> RemoteObject:
         attempts = 0
 
-        async def once() -> RemoteObject:
+        async def once(driver: Driver) -> RemoteObject:
             nonlocal attempts
             attempts += 1
             return await driver.put(name, data, metadata, content_type, conditions)
 
         try:
             return await self._requests.send("put", name, once)
+        except ObjectNotFound:
+            if not conditions.if_etag:
+                raise
+            raise VersionConflict(message(self._place(name), "not put: it is gone", ())) from None
         except PreconditionFailed:
             # An earlier attempt may have put the object, and only its answer was lost.
             if attempts > 1:
@@ -319,7 +321,6 @@ class Backend:
 
     async def _put_parts(
         self,
-        driver: Driver,
         name: str,
         chunks: AsyncIterator[Buffer],
         size_bytes: int,
@@ -337,7 +338,7 @@ class Backend:
                 own.append(error)  # the driver's error would hide its type
                 raise
 
-        _, limiter = await self._requests.driver()
+        driver, limiter = await self._requests.driver()
         try:
             async with self._requests.turn(
                 "put",

@@ -21,13 +21,15 @@ import contextlib
 import itertools
 import logging
 import os
+import shutil
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ais_loader.errors import LoaderError, NotFound
+from ais_loader.errors import DriveFull, LoaderError, NotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.limits.tasks import keep_going
 from storage_node.remote.eviction_order import EvictionOrder, NeededAt
@@ -49,6 +51,8 @@ SLACK = 64
 AHEAD_SHARE = 8
 """What is fetched ahead takes at most one part in this many of a budget that is full. A quarter of a cache for half the
 objects costs a quarter more requests, an eighth an eighth: simulated for loaders of 4,000 objects."""
+LARGE_BYTES = 1 << 30
+"""Objects of more bytes are compared with the size of their drive before they are fetched."""
 RELIEF_BYTES = 64 << 20
 """Least number of bytes that are evicted when a fetch has found its drive full."""
 _REMOVED_S = 10.0
@@ -299,7 +303,15 @@ class CacheSpace:
 
     @contextlib.asynccontextmanager
     async def room(self, bucket: RemoteBucket, name: str, size_bytes: int) -> AsyncIterator[None]:
-        """Have room for a fetched object while it is stored."""
+        """Have room for a fetched object while it is stored. Raises DriveFull if it is larger than its drive."""
+        if size_bytes > LARGE_BYTES:
+            drive = self._drive_of(bucket, name)
+            total_bytes = (await self._read(shutil.disk_usage, drive)).total
+            if size_bytes > total_bytes:
+                raise DriveFull(
+                    f"{bucket.name}/{name}: {size_bytes:,} bytes cannot be stored on {drive}, which has "
+                    f"{total_bytes:,}; read ranges of the object"
+                )
         followed = self._follow_if_due(bucket)
         if followed is None:
             yield
@@ -338,10 +350,14 @@ class CacheSpace:
         self._drive_was_full = True
         self._follow_all()
         await self._scan_all()
-        drive = self._store.drive_set.at(self._store.drive_set.placement.owner(bucket.uuid, name)).root
+        drive = self._drive_of(bucket, name)
         freed_bytes = await self._evict_from(drive, max(2 * size_bytes, RELIEF_BYTES))
         log.info("%s is full: %d bytes of copies of remote objects were evicted", drive, freed_bytes)
         return freed_bytes > 0 or self._pending_bytes(drive) > 0  # evicted for another fetch
+
+    def _drive_of(self, bucket: RemoteBucket, name: str) -> Path:
+        drives = self._store.drive_set
+        return drives.at(drives.placement.owner(bucket.uuid, name)).root
 
     # -- following
 

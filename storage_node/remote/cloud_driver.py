@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, RemoteDenied
 from ais_loader.wire.remote import Remote
 from storage_node.remote import s3_listing
+from storage_node.remote.azure_listing import AzureListing, quoted_etag
 from storage_node.remote.driver import (
     CHUNK_BYTES,
     Buffer,
@@ -57,6 +59,10 @@ class CloudDriver:
             raise RemoteDenied(message(self._remote.url, reason, self.secrets)) from None
         self._has_ranges = True
         self._has_answered = False
+        self._azure = (
+            AzureListing(stores, self.secrets) if self._remote.scheme == "az" and stores.can_list_azure else None
+        )
+        self._is_signing: bool | None = None
 
     async def head(self, name: str) -> RemoteObject:
         try:
@@ -94,10 +100,17 @@ class CloudDriver:
         return ReadAnswer(info, result.range[0], self._chunks(name, result))
 
     async def pages(self, prefix: str, after: str) -> AsyncIterator[KeyPage]:
-        if self._remote.scheme == "s3":
-            async for page in s3_listing.pages(self._stores, prefix, after, self.secrets):
-                yield page
-            return
+        if self._azure is not None:
+            own = self._azure.pages(prefix, after)
+        elif self._remote.scheme == "s3" or await self._can_sign():
+            own = s3_listing.pages(self._stores, prefix, after, self.secrets)
+        else:
+            own = self._listed(prefix, after)
+        async for page in own:
+            yield page
+
+    async def _listed(self, prefix: str, after: str) -> AsyncIterator[KeyPage]:
+        """Yield pages of obstore's listing. It ends with an error at a key that is no path."""
         # obstore lists folders, not prefixes, and drops the slash at the end of a directory marker's key.
         stores, folder = self._stores, prefix.rpartition("/")[0]
         above = stores.prefix
@@ -114,11 +127,13 @@ class CloudDriver:
             keys, markers = [], 0
             for meta in found:
                 key = meta["path"].removeprefix(above)
-                if key.startswith(prefix) and meta["path"].startswith(above):
+                # Azure may ignore where the listing is to start.
+                if key.startswith(prefix) and meta["path"].startswith(above) and key > after:
                     if not meta["size"] and await self._is_marker(key):
                         markers += 1
                     else:
-                        keys.append(ListedKey(key, meta["size"], meta["e_tag"] or "", _ns(meta["last_modified"])))
+                        etag = quoted_etag(meta["e_tag"] or "")
+                        keys.append(ListedKey(key, meta["size"], etag, _ns(meta["last_modified"])))
             is_last = len(found) < _PAGE
             yield KeyPage(keys, "" if is_last else found[-1]["path"].removeprefix(above), markers)
             if is_last:
@@ -169,6 +184,16 @@ class CloudDriver:
     async def delete(self, name: str) -> None:
         with self._translated(name):
             await self._obstore.delete_async(self._reader, self._key(name))
+
+    async def _can_sign(self) -> bool:
+        """Whether URLs of a bucket of Google can be signed: not by every role."""
+        if self._is_signing is None and self._remote.scheme == "gs":
+            try:
+                await asyncio.to_thread(self._stores.signed_url, "list-type=2")
+                self._is_signing = True
+            except Exception:  # noqa: BLE001 - obstore's classes have no common one
+                self._is_signing = False
+        return bool(self._is_signing)
 
     def _key(self, name: str) -> str:
         return self._stores.prefix + name

@@ -31,6 +31,8 @@ _QUERY = re.compile(r"\?\S*")
 _AUTHORIZATION = re.compile(
     r"(?i)\b(authorization|signature|credential|x-amz-security-token)\b\s*[:=]\s*\S+|AWS4-HMAC\S*"
 )
+_NO_RANGE = re.compile(r'Wanted range starting at|CONTENT_RANGE header: "bytes 0--1/0"')
+"""An answer to a request for bytes that an object does not have, of a server that does not refuse it."""
 _IN_URL = re.compile(r"Error performing \w+ \S+ in \S+ - ")
 _CREDENTIAL_URLS = (
     "169.254.169.254",
@@ -65,6 +67,23 @@ _DENIED_CODES = frozenset(
 )
 _RETRIED_CODES = frozenset(["RequestTimeout", "RequestTimeoutException", "InternalError", "OperationAborted"])
 _THROTTLED_CODES = frozenset(["SlowDown", "ServerBusy", "ThrottlingException", "Throttling", "TooManyRequests"])
+_REGION_CODES = frozenset(("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"))
+_REGION = re.compile(r"<Region>([^<]{1,40})</Region>")
+_ADVICE_OF_CODE = {
+    "RequestTimeTooSkewed": "the clock of this machine is wrong: correct it (NTP)",
+    "ExpiredToken": "renew the credentials; a file of profiles (remote_profiles) is read again by itself",
+    "TokenRefreshRequired": "renew the credentials; a file of profiles (remote_profiles) is read again by itself",
+    "NoSuchBucket": "check the URL of the bucket, its endpoint and the account",
+    "ContainerNotFound": "check the URL of the bucket, its endpoint and the account",
+    "AccessDenied": "its credentials may not do this: grant it, or name another profile (remote_profiles)",
+    "AuthorizationFailure": "its credentials may not do this: grant it, or name another profile (remote_profiles)",
+    "InvalidAccessKeyId": "correct the credentials",
+    "SignatureDoesNotMatch": "correct the credentials",
+    "AuthenticationFailed": "correct the credentials, or the clock of this machine",
+}
+"""Measures by the storage's code for a failure."""
+_REASON_AT_MOST = 120
+"""Length of a storage's own description, in characters, if a measure follows it."""
 _ADVICE = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the node's environment, or name a profile "
     "(remote_profiles; anonymous = true for public buckets)",
@@ -141,6 +160,9 @@ def failure_of_answer(
     ):
         advice = _ADVICE.get(scheme, "name a profile (remote_profiles)")
         return failed(RemoteDenied, f"no credentials: {advice}", is_credentials=True)
+    if advice := _advice(code, body):
+        said = reason if len(reason) <= _REASON_AT_MOST else f"{reason[: _REASON_AT_MOST - 3]}..."
+        reason = f"{said}; {advice}"
     if code in _THROTTLED_CODES or status in (429, 503):
         return failed(RemoteUnavailable, retry=True, throttled=True)
     if code in _RETRIED_CODES or status >= 500 or status in (408, 409, 425):
@@ -149,12 +171,14 @@ def failure_of_answer(
         return failed(RemoteDenied)
     if status in (404, 410) or kind == "FileNotFoundError":
         return failed(ObjectNotFound)
-    if status == 416:
+    if status == 416 or _NO_RANGE.search(reason):
         return failed(RangeError)
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
         return failed(RemoteDenied)
     if "redirect" in reason or 300 <= status < 400:
-        return failed(RemoteDenied, f"the bucket may be in another region ({reason})")
+        return failed(RemoteDenied, f"the bucket may be in another region ({reason}); set the region of its Remote")
+    if code in ("InvalidMetadata", "MetadataTooLarge", "EmptyMetadataKey", "EntityTooLarge", "KeyTooLongError"):
+        return failed(InvalidRequest)
     if kind in ("ValueError", "TypeError", "InvalidPathError"):
         return failed(InvalidName if "path" in reason else InvalidRequest)
     if "Content-Length Header missing" in reason:
@@ -164,6 +188,14 @@ def failure_of_answer(
     if 400 <= status < 500:
         return failed(RemoteDenied)
     return failed(RemoteUnavailable, retry=True)
+
+
+def _advice(code: str, body: str) -> str:
+    """Return what to do about a failure; "" if the storage's description says it."""
+    if code in _REGION_CODES:
+        found = _REGION.search(body)
+        return f"set the region of the bucket's Remote{f' to {found[1]!r}' if found else ''}"
+    return _ADVICE_OF_CODE.get(code, "")
 
 
 def _described(status: int, body: str, reason: str) -> tuple[str, str]:

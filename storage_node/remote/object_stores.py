@@ -5,11 +5,14 @@ obstore runs threads of its own, which do not survive a fork. Nothing here impor
 
 from __future__ import annotations
 
+import base64
+import hmac
 from collections.abc import Mapping
 from datetime import timedelta
+from email.utils import formatdate
 from functools import cached_property
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from ais_loader.errors import Unsupported
 from ais_loader.extras import needs
@@ -23,6 +26,9 @@ _PUT_FACTOR = 10
 """An answer to a PUT may take this many times longer: the client's timer starts before the content is sent."""
 _PART_RETRIES = 8
 DEFAULT_REGION = "us-east-1"
+_GOOGLE = "https://storage.googleapis.com"
+_AZURE_VERSION = "2023-11-03"
+"""Version of the interface for listings; obstore has its own."""
 
 
 def obstore_module() -> Any:
@@ -89,25 +95,61 @@ class ObjectStores:
         if self.endpoint:
             return urlsplit(self.endpoint).netloc
         if scheme == "gs":
-            return "storage.googleapis.com"
+            return urlsplit(_GOOGLE).netloc
         if scheme == "az":
-            account = self.credentials.text("account_name", "AZURE_STORAGE_ACCOUNT_NAME")
-            return f"{account}.blob.core.windows.net"
+            return f"{self._azure_account}.blob.core.windows.net"
         return self.bucket
 
     def signed_url(self, query: str) -> str:
-        """Return the URL of a GET on an S3 bucket itself, with this query, signed for some minutes.
+        """Return the URL of a GET on a bucket of S3 or Google itself, with this query, signed for some minutes.
 
         obstore signs the URL of an object only. The query is therefore part of the store's endpoint, and the object's
-        name ends up in a parameter that S3 ignores.
+        name ends up in a parameter that the service ignores. Raises obstore's errors.
         """
-        bucket = f"{self.endpoint}/{self.bucket}"
+        is_google = self.remote.scheme == "gs"
+        bucket = f"{self.endpoint or _GOOGLE}/{self.bucket}"
         if self.is_unsigned:
             return f"{bucket}?{query}"
-        store = self._s3(
-            f"{bucket}?{query}&x-pad=", self._client(self.timeout_s), self._retry(0), virtual_hosted_style_request=True
-        )
+        padded, client, retry = f"{bucket}?{query}&x-pad=", self._client(self.timeout_s), self._retry(0)
+        if is_google:
+            store = self._gcs(client, retry, base_url=padded)
+        else:
+            store = self._s3(padded, client, retry, virtual_hosted_style_request=True)
         return str(self._obstore.sign(store, "GET", "list", timedelta(minutes=5)))
+
+    @property
+    def can_list_azure(self) -> bool:
+        """Whether `azure_listing_request` has what it needs; not with tokens of roles, which only obstore has."""
+        return self.credentials.is_anonymous or (bool(self._azure_key or self._azure_sas) and bool(self._azure_account))
+
+    def azure_listing_request(self, query: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+        """Return the signed URL and the headers of a GET on an Azure container itself."""
+        endpoint = self.endpoint or f"https://{self.host}"
+        url = f"{endpoint}/{self.bucket}?{urlencode(query, quote_via=quote)}"
+        headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": _AZURE_VERSION}
+        if self.credentials.is_anonymous:
+            return url, headers
+        if not self._azure_key:
+            return f"{url}&{self._azure_sas}", headers
+        account = self._azure_account
+        resource = "".join(f"\n{name}:{value}" for name, value in sorted(query.items()))
+        text = "GET" + "\n" * 12 + "".join(f"{name}:{value}\n" for name, value in headers.items())
+        text += f"/{account}{urlsplit(url).path}{resource}"
+        digest = hmac.digest(base64.b64decode(self._azure_key), text.encode(), "sha256")
+        return url, {**headers, "Authorization": f"SharedKey {account}:{base64.b64encode(digest).decode()}"}
+
+    @property
+    def _azure_account(self) -> str:
+        return self.credentials.text("account_name", "AZURE_STORAGE_ACCOUNT_NAME")
+
+    @property
+    def _azure_key(self) -> str:
+        names = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
+        return self.credentials.text("account_key", *names)
+
+    @property
+    def _azure_sas(self) -> str:
+        return self.credentials.text("sas_token", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN").lstrip("?")
 
     @property
     def is_unsigned(self) -> bool:
@@ -171,12 +213,15 @@ class ObjectStores:
             credential_provider=provider,
         )
 
-    def _gcs(self, client: Mapping[str, Any], retry: Mapping[str, Any]) -> Any:
+    def _gcs(self, client: Mapping[str, Any], retry: Mapping[str, Any], **changed: Any) -> Any:
+        # Google inflates what is stored with Content-Encoding: gzip, unless the client says that it can.
+        client = {**client, "default_headers": {"accept-encoding": "gzip"}}
         config: dict[str, Any] = {"skip_signature": self.credentials.is_anonymous}
         if path := self.credentials.text("service_account_path"):
             config["service_account"] = path
         if self.endpoint:
             config["base_url"] = self.endpoint
+        config.update(changed)
         return self._obstore.store.GCSStore(self.bucket, config=config, client_options=client, retry_config=retry)
 
     def _azure(self, client: Mapping[str, Any], retry: Mapping[str, Any]) -> Any:

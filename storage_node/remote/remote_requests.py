@@ -27,7 +27,7 @@ RETRY = Backoff(0.1, 5.0, jitter=0.5)
 """Pauses before a failed request is repeated."""
 HEDGE_AFTER_S = 0.5
 """No answer that comes earlier is slow: a second request costs money, and a first byte usually takes 20 to 200 ms."""
-_REOPEN_S = 10.0
+REOPEN_S = 10.0
 """Minimum time between two readings of credentials after the storage has refused some."""
 
 
@@ -125,9 +125,9 @@ class RemoteRequests:
         retries: Retries | None = None,
     ) -> OpenedAnswer:
         """Begin a GET. Raises NotModified, PreconditionFailed."""
-        driver, limiter = await self.driver()
 
         async def begin(sent: asyncio.Event) -> OpenedAnswer:
+            driver, limiter = await self.driver()
             async with contextlib.AsyncExitStack() as stack:
                 answer = await stack.enter_async_context(
                     self.turn(
@@ -140,12 +140,11 @@ class RemoteRequests:
                 )
                 return OpenedAnswer(answer, stack.pop_all())
 
-        return await self.retry(name, lambda: self._hedged(begin, limiter), retries)
+        return await self.retry(name, lambda: self._hedged(begin), retries)
 
-    async def _hedged(
-        self, begin: Callable[[asyncio.Event], Awaitable[OpenedAnswer]], limiter: HostLimiter
-    ) -> OpenedAnswer:
+    async def _hedged(self, begin: Callable[[asyncio.Event], Awaitable[OpenedAnswer]]) -> OpenedAnswer:
         """Return the first answer: of one request, or of two if the first is slow."""
+        _, limiter = await self.driver()
         sent = asyncio.Event()
         if not self._budget.share:
             return await begin(sent)
@@ -207,12 +206,12 @@ class RemoteRequests:
             limiter.answered(turn)
             yield result
 
-    async def send(self, request: Request, name: str, send: Callable[[], Awaitable[T]]) -> T:
+    async def send(self, request: Request, name: str, send: Callable[[Driver], Awaitable[T]]) -> T:
         """Send a request whose answer is complete at once, and repeat it after failures."""
-        _, limiter = await self.driver()
 
         async def once() -> T:
-            async with self.turn(request, name, send, limiter) as result:
+            driver, limiter = await self.driver()
+            async with self.turn(request, name, lambda: send(driver), limiter) as result:
                 return result
 
         return await self.retry(name, once)
@@ -220,11 +219,15 @@ class RemoteRequests:
     async def retry(self, name: str, once: Callable[[], Awaitable[T]], retries: Retries | None = None) -> T:
         retries = retries or Retries(self._settings.retry_s)
         while True:
+            opened_s = 0.0
             try:
                 async with asyncio.timeout_at(retries.deadline_s):
+                    await self.driver()
+                    opened_s = self._opened_s
                     return await once()
             except RequestFailure as failure:
-                await self.pause(failure, retries)
+                if not self._reopens(failure, opened_s):
+                    await self.pause(failure, retries)
                 self._usage.note("retried")
             except LoaderError:
                 raise
@@ -238,11 +241,23 @@ class RemoteRequests:
         if pause_s is None:
             if not isinstance(failure.error, ObjectNotFound):
                 self._usage.note("errors")
-            if isinstance(failure.error, RemoteDenied) and time.monotonic() > self._opened_s + _REOPEN_S:
-                self._opened = None  # credentials may have been replaced
             raise failure.error from None
         self._usage.note("wait_s", pause_s)
         await asyncio.sleep(pause_s)
+
+    def _reopens(self, failure: RequestFailure, opened_s: float) -> bool:
+        """Have credentials read again after a refusal, because they may have been replaced. Returns whether the request
+        is to be repeated with them.
+
+        `opened_s`: when those of the request were read.
+        """
+        if not isinstance(failure.error, RemoteDenied):
+            return False
+        if opened_s == self._opened_s:
+            if time.monotonic() < opened_s + REOPEN_S:
+                return False
+            self._opened = None
+        return True
 
     def unavailable(self, name: str, reason: str) -> RemoteUnavailable:
         return RemoteUnavailable(message((f"{self._url}/{name}" if name else self._url), reason, ()))

@@ -1,7 +1,7 @@
-"""Listing of an S3 bucket, page by page, with the keys exactly as they are.
+"""Listing of a bucket of S3 or Google, page by page, with the keys exactly as they are.
 
 obstore's listing fails at a key that is no path of its own, such as a//b or one with a tab, drops a slash at the end,
-and lists by folders. So ListObjectsV2 is requested here. obstore signs the URL, with its credentials.
+and lists by folders. So ListObjectsV2, which both have, is requested here. obstore signs the URL, with its credentials.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import http.client
 import urllib.error
 import urllib.request
 import xml.etree.ElementTree as ET
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote, unquote_plus
@@ -44,24 +44,43 @@ async def _page(stores: ObjectStores, prefix: str, after: str, secrets: Sequence
     if after:
         query["start-after"] = stores.prefix + after
     text = "&".join(f"{name}={quote(value, safe='')}" for name, value in sorted(query.items()))
+    body = await answer_of(lambda: (stores.signed_url(text), {}), place, stores, secrets)
     try:
-        # In a thread, because the credentials may have to be requested.
-        url = await asyncio.to_thread(stores.signed_url, text)
+        return _parsed(body, stores.prefix)
+    except (ET.ParseError, ValueError) as error:
+        raise unreadable(place, error, secrets) from None
+
+
+async def answer_of(
+    request: Callable[[], tuple[str, Mapping[str, str]]], place: str, stores: ObjectStores, secrets: Sequence[str]
+) -> bytes:
+    """Return the content of the answer to a GET of a listing.
+
+    Args:
+        request: returns the signed URL, and headers. Runs in a thread, because credentials may have to be requested.
+        place: what is listed, for messages.
+
+    Raises RequestFailure.
+    """
+    scheme = stores.remote.scheme
+    try:
+        url, headers = await asyncio.to_thread(request)
     except Exception as error:  # noqa: BLE001 - obstore's classes have no common one
-        raise failure_of(error, place, "s3", secrets) from None
+        raise failure_of(error, place, scheme, secrets) from None
     try:
-        status, body = await asyncio.to_thread(_get, url, stores.timeout_s)
+        status, body = await asyncio.to_thread(_get, url, headers, stores.timeout_s)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise RequestFailure(RemoteUnavailable(message(place, f"no answer: {reason}", secrets)), retry=True) from None
     if status != 200:
-        raise failure_of_answer(status, body.decode(errors="replace"), place, "s3", secrets)
-    try:
-        return _parsed(body, stores.prefix)
-    except (ET.ParseError, ValueError) as error:
-        raise RequestFailure(
-            RemoteUnavailable(message(place, f"its listing cannot be read: {error}", secrets)), retry=True
-        ) from None
+        raise failure_of_answer(status, body.decode(errors="replace"), place, scheme, secrets)
+    return body
+
+
+def unreadable(place: str, error: Exception, secrets: Sequence[str]) -> RequestFailure:
+    """Return the failure of an answer that is no listing."""
+    reason = f"its listing cannot be read: {error}"
+    return RequestFailure(RemoteUnavailable(message(place, reason, secrets)), retry=True)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -72,9 +91,10 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 _opener = urllib.request.build_opener(_NoRedirects)
 
 
-def _get(url: str, timeout_s: float) -> tuple[int, bytes]:
+def _get(url: str, headers: Mapping[str, str], timeout_s: float) -> tuple[int, bytes]:
+    request = urllib.request.Request(url, headers=dict(headers))
     try:
-        with contextlib.closing(_opener.open(url, timeout=timeout_s)) as answer:
+        with contextlib.closing(_opener.open(request, timeout=timeout_s)) as answer:
             body = answer.read(_MAX_ANSWER)
             return answer.status, body
     except urllib.error.HTTPError as error:

@@ -461,10 +461,15 @@ class RemoteTier:
     # -- writing
 
     async def _etag_of(self, bucket: RemoteBucket, name: str, version: str) -> str:
-        """Return the ETag of the remote object of which the copy with this version is one; "" if it is none.
+        """Return the ETag of the remote object of which the copy with this version is one; "" if it is none. The
+        version of a cold object is its ETag.
 
         Raises VersionConflict if the object here has another version, ObjectNotFound if it is cold.
         """
+        if version.startswith(ETAG_VERSION):
+            if version == ETAG_VERSION:
+                raise InvalidRequest(f"{bucket.name}/{name}: if_version={version!r}: the ETag is missing")
+            return version.removeprefix(ETAG_VERSION)
         entry = await self._read(self.stored, bucket, name)
         if str(entry.version) != version:
             raise VersionConflict(f"{bucket.name}/{name}: it has version {entry.version} now; nothing was changed")
@@ -480,9 +485,13 @@ class RemoteTier:
         """
         self._require_writable(bucket)
         etag = await self._etag_of(bucket, name, version)
-        with contextlib.suppress(ObjectNotFound):  # only the copy is left to be deleted
+        try:
             if etag and (found := (await self.backend(bucket).head(name)).etag) != etag:
                 raise VersionConflict(f"{bucket.name}/{name}: the remote ETag is {found} now; nothing was deleted")
+        except ObjectNotFound:
+            if version.startswith(ETAG_VERSION):
+                raise
+            # Only the copy is left to be deleted.
         for error in await self.delete(bucket, [name]):
             if error is not None:
                 raise error
@@ -512,7 +521,8 @@ class RemoteTier:
     async def put(
         self, bucket: RemoteBucket, header: pb.PutHeader, chunks: AsyncIterator[bytes], size_bytes: int
     ) -> dict[str, str]:
-        """Put an object to the remote storage; return the metadata with which the copy is to be stored.
+        """Put an object to the remote storage; return the metadata with which the copy is to be stored. A condition
+        that only the remote object has to meet is removed from `header`: a copy is stored whatever is here.
 
         Raises Unsupported, VersionConflict, RemoteUnavailable, RemoteDenied.
         """
@@ -522,6 +532,8 @@ class RemoteTier:
         stored = await self.backend(bucket).put(
             header.name, chunks, size_bytes, dict(header.metadata), if_absent=condition.if_absent, if_etag=etag
         )
+        if condition.if_version.startswith(ETAG_VERSION):
+            condition.if_version = ""
         return metadata_of(stored) | dict(header.metadata)
 
     def _require_writable(self, bucket: RemoteBucket) -> None:

@@ -13,7 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from ais_loader.wire.reserved import REMOTE_PENDING
+from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_PENDING
 from storage_node.context.node import Node
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
@@ -106,7 +106,9 @@ class WriteThrough:
 
         async def put(small: pb.SmallObject, bucket: RemoteBucket) -> None:
             async with turns:
-                metadata = await self._tier.put(bucket, _header_of(small), _one(small.data), len(small.data))
+                header = _header_of(small)
+                metadata = await self._tier.put(bucket, header, _one(small.data), len(small.data))
+                small.condition.CopyFrom(header.condition)
             small.metadata.clear()
             small.metadata.update(metadata)
 
@@ -140,7 +142,8 @@ class WriteThrough:
         return [None] * len(names) if bucket is None else await self._tier.delete(bucket, names)
 
     async def delete_one(self, request: pb.DeleteRequest) -> None:
-        """Delete the remote object of a request, before its copy is deleted.
+        """Delete the remote object of a request, before its copy is deleted. A condition that only the remote object
+        has to meet is removed from the request.
 
         Raises VersionConflict, ObjectNotFound, Unsupported, RemoteUnavailable.
         """
@@ -151,6 +154,8 @@ class WriteThrough:
             except ObjectNotFound:
                 if not request.repeat_ms:  # otherwise an earlier try may have done it, which the copy's deletion tells
                     raise
+            if request.if_version.startswith(ETAG_VERSION):
+                request.if_version = ""
             return
         for error in await self.delete(request.bucket, [request.name]):
             if error is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import subprocess
 import sys
 import urllib.parse
@@ -34,6 +35,8 @@ server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 """
+PAGE_KEYS = 100
+"""Number of keys of a page of a listing."""
 _TIMEOUT_S = 60.0
 
 
@@ -49,9 +52,17 @@ class S3Client:
         self._call("PUT", name)
         return name
 
-    def put(self, bucket: str, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> str:
+    def put(
+        self,
+        bucket: str,
+        key: str,
+        data: bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> str:
         """Put an object and return its ETag, with its quotes."""
-        headers = {f"x-amz-meta-{name}": value for name, value in (metadata or {}).items()}
+        headers = {**(headers or {}), **{f"x-amz-meta-{name}": value for name, value in (metadata or {}).items()}}
         return self._call("PUT", bucket, key, body=data, headers=headers)[0]["ETag"]
 
     def get(self, bucket: str, key: str) -> bytes:
@@ -69,6 +80,11 @@ class S3Client:
     def keys(self, bucket: str) -> list[str]:
         """Return the keys of a bucket, sorted."""
         return sorted(self._listed(bucket))
+
+    def uploads(self, bucket: str) -> int:
+        """Return the number of uploads in parts that are neither complete nor aborted."""
+        root = ET.fromstring(self._call("GET", bucket, query={"uploads": ""})[1])
+        return len(root.findall("{*}Upload"))
 
     def _listed(self, bucket: str) -> Iterator[str]:
         token = ""
@@ -110,7 +126,11 @@ class S3Server(S3Client):
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-W", "ignore", "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE_KEYS)},
         )
         assert self._process.stdout is not None
         port = self._process.stdout.readline().strip()

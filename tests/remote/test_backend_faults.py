@@ -84,6 +84,25 @@ def test_an_answer_that_is_always_cut_fails_after_a_time() -> None:
     assert len(asked) > 1 and backend.counts.errors == 1
 
 
+@pytest.mark.parametrize("delta_bytes", [50, -50])
+def test_an_answer_of_another_length_than_its_range_is_never_taken_for_the_object(delta_bytes: int) -> None:
+    """Too many bytes are dropped, and those that are missing are requested."""
+    data = os.urandom(MIB)
+
+    def decide(asked: Asked) -> Reply:
+        reply = content(asked, data)
+        is_first = not asked.number
+        reply.body = reply.body + b"x" * 50 if delta_bytes > 0 else reply.body[: delta_bytes if is_first else None]
+        return reply
+
+    async def run() -> None:
+        async with OneBackend(server.remote()) as backend:
+            assert await read(backend, "a") == data
+
+    with DecidedServer(decide) as server:
+        asyncio.run(run())
+
+
 def test_a_host_that_throttles_is_asked_less_and_then_again() -> None:
     def decide(asked: Asked) -> Reply:
         return _error(503, "SlowDown", "Reduce your rate") if asked.number < 3 else content(asked, b"data")

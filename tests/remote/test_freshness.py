@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
-from ais_loader import Entry, Remote, errors
+from ais_loader import Entry, Remote, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing.waiting import eventually
@@ -77,6 +80,44 @@ def test_a_copy_is_compared_when_it_is_older_than_its_age(
     assert cold.get("a") == b"first" and proxy.count() == 0
     validate(cold, 0.05)
     eventually(lambda: cold.get("a") == b"second", 10.0)
+
+
+@pytest.mark.parametrize("url", ["embedded"], indirect=True)
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+def test_a_clock_that_is_set_changes_nothing_for_copies_that_were_compared(
+    cold: Bucket,
+    remote_bucket: RemoteBucket,
+    proxy: FaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    ahead_s: int,
+) -> None:
+    """Their age is of the monotonic clock."""
+    validate(cold, 600.0)
+    remote_bucket.put("a", b"first")
+    assert cold.get("a") == b"first"
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + ahead_s * 10**9)
+    remote_bucket.put("a", b"second")
+    proxy.forget()
+    assert cold.get("a") == b"first" and proxy.count() == 0
+
+
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+def test_a_copy_of_before_a_start_is_compared_if_the_clock_was_set(
+    remote_bucket: RemoteBucket, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: int
+) -> None:
+    """Its age is unknown: it may be older than it seems, and never counts as younger than it is by a clock set back."""
+    with connect(tmp_path) as client:
+        remote = Remote(remote_bucket.url, remote_bucket.endpoint, validate=600.0)
+        bucket = client.create_bucket("train", remote=remote)
+        remote_bucket.put("a", b"first")
+        assert bucket.get("a") == b"first"
+    remote_bucket.put("a", b"second")
+    now_ns = time.time_ns
+    with connect(tmp_path) as client, monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: now_ns() + ahead_s * 10**9)
+        proxy.forget()
+        assert client.bucket("train").get("a") == b"second" and proxy.count() > 0
 
 
 def test_an_entry_pinned_to_a_version_is_not_replaced_by_a_newer_one(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader
 
-from ais_loader import MapDataset, connect, errors
+from ais_loader import MapDataset, Remote, connect, errors
 from ais_loader.objects.remote_places import split_place
+from ais_loader.testing.node import NodeProcess
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
@@ -44,6 +48,50 @@ def test_a_dataset_is_named_by_its_place(node_url: str, remote_bucket: RemoteBuc
         assert info.remote.url == remote_bucket.url
     again = MapDataset(node_url, f"{remote_bucket.url}/fr/")
     assert [again[at] for at in range(3)] == [data_of(at) for at in range(3)]
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_while_it_fetches_is_started_again(
+    node_url: str, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    names = filled(remote_bucket, 6)
+    dataset = MapDataset(node_url, f"{remote_bucket.url}/en/")
+    assert dataset[0] == data_of(0)
+    with proxy.held("GET", remote_bucket.path(names[3]), times=1) as held, ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(lambda: [dataset[at] for at in range(6)])
+        held.wait_for(1)
+        os.kill(int((Path(node_url.removeprefix("node://")) / "node" / "pid").read_text()), signal.SIGKILL)
+        assert reading.result(90) == [data_of(at) for at in range(6)]
+    assert [proxy.count("GET", remote_bucket.path(name)) for name in names] == [1, 1, 1, 2, 1, 1]
+
+
+_TRAINER = """
+import sys
+from ais_loader import Entry, connect
+with connect(sys.argv[1]) as client:
+    print("reads", flush=True)
+    list(client.get_batch([Entry("train", name) for name in sys.argv[2:]]))
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_killed_while_objects_are_fetched_leaves_the_node_to_others(
+    s3: object, remote_bucket: RemoteBucket, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    names = filled(remote_bucket, 4)
+    with NodeProcess(tmp_path / "drive") as node, connect(node.url) as client:
+        bucket = client.create_bucket("train", remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint))
+        command = [sys.executable, "-c", _TRAINER, node.url, *names]
+        with proxy.held("GET", remote_bucket.path(names[1])) as held:
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+                assert trainer.stdout is not None and trainer.stdout.readline() == "reads\n"
+                held.wait_for(1)
+                trainer.kill()
+            held.release()
+        assert [bucket.get(name) for name in names] == [data_of(at) for at in range(4)]
+        for name in names:
+            assert proxy.count("GET", remote_bucket.path(name)) <= 2
+        assert [info.is_stored for info in bucket.objects()] == [True] * 4
 
 
 def test_an_embedded_store_is_refused_with_the_way_out(tmp_path: Path) -> None:

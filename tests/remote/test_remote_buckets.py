@@ -189,6 +189,56 @@ def test_a_deletion_on_a_condition_compares_the_remote_object_too(cold: Bucket, 
     assert remote_bucket.keys() == [] and list(cold.objects()) == []
 
 
+def test_the_version_of_a_cold_object_is_a_condition(cold: Bucket, remote_bucket: RemoteBucket) -> None:
+    remote_bucket.put("a", b"first")
+    seen = cold.head("a")
+    assert not seen.is_stored
+    remote_bucket.put("a", b"theirs")
+    for refused in (lambda: cold.put("a", b"mine", if_version=seen.version), lambda: _delete(cold, seen.version)):
+        with pytest.raises(errors.VersionConflict, match=r"a: .*(its tag is no longer|the remote ETag is)"):
+            refused()
+    assert remote_bucket.get("a") == b"theirs" and not cold.head("a").is_stored
+    cold.put("a", b"mine", if_version=cold.head("a").version)
+    assert remote_bucket.get("a") == b"mine" and cold.get("a") == b"mine"
+    cold.evict(["a"])
+    etag = cold.head("a").version
+    assert cold.get("a") == b"mine"  # stored meanwhile, which changes nothing about the remote object
+    cold.put("a", b"newer", if_version=etag)
+    assert remote_bucket.get("a") == b"newer" and cold.get("a") == b"newer"
+    cold.evict(["a"])
+    etag = cold.head("a").version
+    assert cold.get("a") == b"newer"
+    cold.delete("a", if_version=etag)
+    assert remote_bucket.keys() == [] and list(cold.objects()) == []
+    with pytest.raises(errors.VersionConflict, match=r"it is gone|its tag is no longer"):
+        cold.put("a", b"mine", if_version=etag)
+    with pytest.raises(errors.ObjectNotFound):
+        cold.delete("a", if_version=etag)
+    assert remote_bucket.keys() == []
+
+
+def _delete(bucket: Bucket, version: str) -> None:
+    bucket.delete("a", if_version=version)
+
+
+def test_an_etag_that_is_no_condition_says_what_to_do(
+    client: Client, cold: Bucket, remote_bucket: RemoteBucket
+) -> None:
+    bucket = client.create_bucket(f"{cold.name}-plain")
+    remote_bucket.put("a", b"first")
+    bucket.put("a", b"here")
+    etag = cold.head("a").version
+    with pytest.raises(errors.InvalidRequest, match="`warm` the object, and take the version"):
+        cold.set_metadata("a", {"x": "y"}, if_version=etag)
+    with pytest.raises(errors.InvalidRequest, match="the ETag is missing"):
+        cold.put("a", b"mine", if_version="etag:")
+    for refused in (lambda: bucket.put("a", b"1", if_version=etag), lambda: _delete(bucket, etag)):
+        with pytest.raises(errors.InvalidRequest, match="this bucket has no remote storage"):
+            refused()
+    assert bucket.get("a") == b"here" and remote_bucket.get("a") == b"first"
+    client.delete_bucket(bucket.name, force=True)
+
+
 def test_warm_and_evict(cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy) -> None:
     names = filled(remote_bucket, 30)
     seen: list[int] = []

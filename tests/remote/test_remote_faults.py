@@ -85,9 +85,11 @@ def test_a_refused_entry_fails_in_its_place(
         Fault(cut_after=100),
         Fault(cut_after=70_000, is_reset=True),
         Fault(length_delta=50),
+        Fault(length_delta=-50),
+        Fault(extra=b"x" * 50),
         Fault(delay_s=0.3),
     ],
-    ids=["503", "429", "500", "cut", "reset", "truncated", "slow"],
+    ids=["503", "429", "500", "cut", "reset", "truncated", "short-length", "overlong", "slow"],
 )
 def test_a_fault_that_passes_is_not_noticed(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, fault: Fault
@@ -114,6 +116,22 @@ def test_an_object_that_is_replaced_while_it_is_fetched_is_never_a_mix(
     except errors.ObjectNotFound as error:
         assert "a" in str(error)  # the version that was opened is gone
     assert b"".join(cold.reader("a").chunks()) == second
+
+
+def test_an_object_that_is_deleted_while_it_is_fetched_is_not_found(
+    cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    remote_bucket.put("a", b"1" * (24 << 20))
+
+    def delete() -> None:
+        remote_bucket.delete("a")
+
+    proxy.on("GET", remote_bucket.path("a"), Fault(call_after=(1 << 20, delete)), times=1)
+    try:
+        assert cold.get("a") == b"1" * (24 << 20)  # all ranges were answered before
+    except errors.ObjectNotFound as error:
+        assert "a" in str(error)
+        assert list(cold.objects()) == []
 
 
 def test_a_bucket_that_does_not_exist_is_an_error_that_names_it(

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ais_loader.errors import InvalidRequest, OutcomeUnknown, VersionConflict, WriteTooLate
 from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.store.format import WRITE_ID, CatalogEntry, Version
 
 ID_BYTES = 16
@@ -322,6 +323,10 @@ def condition_of(request: pb.PutHeader | pb.SmallObject) -> Condition | None:
 
 def parse_version(text: str) -> Version:
     """Parse a version in the format of `str`. Raises InvalidRequest."""
+    if text.startswith(ETAG_VERSION):
+        raise InvalidRequest(
+            f"if_version={text[:80]!r}: an ETag is the version of a cold object; this bucket has no remote storage"
+        )
     parts = text.split(".")
     if len(parts) == 3 and all(part.isascii() and part.isdigit() and len(part) <= 20 for part in parts):
         version = Version(*map(int, parts))
