@@ -107,7 +107,7 @@ class RemoteSoak(ClusterSoak):
             endpoint=self._proxy.url,
             validate=VALIDATE_S if self._has_others else "never",
             cache_bytes=CACHE_BYTES,
-            **({"write": "back"} if self._is_back else {}),
+            write="back" if self._is_back else "through",
         )
         client.create_bucket(BUCKET, copies=self.copies.copies, min_copies=self.copies.min_copies, remote=remote)
 

@@ -159,11 +159,12 @@ class EmbeddedRemote:
                 header.metadata[REMOTE_PENDING] = mark
                 async with aclosing(self._chunks(spool)) as chunks:
                     return await self._store_object(header, chunks)
-        async with aclosing(self._chunks(spool)) as chunks:
-            metadata = await self.tier.put(bucket, header, chunks, spool.size_bytes)
-        copy = pb.PutHeader(bucket=header.bucket, name=header.name, metadata=metadata, condition=header.condition)
-        async with aclosing(self._chunks(spool)) as chunks:
-            return await self._store_object(copy, chunks)
+        async with self.tier.writing.hold([(bucket.uuid, header.name)]):
+            async with aclosing(self._chunks(spool)) as chunks:
+                metadata = await self.tier.put(bucket, header, chunks, spool.size_bytes)
+            copy = pb.PutHeader(bucket=header.bucket, name=header.name, metadata=metadata, condition=header.condition)
+            async with aclosing(self._chunks(spool)) as chunks:
+                return await self._store_object(copy, chunks)
 
     async def _chunks(self, spool: Spooled) -> AsyncGenerator[bytes, None]:
         chunks = spool.chunks()

@@ -47,6 +47,7 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 from storage_node.limits.call_slots import current_tenant
+from storage_node.limits.name_locks import NameLocks
 from storage_node.remote.backend import Backend
 from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
@@ -56,6 +57,7 @@ from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.single_flight import SingleFlight
 from storage_node.remote.skipped_names import SkippedNames
+from storage_node.remote.write_back.upload_plan import STAMP_KEY
 from storage_node.remote.write_back.write_back import WriteBack
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import CatalogEntry
@@ -134,6 +136,8 @@ class RemoteTier:
         self.space = space
         self.write_back: WriteBack | None = None
         """Pending uploads of this node; None for a reader."""
+        self.writing = NameLocks()
+        """Names that are written through: the remote storage and the store see their writes in the same order."""
         self._fetches = SingleFlight(FAILURE_KEPT_S)
         """Fetches that readers of this node wait for, wherever they run."""
         self._loads = SingleFlight(0)
@@ -521,20 +525,46 @@ class RemoteTier:
     async def put(
         self, bucket: RemoteBucket, header: pb.PutHeader, chunks: AsyncIterator[bytes], size_bytes: int
     ) -> dict[str, str]:
-        """Put an object to the remote storage; return the metadata with which the copy is to be stored. A condition
-        that only the remote object has to meet is removed from `header`: a copy is stored whatever is here.
+        """Put an object to the remote storage; return the metadata with which the copy is to be stored. The remote
+        object has met the conditions then, and they are removed from `header`: a copy is stored whatever is here.
+
+        A write with an id stamps the object with it. If the condition does not hold, because an earlier attempt has put
+        the object and its answer was lost, the stamp shows it.
 
         Raises Unsupported, VersionConflict, RemoteUnavailable, RemoteDenied.
         """
         self._require_writable(bucket)
-        condition = header.condition
-        etag = await self._etag_of(bucket, header.name, condition.if_version) if condition.if_version else ""
-        stored = await self.backend(bucket).put(
-            header.name, chunks, size_bytes, dict(header.metadata), if_absent=condition.if_absent, if_etag=etag
-        )
-        if condition.if_version.startswith(ETAG_VERSION):
+        name, condition, backend = header.name, header.condition, self.backend(bucket)
+        etag = await self._etag_of(bucket, name, condition.if_version) if condition.if_version else ""
+        if condition.if_absent:
+            await self._require_no_object(bucket, name)
+        stamp = {STAMP_KEY: condition.write_id.hex()} if condition.write_id else {}
+        try:
+            stored = await backend.put(
+                name,
+                chunks,
+                size_bytes,
+                dict(header.metadata) | stamp,
+                if_absent=condition.if_absent,
+                if_etag=etag,
+            )
+        except VersionConflict:
+            with contextlib.suppress(ObjectNotFound):
+                stored = await backend.head(name)
+                if stamp and stored.metadata.items() >= stamp.items():
+                    return metadata_of(stored) | dict(header.metadata)
+            raise
+        condition.if_absent = False
+        if etag:
             condition.if_version = ""
         return metadata_of(stored) | dict(header.metadata)
+
+    async def _require_no_object(self, bucket: RemoteBucket, name: str) -> None:
+        """Check that there is no object here that is no copy of a remote one. Raises VersionConflict."""
+        with contextlib.suppress(ObjectNotFound):
+            entry = await self._read(self.stored, bucket, name)
+            if not is_copy(entry.metadata):
+                raise VersionConflict(f"{bucket.name}/{name}: it exists, with version {entry.version}")
 
     def _require_writable(self, bucket: RemoteBucket) -> None:
         if not bucket.remote.is_writable:

@@ -8,6 +8,7 @@ replicas behave alike, and all replicas receive the same bytes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -142,8 +143,7 @@ class ObjectsService:
             return await self._store_pending(back, messages, take_from_socket)
         if not self._write_through.is_wanted(bucket):
             return await self._put_writer.store(messages, take_from_socket)
-        async with aclosing(self._write_through.messages(messages)) as copied:
-            return await self._put_writer.store(copied)
+        return await self._write_through.put(messages, self._put_writer.store, self.done_earlier)
 
     async def _store_pending(
         self,
@@ -172,10 +172,12 @@ class ObjectsService:
             for small in request.object:
                 require_unreserved(small.metadata)
             group = await self._reframing.group(request)
-            async with self._write_through.admitted(group):
+            names = self._write_through.names(group)
+            async with self._write_through.admitted(group), self._tier.writing.hold(names):
                 failed = await self._write_through.group(group)
                 stored = group if not failed else _without(group, failed)
                 response = await self._writes.put_many(stored, self._put_here)
+                self._write_through.judge(stored, response)
             yield response if not failed else _with_failures(response, failed, len(group.object))
 
     async def _put_here(self, request: pb.PutManyRequest) -> pb.PutManyResponse:
@@ -268,24 +270,40 @@ class ObjectsService:
 
     @counted("delete")
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
-        condition = _condition_of(request)
-        mark = b""  # metadata of a tombstone that is to be uploaded
-        if (back := self._write_through.written_back(request.bucket)) is not None and self._tier.write_back is not None:
-            mark = await self._tier.write_back.deletion_mark(back, request.name, condition)
+        bucket, write_back = self._tier.remote_bucket(request.bucket), self._tier.write_back
+        if bucket is None:
+            await self._delete(request)
+        elif bucket.remote.is_write_back and write_back is not None:
+            mark = await write_back.deletion_mark(bucket, request.name, _condition_of(request))
+            with contextlib.suppress(ObjectNotFound):  # a cold object has no copy
+                await self._delete(request, mark)
         else:
-            await self._write_through.delete_one(request)
-        try:
-            if (replica_set := self._writes.replica_set(request.bucket)) is not None:
-                await self._writes.delete(replica_set, request.name, condition, mark)
-            else:
-                delete = functools.partial(
-                    self._store.delete, condition=condition, keep_tombstone=bool(mark), raw_metadata=mark
-                )
-                await self._node.read(delete, request.bucket, request.name)
-        except ObjectNotFound:
-            if not self._write_through.is_wanted(request.bucket):
-                raise  # a cold object has no copy
+            async with self._tier.writing.hold([(bucket.uuid, request.name)]):
+                if not await self._was_deleted(request):
+                    await self._write_through.delete_one(request)
+                    with contextlib.suppress(ObjectNotFound):
+                        await self._delete(request)
         return pb.DeleteResponse()
+
+    async def _delete(self, request: pb.DeleteRequest, mark: bytes = b"") -> None:
+        """Delete an object of the store. `mark`: metadata of a tombstone that is to be uploaded. Raises LoaderError."""
+        condition = _condition_of(request)
+        if (replica_set := self._writes.replica_set(request.bucket)) is not None:
+            await self._writes.delete(replica_set, request.name, condition, mark)
+            return
+        delete = functools.partial(
+            self._store.delete, condition=condition, keep_tombstone=bool(mark), raw_metadata=mark
+        )
+        await self._node.read(delete, request.bucket, request.name)
+
+    async def _was_deleted(self, request: pb.DeleteRequest) -> bool:
+        """Return whether an earlier attempt of this deletion was done: others may have put the object since. Raises
+        LoaderError, OutcomeUnknown."""
+        if not request.repeat_ms:
+            return False
+        header = pb.PutHeader(bucket=request.bucket, name=request.name)
+        header.condition.write_id, header.condition.repeat_ms = request.write_id, request.repeat_ms
+        return await self.done_earlier(header) is not None
 
     @bounded
     @counted("list")

@@ -2,16 +2,18 @@
 
 The received bytes are spooled to an unnamed file until all of them have arrived and match the announced size and
 checksum, because the remote storage needs the size, and the copy the remote object's ETag. A PUT is acknowledged when
-both have it. If the second step fails, the next read fetches the object.
+both have it. If the second step fails, its outcome is unknown: the remote storage has the object, and readers find it
+when an older copy is gone. Writes of one name run one after another, so that both have the same one in the end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from typing import TypeAlias
 
-from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
+from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, OutcomeUnknown
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_PENDING
 from storage_node.context.node import Node
@@ -21,6 +23,8 @@ from storage_node.store.drive.preconditions import condition_of
 from storage_node.store.reframe_on_put import Spooled, spool_for
 from storage_node.store.write import check_announced, check_content
 
+Store: TypeAlias = Callable[[AsyncIterator[pb.PutRequest]], Awaitable[pb.ObjectInfo]]
+DoneEarlier: TypeAlias = Callable[[pb.PutHeader], Awaitable["pb.ObjectInfo | None"]]
 _CHUNK_END = b""
 _PUTS_AT_ONCE = 16
 
@@ -38,10 +42,17 @@ class WriteThrough:
         found = self._tier.remote_bucket(bucket)
         return found if found is not None and found.remote.is_write_back else None
 
-    async def messages(self, messages: AsyncIterator[pb.PutRequest]) -> AsyncGenerator[pb.PutRequest, None]:
-        """Put the object of a PUT to the remote storage; yield the messages that store its copy.
+    async def put(
+        self, messages: AsyncIterator[pb.PutRequest], store: Store, done_earlier: DoneEarlier
+    ) -> pb.ObjectInfo:
+        """Put the object of a PUT to the remote storage, then store its copy.
 
-        Raises ContentMismatch, InvalidRequest, DriveFull, DriveFailed, VersionConflict, Unsupported, RemoteUnavailable.
+        Args:
+            store: Stores the object of these messages.
+            done_earlier: Returns what an earlier attempt has stored.
+
+        Raises ContentMismatch, InvalidRequest, DriveFull, DriveFailed, VersionConflict, Unsupported, RemoteUnavailable,
+        OutcomeUnknown.
         """
         first = await anext(messages, None)
         bucket = self._tier.remote_bucket(first.header.bucket) if first is not None else None
@@ -51,17 +62,28 @@ class WriteThrough:
         spool = await read(spool_for, self._node.store, f"{header.bucket}/{header.name}")
         try:
             await self._fill(spool, header, messages)
-            metadata = await self._put(bucket, header, spool)
-            header.metadata.clear()
-            header.metadata.update(metadata)
-            header.size_bytes, header.checksum = spool.size_bytes, spool.checksum
-            yield pb.PutRequest(header=header)
-            async with aclosing(self._chunks(spool)) as chunks:
-                async for chunk in chunks:
-                    yield pb.PutRequest(data=chunk)
-            yield pb.PutRequest(end=pb.PutEnd(size_bytes=spool.size_bytes, checksum=spool.checksum))
+            async with self._tier.writing.hold([(bucket.uuid, header.name)]):
+                # Otherwise a repeat would put the object over one that others have put since.
+                if header.condition.repeat_ms and (done := await done_earlier(header)) is not None:
+                    return done
+                metadata = await self._put(bucket, header, spool)
+                header.metadata.clear()
+                header.metadata.update(metadata)
+                header.size_bytes, header.checksum = spool.size_bytes, spool.checksum
+                async with aclosing(self._copy(header, spool)) as copy:
+                    try:
+                        return await store(copy)
+                    except LoaderError as error:
+                        raise _copy_failed(header.bucket, header.name, error) from error
         finally:
             await asyncio.shield(read(spool.close))
+
+    async def _copy(self, header: pb.PutHeader, spool: Spooled) -> AsyncGenerator[pb.PutRequest, None]:
+        yield pb.PutRequest(header=header)
+        async with aclosing(self._chunks(spool)) as chunks:
+            async for chunk in chunks:
+                yield pb.PutRequest(data=chunk)
+        yield pb.PutRequest(end=pb.PutEnd(size_bytes=spool.size_bytes, checksum=spool.checksum))
 
     async def _fill(self, spool: Spooled, header: pb.PutHeader, messages: AsyncIterator[pb.PutRequest]) -> None:
         async for message in messages:
@@ -131,6 +153,20 @@ class WriteThrough:
                 raise result
         return failed
 
+    def names(self, request: pb.PutManyRequest) -> Iterator[tuple[bytes, str]]:
+        """Iterate over the names of a group that are written through."""
+        for small in request.object:
+            bucket = self._tier.remote_bucket(small.bucket)
+            if bucket is not None and not bucket.remote.is_write_back:
+                yield bucket.uuid, small.name
+
+    def judge(self, request: pb.PutManyRequest, response: pb.PutManyResponse) -> None:
+        """Set the errors of copies that were not stored, although the remote storage has their objects."""
+        for small, result in zip(request.object, response.result, strict=True):
+            if result.HasField("error") and self.is_wanted(small.bucket) and self.written_back(small.bucket) is None:
+                error = _copy_failed(small.bucket, small.name, result.error.message)
+                result.error.kind, result.error.message = error.kind, str(error)
+
     # -- deleting
 
     async def delete(self, bucket_name: str, names: Sequence[str]) -> list[LoaderError | None]:
@@ -160,6 +196,10 @@ class WriteThrough:
         for error in await self.delete(request.bucket, [request.name]):
             if error is not None:
                 raise error
+
+
+def _copy_failed(bucket: str, name: str, why: object) -> OutcomeUnknown:
+    return OutcomeUnknown(f"{bucket}/{name}: the remote storage has it, but its copy was not stored: {why}")
 
 
 def _header_of(small: pb.SmallObject) -> pb.PutHeader:

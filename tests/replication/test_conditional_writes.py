@@ -15,7 +15,8 @@ from ais_loader import ClusterOptions, connect, errors
 from ais_loader.testing import FaultyLink, eventually
 from ais_loader.wire.generated import ais_cluster_pb2 as cluster_pb
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from storage_node.cluster.replication.commit import CommitProtocol, NameLocks
+from storage_node.cluster.replication.commit import CommitProtocol
+from storage_node.limits.name_locks import NameLocks
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
 from storage_node.store.format import Version

@@ -83,51 +83,12 @@ from storage_node.cluster.replication.write_plan import (
 )
 from storage_node.context.channels import STEP_TIMEOUT_S
 from storage_node.context.errors import ReplicaLost, TooFewCopies
+from storage_node.limits.name_locks import NameLocks
 from storage_node.store.replica_state import clock_s, ms_since, not_found_message
 
 HOLD_S = 10.0
 DRAIN_S = 5.0
 """Part of `HOLD_S` for which `hold` waits for the writes inside the barrier."""
-Name: TypeAlias = tuple[bytes, str]
-"""A bucket's uuid and an object's name."""
-
-
-class _Lock:
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.users = 0
-        """Number of tasks that hold it or wait for it."""
-
-
-class NameLocks:
-    """One lock per name that is in use; a lock is dropped with its last user."""
-
-    def __init__(self) -> None:
-        self._locks: dict[Name, _Lock] = {}
-
-    @contextlib.asynccontextmanager
-    async def hold(self, names: Iterable[Name]) -> AsyncIterator[None]:
-        """Hold all these names, first come, first served. Everyone locks in sorted order, which prevents deadlocks."""
-        held: list[_Lock] = []
-        wanted = sorted(set(names))
-        using = [self._locks.setdefault(name, _Lock()) for name in wanted]
-        for one in using:
-            one.users += 1
-        try:
-            for one in using:
-                await one.lock.acquire()
-                held.append(one)
-            yield
-        finally:
-            for one in held:
-                one.lock.release()
-            for name, one in zip(wanted, using, strict=True):
-                one.users -= 1
-                if not one.users:
-                    del self._locks[name]
-
-    def __len__(self) -> int:
-        return len(self._locks)
 
 
 class _Hold:
