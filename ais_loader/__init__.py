@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ais_loader.training.plan import ShufflePlan
     from ais_loader.transforms.etl import Command, NodeCommand, NodeCommandInfo, Server, TransformInfo
     from ais_loader.transforms.transform_job import JobCounts, JobFailures, PlannedResult, TransformJob
-    from ais_loader.transport.base import RemoteUsage
+    from ais_loader.transport.base import PendingUploads, RemoteUsage
     from ais_loader.values.batch import Batch
     from ais_loader.values.changes import (
         CopySummary,
@@ -85,6 +85,7 @@ __all__ = [
     "ObjectReader",
     "PackedBatch",
     "PartInfo",
+    "PendingUploads",
     "Pipeline",
     "PlannedResult",
     "Progress",
@@ -157,6 +158,7 @@ _HOMES = {
     "PutSummary": "ais_loader.values.changes",
     "EvictSummary": "ais_loader.values.changes",
     "Remote": "ais_loader.wire.remote",
+    "PendingUploads": "ais_loader.transport.base",
     "RemoteUsage": "ais_loader.transport.base",
     "WarmSummary": "ais_loader.values.changes",
     "RenameSummary": "ais_loader.values.changes",

@@ -40,7 +40,7 @@ GROUPS: dict[str, list[str]] = {
         "PromoteResult",
     ],
     "Uploads in parts, snapshots": ["MultipartUpload", "PartInfo", "UploadInfo", "SnapshotInfo"],
-    "Remote buckets": ["Remote", "WarmSummary", "EvictSummary", "RemoteUsage"],
+    "Remote buckets": ["Remote", "WarmSummary", "EvictSummary", "RemoteUsage", "PendingUploads"],
     "Transforms": [
         "NodeCommand",
         "NodeCommandInfo",

@@ -1,4 +1,4 @@
-"""`ais-loader warm`, `evict` and `remote cost`: copies of remote buckets, and what their requests cost."""
+"""`ais-loader warm`, `evict` and `remote`: copies of remote buckets, their requests' cost, and pending uploads."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _wanted(
 @click.group(cls=HintingGroup)
 @store_of_commands
 def remote(store: str | None) -> None:
-    """Show what remote buckets cost."""
+    """Show what remote buckets cost, and what is still to be uploaded."""
 
 
 @remote.command()
@@ -135,6 +135,54 @@ def cost(prices: IO[str] | None, as_json: bool, store: StoreChoice) -> None:
                 who = printable(row.bucket) + (f" ({printable(row.tenant)})" if row.tenant else "")
                 count, received, sent = sum(row.requests.values()), size_text(row.bytes_in), size_text(row.bytes_out)
                 lines.add(f"{count:>12,}  {received:>10}  {sent:>10}  {row.wait_s:>7.1f} s  {price:>10.4f}  {who}")
+
+
+@remote.command()
+@click.argument("bucket", metavar="BUCKET", **named_by(parse_target))
+@click.option("--prefix", default="", help="Wait only for objects whose names begin with this.")
+@click.option("--timeout", "timeout_s", metavar="SECONDS", type=float, default=600.0, show_default=True)
+@takes_store
+def flush(bucket: Target, prefix: str, timeout_s: float, store: StoreChoice) -> None:
+    """Wait until everything put or deleted before is uploaded, in a bucket that is written back.
+
+    It fails if something is not uploaded in time, or because others have changed the remote object.
+    """
+    with store.writing(create=False) as client:
+        client.bucket(bucket.bucket).flush(prefix, timeout_s=timeout_s)
+    note(f"{printable(bucket.bucket)}: everything is uploaded")
+
+
+@remote.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@takes_store
+def pending(as_json: bool, store: StoreChoice) -> None:
+    """Show what is still to be uploaded, by node and bucket, and the first errors.
+
+    In a cluster, each owner of an object counts it.
+    """
+    with store.reading() as client, Lines() as lines:
+        rows = client.pending_uploads()
+        if not as_json:
+            lines.add(f"{'writes':>10}  {'size':>10}  {'oldest':>9}  {'conflicts':>9}  bucket (node)")
+        for row in rows:
+            errors = {name: str(error) for name, error in row.failures.items()}
+            if as_json:
+                fields = {
+                    "node": row.node,
+                    "bucket": row.bucket,
+                    "count": row.count,
+                    "size_bytes": row.size_bytes,
+                    "oldest_s": round(row.oldest_s, 3),
+                    "conflicts": row.conflicts,
+                    "failures": errors,
+                }
+                lines.add(json.dumps(fields))
+                continue
+            who = printable(row.bucket) + (f" ({printable(row.node)})" if row.node else "")
+            size = size_text(row.size_bytes)
+            lines.add(f"{row.count:>10,}  {size:>10}  {row.oldest_s:>7.0f} s  {row.conflicts:>9,}  {who}")
+            for name, error in errors.items():
+                lines.add(f"  {printable(name)}: {printable(error)}")
 
 
 def _read_prices(file: IO[str]) -> dict[str, float]:

@@ -534,11 +534,16 @@ class EmbeddedTransport:
 
     def describe(self) -> dict[str, object]:
         store = self._store_here()
+        pending = self._remote.pending(None, "", 0.0) if self._remote is not None else []
         return {
             "url": self.url,
             "store_uuid": store.store_uuid,
             "mode": self._mode,
             "batch_reader": IMPLEMENTATION,
+            "pending_uploads": sum(row.count for row in pending),
+            "pending_upload_bytes": sum(row.bytes for row in pending),
+            "oldest_pending_upload_s": max((row.oldest_s for row in pending), default=0.0),
+            "upload_conflicts": sum(row.conflicts for row in pending),
             "drives": [
                 {
                     "uuid": state.uuid,

@@ -143,15 +143,19 @@ def direct_puts(cloud: Cloud) -> Callable[[], float]:
     return run
 
 
-def node_puts(cloud: Cloud, client: Client) -> Callable[[], float]:
-    numbers, bucket = itertools.count(), client.bucket(f"r-{cloud.size_bytes}")
+def node_puts(cloud: Cloud, client: Client, bucket_name: str, *, flush: bool = False) -> Callable[[], float]:
+    """Put to a bucket of the node. `flush`: wait for the uploads afterwards, outside the measured time."""
+    numbers, bucket = itertools.count(), client.bucket(bucket_name)
 
     def run() -> float:
         round_ = next(numbers)
         began_s = time.perf_counter()
         for number in range(cloud.count // 4):
-            bucket.put(f"through/{round_}/{number}", cloud.data)
-        return cloud.total_mb / 4 / (time.perf_counter() - began_s)
+            bucket.put(f"put/{round_}/{number}", cloud.data)
+        took_s = time.perf_counter() - began_s
+        if flush:
+            bucket.flush()
+        return cloud.total_mb / 4 / took_s
 
     return run
 
@@ -212,18 +216,23 @@ def main(rounds: int, total_mb: int, bandwidth_mb_s: float, folder: str, table: 
         for text, size in SIZES.items():
             cloud = Cloud(server, proxy, size, max(4, total_mb * MB // size))
             cold, warm, local = node_reads(cloud, client)
+            back = Remote(f"s3://{cloud.name}/back", endpoint=proxy.url, write="back")
+            client.create_bucket(f"b-{size}", remote=back)
             contestants |= {
                 f"direct GET, {text}": direct_reads(cloud),
                 f"cold, {text}": cold,
                 f"warm, {text}": warm,
                 f"local, {text}": local,
                 f"direct PUT, {text}": direct_puts(cloud),
-                f"write-through, {text}": node_puts(cloud, client),
+                f"write-through, {text}": node_puts(cloud, client, f"r-{size}"),
+                f"write-back, {text}": node_puts(cloud, client, f"b-{size}", flush=True),
+                f"local PUT, {text}": node_puts(cloud, client, f"l-{size}"),
             }
             claims += [
                 Claim(f"cold, {text}", f"direct GET, {text}", 0.95),
                 Claim(f"warm, {text}", f"local, {text}", 0.98),
                 Claim(f"write-through, {text}", f"direct PUT, {text}", 0.9),
+                Claim(f"write-back, {text}", f"local PUT, {text}", 0.98 if size >= 10 * MB else 0.9),
             ]
         rates = run_rounds(contestants, rounds)
         lines = counted(cloud, client, node.url)

@@ -106,6 +106,14 @@ def _row(node: dict[str, Any]) -> list[str]:
 def _about(node: dict[str, Any]) -> Iterable[str]:
     if node["problem"]:
         yield printable(node["problem"])
+    pending = node.get("pending_uploads") or {}
+    if pending.get("count"):
+        yield (
+            f"{count_text(pending['count'], 'write')} to be uploaded to remote storage, "
+            f"{size_text(pending['bytes'])}, the oldest for {pending['oldest_s']:,.0f} s"
+        )
+    if pending.get("conflicts"):
+        yield f"{count_text(pending['conflicts'], 'write')} conflict with remote storage: `ais-loader remote pending`"
     for drive in node["drives"]:
         if len(node["drives"]) > 1 or drive["state"] not in _QUIET or drive.get("io_errors") or drive.get("problem"):
             yield drive_line(drive)

@@ -132,6 +132,14 @@ def _node(
         "etl_sandbox": described.etl_sandbox if described is not None else "",
         "changed_limits": {name: value for name, value in limits.items() if _DEFAULTS.get(name, value) != value},
         "metrics_url": f"http://{file.metrics}/metrics" if file is not None and file.metrics and described else "",
+        "pending_uploads": {
+            "count": described.pending_uploads,
+            "bytes": described.pending_upload_bytes,
+            "oldest_s": described.oldest_pending_upload_s,
+            "conflicts": described.upload_conflicts,
+        }
+        if described is not None
+        else None,
         "drives": drives,
         "moving": drive_commands.moving(report) if report is not None else None,
         "repair": _repair(progress) if progress is not None else None,

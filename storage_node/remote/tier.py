@@ -575,8 +575,8 @@ class RemoteTier:
         return self._backends.usage(names)
 
     def pending_rows(self) -> list[remote_pb.PendingBucket]:
-        """Return what is still to be uploaded, by bucket. Thread-safe."""
-        return self.write_back.rows() if self.write_back is not None else []
+        """Return what is still to be uploaded, by bucket, also for those that have nothing pending. Thread-safe."""
+        return self.write_back.rows(all_buckets=True) if self.write_back is not None else []
 
     async def close(self) -> None:
         """Cancel what is in progress, and close the remote locations."""

@@ -189,7 +189,7 @@ class NodeLifecycle:
         guard = PendingGuard(self.remote, node.membership, writes.channels)
         ais_objects_pb2_grpc.add_BucketsServicer_to_server(BucketsService(node, guard), methods)
         ais_objects_pb2_grpc.add_ObjectsServicer_to_server(self.objects, methods)
-        ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(self.batches, version), methods)
+        ais_objects_pb2_grpc.add_NodeServicer_to_server(NodeService(self.batches, version, self.remote), methods)
         ais_compose_pb2_grpc.add_ComposeServicer_to_server(
             ComposeService(node, writes, self.objects, self.remote), methods
         )

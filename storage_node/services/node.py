@@ -20,6 +20,7 @@ from storage_node.cluster.map.confirmation import witnessed
 from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.etl.worker.stage import sandbox_state
+from storage_node.remote.tier import RemoteTier
 from storage_node.services.access import CALLER, PACKAGE, Role
 from storage_node.services.errors import Context
 from storage_node.settings.command_template import parse_text
@@ -29,8 +30,9 @@ _GET_MAP = f"/{PACKAGE}.Cluster/GetMap"
 
 
 class NodeService:
-    def __init__(self, batches: BatchService, version: str) -> None:
+    def __init__(self, batches: BatchService, version: str, tier: RemoteTier) -> None:
         self._batches = batches
+        self._tier = tier
         self._node = batches.node
         self._version = version
 
@@ -38,6 +40,7 @@ class NodeService:
         store = self._node.store
         states = await self._node.read(store.pool.states)
         counts, limits = self._node.metrics, self._node.limits()
+        pending = self._tier.pending_rows()
         if CALLER.get() is Role.CLIENT:
             limits.pop("etl_commands", None)  # clients are told their names and arguments, in `etl_command`
         return objects_pb.DescribeResponse(
@@ -66,6 +69,10 @@ class NodeService:
             entry_bytes=sum(sum(good.values()) for good in counts.entry_bytes.values()),
             etl_command={name: parse_text(text).usage for name, text in self._node.config.etl.commands.items()},
             etl_sandbox=sandbox_state(self._node.config.etl),
+            pending_uploads=sum(row.count for row in pending),
+            pending_upload_bytes=sum(row.bytes for row in pending),
+            oldest_pending_upload_s=max((row.oldest_s for row in pending), default=0.0),
+            upload_conflicts=sum(row.conflicts for row in pending),
         )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
-from ais_loader.errors import LoaderError
+from ais_loader.errors import LoaderError, VersionConflict
 from storage_node.store import format as fmt
+from storage_node.store.drive.preconditions import Condition
 from storage_node.store.format import CatalogEntry, Version
 from storage_node.store.pool.drive_set import DriveSet
 from storage_node.store.write import WriteRouter
@@ -50,6 +51,15 @@ class Uploads:
             slots = self._drives.placement.entry_slots(bucket_uuid, name).slots
             noted = [self._drives.at(slot).changes.journal.begin(bucket_uuid, name, version, attempt) for slot in slots]
         return any(noted)
+
+    def forget_deletion(self, bucket_uuid: bytes, name: str, version: Version) -> None:
+        """Remove the tombstone of a deletion that is uploaded, if no other node needs it. Its id is remembered."""
+        with self._drives.placement_lock.shared():
+            for slot in self._drives.placement.entry_slots(bucket_uuid, name).slots:
+                with contextlib.suppress(VersionConflict):  # there is something newer
+                    self._drives.at(slot).delete(
+                        bucket_uuid, [name], tombstones=True, condition=Condition(not_above=version)
+                    )
 
     def settle(self, bucket_uuid: bytes, name: str, version: Version, raw_metadata: bytes) -> bool:
         """See `UploadJournal.settle`. Returns whether the object was pending in this version."""

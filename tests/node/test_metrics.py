@@ -96,7 +96,7 @@ def join_cluster(node: NodeServer, version: int) -> None:
         endpoint = node.url.removeprefix("grpc://")
         peer_endpoint = node.peer_endpoint
         map_.node.add(uuid=uuid, host="h", endpoint=endpoint, peer_endpoint=peer_endpoint, weight=1.0, number=1)
-        remote = Remote("s3://corpus", cache_bytes=1).to_wire()
+        remote = Remote("s3://corpus", cache_bytes=1, write="back").to_wire()
         map_.bucket.add(name="of-the-map", uuid=b"b" * 16, copies=1, min_copies=1, remote=remote)
         stub.Learn(ais_cluster_pb2.LearnRequest(map=map_), timeout=TIMEOUT_S)
 
@@ -450,7 +450,7 @@ def test_a_panel_of_what_may_not_be_there_tells_none_from_no_data() -> None:
                 "title"
             ]
             told += 1
-    assert told == 9
+    assert told == 11
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")

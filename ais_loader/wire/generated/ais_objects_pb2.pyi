@@ -360,7 +360,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("version", "store_uuid", "drive", "batch_reader", "pid", "open_sessions", "active_batches", "reserved_bytes", "limits", "feature", "batches", "entries", "entry_bytes", "etl_command", "etl_sandbox")
+    __slots__ = ("version", "store_uuid", "drive", "batch_reader", "pid", "open_sessions", "active_batches", "reserved_bytes", "limits", "feature", "batches", "entries", "entry_bytes", "etl_command", "etl_sandbox", "pending_uploads", "pending_upload_bytes", "oldest_pending_upload_s", "upload_conflicts")
     class LimitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +390,10 @@ class DescribeResponse(_message.Message):
     ENTRY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ETL_COMMAND_FIELD_NUMBER: _ClassVar[int]
     ETL_SANDBOX_FIELD_NUMBER: _ClassVar[int]
+    PENDING_UPLOADS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_UPLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PENDING_UPLOAD_S_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_CONFLICTS_FIELD_NUMBER: _ClassVar[int]
     version: str
     store_uuid: str
     drive: _containers.RepeatedCompositeFieldContainer[Drive]
@@ -405,7 +409,11 @@ class DescribeResponse(_message.Message):
     entry_bytes: int
     etl_command: _containers.ScalarMap[str, str]
     etl_sandbox: str
-    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., batch_reader: _Optional[str] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., feature: _Optional[_Iterable[str]] = ..., batches: _Optional[int] = ..., entries: _Optional[int] = ..., entry_bytes: _Optional[int] = ..., etl_command: _Optional[_Mapping[str, str]] = ..., etl_sandbox: _Optional[str] = ...) -> None: ...
+    pending_uploads: int
+    pending_upload_bytes: int
+    oldest_pending_upload_s: float
+    upload_conflicts: int
+    def __init__(self, version: _Optional[str] = ..., store_uuid: _Optional[str] = ..., drive: _Optional[_Iterable[_Union[Drive, _Mapping]]] = ..., batch_reader: _Optional[str] = ..., pid: _Optional[int] = ..., open_sessions: _Optional[int] = ..., active_batches: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., limits: _Optional[_Mapping[str, str]] = ..., feature: _Optional[_Iterable[str]] = ..., batches: _Optional[int] = ..., entries: _Optional[int] = ..., entry_bytes: _Optional[int] = ..., etl_command: _Optional[_Mapping[str, str]] = ..., etl_sandbox: _Optional[str] = ..., pending_uploads: _Optional[int] = ..., pending_upload_bytes: _Optional[int] = ..., oldest_pending_upload_s: _Optional[float] = ..., upload_conflicts: _Optional[int] = ...) -> None: ...
 
 class Drive(_message.Message):
     __slots__ = ("uuid", "path", "state", "objects_estimate", "free_bytes", "size_bytes")

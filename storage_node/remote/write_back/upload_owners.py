@@ -39,6 +39,10 @@ class AloneOwner:
     def is_owner(self, bucket: RemoteBucket, name: str) -> bool:
         return True
 
+    def are_several(self, bucket: RemoteBucket) -> bool:
+        """Whether other nodes may have copies of this bucket's objects."""
+        return False
+
     async def states(
         self, endpoint: str, bucket: RemoteBucket, uploads: Sequence[PendingUpload]
     ) -> Sequence[pb.UploadState] | None:
@@ -82,6 +86,9 @@ class UploadOwners(AloneOwner):
             return True
         view, placed = found
         return any(view.nodes[node].uuid == self._membership.node_uuid for node in view.owners(placed, name))
+
+    def are_several(self, bucket: RemoteBucket) -> bool:
+        return self._placed(bucket) is not None
 
     async def states(
         self, endpoint: str, bucket: RemoteBucket, uploads: Sequence[PendingUpload]

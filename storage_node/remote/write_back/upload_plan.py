@@ -154,6 +154,11 @@ class Step(enum.Enum):
     OBSOLETE = "obsolete"
     """The remote storage has a newer version of this bucket: another node has uploaded it."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the upload has ended, as far as the store is concerned."""
+        return self in (Step.DONE, Step.REPLACED)
+
 
 def next_step(upload: PendingUpload, seen: Seen | None, attempt: Attempt | None) -> Step:
     """Return the next step of an upload.

@@ -68,7 +68,7 @@ class Uploader:
                     continue  # somebody has changed it since the look, or the answer to this request was lost
                 failpoint("upload.sent")
                 step = Step.DONE
-            if step in (Step.DONE, Step.REPLACED):
+            if step.is_over:
                 raw_metadata = _settled(entry, found if step is Step.DONE else None)
                 settle = functools.partial(uploads.settle, bucket.uuid, name, upload.version, raw_metadata)
                 return step if await self._read(settle) else None

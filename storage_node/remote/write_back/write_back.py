@@ -105,8 +105,6 @@ class WriteBack:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
-        self.uploaded = 0
-        self.failed = 0
         store.watch_changes(self._changed)
         work = (("uploading to remote storage", self._run), ("asking owners for uploads", self._ask))
         self._tasks = [asyncio.create_task(keep_going(*one)) for one in work]
@@ -196,10 +194,15 @@ class WriteBack:
         )
         return names | await self._owners.deletions(request)
 
-    def rows(self, bucket_uuid: bytes | None = None, prefix: str = "") -> list[pb.PendingBucket]:
-        """Return what is pending by bucket."""
-        names = {bucket.uuid: bucket.name for bucket in self._buckets.all()}
+    def rows(
+        self, bucket_uuid: bytes | None = None, prefix: str = "", *, all_buckets: bool = False
+    ) -> list[pb.PendingBucket]:
+        """Return what is pending by bucket. `all_buckets`: also for buckets that have nothing pending. Thread-safe."""
+        buckets = self._buckets.all()
+        names = {bucket.uuid: bucket.name for bucket in buckets}
         rows: dict[bytes, pb.PendingBucket] = {}
+        if all_buckets:
+            rows = {one.uuid: pb.PendingBucket(bucket=one.name) for one in buckets if one.remote.is_write_back}
         with self._lock:
             waiting = list(self._pending.values())
         now_s = time.time()
@@ -349,13 +352,18 @@ class WriteBack:
         step: Step | None = None
         try:
             step = await self._uploader.upload(bucket, self._backend(bucket), key[1])
+            if (
+                step is not None
+                and step.is_over
+                and waiting.upload.is_deletion
+                and not self._owners.are_several(bucket)
+            ):
+                await self._read(self._store.uploads.forget_deletion, *key, waiting.upload.version)
         except LoaderError as failure:
             error = failure
         finally:
             self._running.discard(key)
             self._wake.set()
-        if step in (Step.DONE, Step.REPLACED):
-            self.uploaded += 1
         if step is Step.REPLACED:
             log.warning("%s/%s: the remote object was replaced by others right after its upload", bucket.name, key[1])
         if step is Step.CONFLICT:
@@ -376,7 +384,6 @@ class WriteBack:
                 self._drop(key)
                 return
             if error is not None:
-                self.failed += 1
                 now.failure, now.failures = error, now.failures + 1
             if step is Step.CONFLICT:
                 self._bytes -= now.counted_bytes

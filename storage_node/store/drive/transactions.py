@@ -474,7 +474,8 @@ class Transactions:
             stored = before = self._entries([key]).get(key)
             if elsewhere is not None and (before is None or before.version < elsewhere.version):
                 before = elsewhere
-            if (done := done_before(condition, before)) is not None and (done is not before or version is None):
+            remembering = self.deletions.get(key) if before is None and version is None else before
+            if (done := done_before(condition, remembering)) is not None and (done is not before or version is None):
                 return before, before  # an earlier try, replaced since then or not
             require(condition, name, before)
             if version is None:
