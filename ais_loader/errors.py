@@ -14,6 +14,7 @@
     │   └── OutcomeUnknown              a write may have taken effect: read, then decide
     ├── RemoteUnavailable (ConnectionError)     retryable: the cloud storage of a remote bucket does not answer
     │   └── RemoteDenied                it refused: correct the credentials, the permissions or the bucket's settings
+    │       └── RemoteLimitReached      the bucket's own limit for a day: raise it, or wait
     ├── Overloaded                      retryable: the node kept asking the client to retry later
     ├── StaleMap                        retryable: the cluster has changed; clients plan again automatically
     ├── WriteTooLate                    retryable: something else came first: write again
@@ -399,6 +400,13 @@ class RemoteDenied(RemoteUnavailable):
 
     kind = "remote-denied"
     retryable = False
+
+
+class RemoteLimitReached(RemoteDenied):
+    """A bucket has received its limit for a day (`Remote.max_bytes_per_day`). Raise the limit, or wait until midnight
+    UTC. Stored objects can be read."""
+
+    kind = "remote-limit-reached"
 
 
 class Overloaded(LoaderError):

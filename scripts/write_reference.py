@@ -40,7 +40,14 @@ GROUPS: dict[str, list[str]] = {
         "PromoteResult",
     ],
     "Uploads in parts, snapshots": ["MultipartUpload", "PartInfo", "UploadInfo", "SnapshotInfo"],
-    "Remote buckets": ["Remote", "WarmSummary", "EvictSummary", "RemoteUsage", "PendingUploads"],
+    "Remote buckets": [
+        "Remote",
+        "WarmSummary",
+        "EvictSummary",
+        "ReshardSummary",
+        "RemoteUsage",
+        "PendingUploads",
+    ],
     "Transforms": [
         "NodeCommand",
         "NodeCommandInfo",

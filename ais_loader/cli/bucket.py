@@ -20,7 +20,9 @@ from ais_loader.transport.base import BucketInfo
 from ais_loader.values.size_of_text import size_of_text
 from ais_loader.wire.remote import Remote
 
-_REMOTE_KEYS = ("remote", "endpoint", "region", "profile", "validate", "cache_bytes", "write")
+_LIMITS = ("max_requests_per_s", "max_bytes_per_day")
+_SIZES = ("cache_bytes", "max_bytes_per_day")
+_REMOTE_KEYS = ("remote", "endpoint", "region", "profile", "validate", "cache_bytes", "write", *_LIMITS)
 
 
 @click.group(cls=HintingGroup)
@@ -171,7 +173,8 @@ def set_(name: Target, assignments: tuple[str, ...], store: StoreChoice) -> None
     """Change a bucket's properties for future writes: min_copies=2, reframe=yes.
 
     remote=URL makes it a remote bucket or changes its place, and remote= ends that; endpoint=, region=, profile=,
-    validate=, write=, and cache_bytes=, as in cache_bytes=200GB, change a part of it.
+    validate=, write=, and cache_bytes=, as in cache_bytes=200GB, change a part of it. max_requests_per_s=100 and
+    max_bytes_per_day=2TB limit what each node asks of the place.
 
     In a cluster, copies=3 changes the number of copies of all objects in the bucket. While copies are being made or
     removed, `show` says that the bucket is settling.
@@ -210,7 +213,9 @@ def _assigned(text: str) -> tuple[str, Any]:
     if key == "reframe" and value.lower() in ("yes", "no", "true", "false"):
         return key, value.lower() in ("yes", "true")
     if key in _REMOTE_KEYS and "=" in text:
-        return key, _rule(value) if key == "validate" else size_of_text(value) if key == "cache_bytes" else value
+        if key in ("validate", "max_requests_per_s"):
+            return key, _rule(value)
+        return key, size_of_text(value) if key in _SIZES else value
     raise click.UsageError(
         f"{text!r}: need copies=N, min_copies=N, reframe=yes or no, or {', '.join(_REMOTE_KEYS)} with a value"
     )
@@ -236,7 +241,7 @@ def _show(found: BucketInfo, *, as_json: bool) -> None:
     place = properties.pop("remote") or {}
     properties |= {"remote" if key == "url" else key: value for key, value in place.items() if value}
     for key, value in properties.items():
-        if key == "cache_bytes":
+        if key in _SIZES:
             value = f"{value} ({size_text(value)})"
         click.echo(f"{key:<11}  {value if not isinstance(value, bool) else 'yes' if value else 'no'}")
 

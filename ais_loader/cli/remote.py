@@ -16,21 +16,19 @@ from ais_loader.cli.targets import Target, parse_target
 from ais_loader.objects.client import Client
 from ais_loader.transport.base import RemoteUsage
 from ais_loader.values.changes import Progress
+from ais_loader.values.remote_prices import ASSUMPTIONS, LIST_PRICES, price_of, prices_of
+from ais_loader.values.size_of_text import size_of_text
 
-PRICES: dict[str, float] = {
-    "get": 0.0004,
-    "head": 0.0004,
-    "list": 0.005,
-    "put": 0.005,
-    "delete": 0.0,
-    "bytes_in": 0.0,
-    "bytes_out": 0.0,
-}
-"""Prices in US dollars: of 1,000 requests of a class, and of 1 GB. Those of S3 Standard in us-east-1, read within the
-region; `--prices` replaces them."""
-_GB = 10**9
 _names = click.argument("target", metavar="[BUCKET/]FOLDER", required=False, **named_by(parse_target))
 _begins = click.option("--prefix", "begins", is_flag=True, help="The argument is a name prefix, not a folder.")
+_patterns = click.option(
+    "--pattern",
+    "patterns",
+    metavar="PATTERN",
+    multiple=True,
+    help="Only objects that match this shell pattern, by what follows the last slash or, if it has a slash, by the "
+    "whole name; repeatable.",
+)
 _list = click.option(
     "--list",
     "list_file",
@@ -43,57 +41,127 @@ _list = click.option(
 @click.command()
 @_names
 @_begins
+@_patterns
 @_list
+@click.option("--reshard", metavar="BUCKET[/FOLDER]", help="Pack the objects into tar shards there instead.")
+@click.option(
+    "--shard-size",
+    metavar="SIZE",
+    default="256MB",
+    show_default=True,
+    help="Size beyond which a shard gets no further sample, with --reshard.",
+)
+@click.option(
+    "--shard-name",
+    metavar="NAME",
+    default="shard-{:06d}.tar",
+    show_default=True,
+    help="Names of the shards, with a place for their number, with --reshard.",
+)
 @takes_store
-def warm(target: Target | None, begins: bool, list_file: IO[bytes] | None, store: StoreChoice) -> None:
+def warm(
+    target: Target | None,
+    begins: bool,
+    patterns: tuple[str, ...],
+    list_file: IO[bytes] | None,
+    reshard: str | None,
+    shard_size: str,
+    shard_name: str,
+    store: StoreChoice,
+) -> None:
     """Store the objects of a remote bucket that are cold, before they are read.
 
     speech/en means the objects named speech/en/..., and speech means the whole bucket. Objects that are stored cost no
     request, so you can rerun it after an interruption.
+
+    With --reshard, the objects are packed into tar shards of another bucket, in the order of their names, and their
+    copies are not kept. A second run makes the shards that are not there yet.
     """
+    if reshard is not None:
+        if target is None:
+            raise click.UsageError("--reshard goes with BUCKET[/FOLDER], not with --list")
+        _reshard(target, parse_target(reshard), patterns, shard_size, shard_name, store, begins=begins)
+        return
     failed = 0
     with store.writing(create=False) as client:
-        for bucket, names, prefix in _wanted(target, list_file, begins=begins):
+        for bucket, names, prefix in _wanted(target, list_file, patterns, begins=begins):
             with progress(None if names is None else len(names), unit=" objects") as bar:
 
-                def show(_: Progress, bar: Any = bar) -> None:
+                def show(now: Progress, bar: Any = bar) -> None:
+                    bar.set_postfix_str(size_text(now.size_bytes), refresh=False)
                     bar.update()
 
-                done = client.bucket(bucket).warm(names, prefix=prefix, on_error="return", progress=show)
+                done = client.bucket(bucket).warm(
+                    names, prefix=prefix, pattern=patterns, on_error="return", progress=show
+                )
             for failure in done.failures:
                 fail(f"{printable(f'{bucket}/{failure.name}')}: {failure.error}")
             failed += done.failed
-            note(
-                f"{printable(bucket)}: {count_text(done.warmed, 'object')} warmed, {done.skipped:,} were stored already"
-            )
+            already = f", {done.skipped:,} were stored already" if names is None else ""
+            warmed = f"{count_text(done.warmed, 'object')} warmed, {size_text(done.size_bytes)}"
+            note(f"{printable(bucket)}: {warmed}{already}")
     if failed:
         raise click.exceptions.Exit(1)
+
+
+def _reshard(
+    target: Target,
+    to: Target,
+    patterns: tuple[str, ...],
+    shard_size: str,
+    shard_name: str,
+    store: StoreChoice,
+    *,
+    begins: bool,
+) -> None:
+    shard_bytes = size_of_text(shard_size)
+    with store.writing(create=False) as client, progress(None, unit=" objects") as bar:
+
+        def show(now: Progress) -> None:
+            bar.set_postfix_str(size_text(now.size_bytes), refresh=False)
+            bar.update()
+
+        done = client.bucket(target.bucket).reshard(
+            to.bucket,
+            prefix=target.name if begins else target.folder,
+            pattern=patterns,
+            shard_bytes=shard_bytes,
+            shard_name=to.folder.replace("{", "{{").replace("}", "}}") + shard_name,
+            progress=show,
+        )
+    packed = f"{count_text(done.objects, 'object')}, {size_text(done.size_bytes)}"
+    note(f"{printable(str(to))}: {count_text(done.made, 'shard')} made of {packed}; {done.kept:,} were there already")
 
 
 @click.command()
 @_names
 @_begins
+@_patterns
 @_list
 @takes_store
-def evict(target: Target | None, begins: bool, list_file: IO[bytes] | None, store: StoreChoice) -> None:
+def evict(
+    target: Target | None, begins: bool, patterns: tuple[str, ...], list_file: IO[bytes] | None, store: StoreChoice
+) -> None:
     """Remove stored copies of a remote bucket to free space; the remote objects stay.
 
     speech/en means the copies named speech/en/..., and speech means those of the whole bucket. They are fetched again
     when they are read.
     """
     with store.writing(create=False) as client:
-        for bucket, names, prefix in _wanted(target, list_file, begins=begins):
-            done = client.bucket(bucket).evict(names, prefix=prefix)
+        for bucket, names, prefix in _wanted(target, list_file, patterns, begins=begins):
+            done = client.bucket(bucket).evict(names, prefix=prefix, pattern=patterns)
             freed = size_text(done.size_bytes)
             note(f"{printable(bucket)}: {count_text(done.copies, 'stored object')} removed, {freed}")
 
 
 def _wanted(
-    target: Target | None, list_file: IO[bytes] | None, *, begins: bool
+    target: Target | None, list_file: IO[bytes] | None, patterns: tuple[str, ...], *, begins: bool
 ) -> list[tuple[str, list[str] | None, str]]:
     """Return buckets, with names or a prefix."""
     if (target is None) == (list_file is None):
         raise click.UsageError("need either BUCKET[/FOLDER] or --list FILE")
+    if patterns and target is None:
+        raise click.UsageError("--pattern goes with BUCKET[/FOLDER]; --list names the objects themselves")
     if target is not None:
         return [(target.bucket, None, target.name if begins else target.folder)]
     assert list_file is not None
@@ -110,31 +178,36 @@ def remote(store: str | None) -> None:
 
 
 @remote.command()
-@click.option("--prices", metavar="FILE", type=click.File("r"), help="JSON: prices of 1,000 requests and of 1 GB.")
+@click.option("--prices", metavar="FILE", type=click.File("r"), help="TOML: prices of 1,000 requests and of 1 GB.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @takes_store
 def cost(prices: IO[str] | None, as_json: bool, store: StoreChoice) -> None:
-    """Show the requests to remote storage since the nodes started, by bucket and tenant, and their price.
+    """Show the requests to remote storage since the nodes started, by bucket, tenant and epoch, and their price.
 
-    FILE has some of the keys get, head, list, put, delete (of 1,000 requests), bytes_in and bytes_out (of 1 GB).
-    Without it, the prices are those of S3 Standard within its region.
+    Epochs are those of BatchLoaders; "-" stands for all other requests. The prices are list prices of S3, Google and
+    Azure, read within the region. FILE replaces some of them: it has the sections [s3], [gs], [az], [https], [http] and
+    [file], with the keys get, head, list, put, delete (of 1,000 requests), bytes_in and bytes_out (of 1 GB).
     """
-    table = PRICES | (_read_prices(prices) if prices is not None else {})
+    table = prices_of(prices.read(), prices.name) if prices is not None else LIST_PRICES
     with store.reading() as client:
         rows = _summed(client)
+        places = {info.name: info.remote.scheme for info in client.buckets() if info.remote is not None}
     with Lines() as lines:
         if not as_json:
             lines.add(
-                f"{'requests':>12}  {'received':>10}  {'sent':>10}  {'waited':>9}  {'price':>10}  bucket (tenant)"
+                f"{'requests':>12}  {'received':>10}  {'sent':>10}  {'throttled':>9}  {'waited':>10}  {'price':>10}  "
+                f"{'epoch':>5}  bucket (tenant)"
             )
         for row in rows:
-            price = _price(row, table)
+            # A bucket that is deleted, or no remote one any more, has no place to go by.
+            scheme = places.get(row.bucket)
+            price = price_of(row.requests, row.bytes_in, row.bytes_out, table[scheme]) if scheme is not None else None
             if as_json:
-                lines.add(json.dumps(_fields(row) | {"price": round(price, 6)}))
+                lines.add(json.dumps(_fields(row) | {"price": None if price is None else round(price, 6)}))
             else:
-                who = printable(row.bucket) + (f" ({printable(row.tenant)})" if row.tenant else "")
-                count, received, sent = sum(row.requests.values()), size_text(row.bytes_in), size_text(row.bytes_out)
-                lines.add(f"{count:>12,}  {received:>10}  {sent:>10}  {row.wait_s:>7.1f} s  {price:>10.4f}  {who}")
+                lines.add(_line(row, price))
+    if not as_json and prices is None:
+        note(ASSUMPTIONS)
 
 
 @remote.command()
@@ -185,22 +258,22 @@ def pending(as_json: bool, store: StoreChoice) -> None:
                 lines.add(f"  {printable(name)}: {printable(error)}")
 
 
-def _read_prices(file: IO[str]) -> dict[str, float]:
-    try:
-        found = json.load(file)
-        wrong = [key for key, value in found.items() if key not in PRICES or not isinstance(value, (int, float))]
-    except (ValueError, AttributeError) as error:
-        raise click.ClickException(f"{file.name}: need a JSON object of numbers ({error})") from None
-    if wrong:
-        raise click.ClickException(f"{file.name}: {', '.join(wrong)}: need numbers for {', '.join(PRICES)}")
-    return {key: float(value) for key, value in found.items()}
+def _line(row: RemoteUsage, price: float | None) -> str:
+    who = printable(row.bucket) + (f" ({printable(row.tenant)})" if row.tenant else "")
+    count, received, sent = sum(row.requests.values()), size_text(row.bytes_in), size_text(row.bytes_out)
+    shown = "-" if price is None else f"{price:.4f}"
+    epoch = "-" if row.epoch is None else row.epoch
+    return (
+        f"{count:>12,}  {received:>10}  {sent:>10}  {row.throttled:>9,}  {row.wait_s:>8.1f} s  {shown:>10}  "
+        f"{epoch:>5}  {who}"
+    )
 
 
 def _summed(client: Client) -> list[RemoteUsage]:
-    """Return the usage of all nodes together, by bucket and tenant."""
-    sums: dict[tuple[str, str], RemoteUsage] = {}
+    """Return the usage of all nodes together, by bucket, tenant and epoch."""
+    sums: dict[tuple[str, str, int], RemoteUsage] = {}
     for row in client.remote_usage():
-        key = row.bucket, row.tenant
+        key = row.bucket, row.tenant, -1 if row.epoch is None else row.epoch
         before = sums.get(key)
         sums[key] = row if before is None else _sum(before, row)
     return [sums[key] for key in sorted(sums)]
@@ -214,18 +287,14 @@ def _sum(one: RemoteUsage, other: RemoteUsage) -> RemoteUsage:
     requests = {
         kind: one.requests.get(kind, 0) + other.requests.get(kind, 0) for kind in {*one.requests, *other.requests}
     }
-    return RemoteUsage("", one.bucket, one.tenant, requests, **counts)
-
-
-def _price(row: RemoteUsage, table: dict[str, float]) -> float:
-    requests = sum(table.get(kind, 0.0) * count / 1000 for kind, count in row.requests.items())
-    return requests + table["bytes_in"] * row.bytes_in / _GB + table["bytes_out"] * row.bytes_out / _GB
+    return RemoteUsage("", one.bucket, one.tenant, requests, **counts, epoch=one.epoch)
 
 
 def _fields(row: RemoteUsage) -> dict[str, Any]:
     return {
         "bucket": row.bucket,
         "tenant": row.tenant,
+        "epoch": row.epoch,
         "requests": row.requests,
         "bytes_in": row.bytes_in,
         "bytes_out": row.bytes_out,

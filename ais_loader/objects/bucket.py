@@ -25,6 +25,7 @@ from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectR
 from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, pinned_members
 from ais_loader.objects.put_many import iter_put_many, put_many
 from ais_loader.objects.put_spec import ToPut, check_version, put_spec
+from ais_loader.objects.reshard import reshard
 from ais_loader.objects.transformed_file import spooled
 from ais_loader.objects.warm import evict, flush, warm
 from ais_loader.transport.base import (
@@ -45,6 +46,7 @@ from ais_loader.values.changes import (
     OnProgress,
     PromoteSummary,
     PutSummary,
+    ReshardSummary,
     WarmSummary,
     check_on_error,
 )
@@ -620,13 +622,17 @@ class Bucket(BucketComposing, BucketTransforming):
         names: Iterable[str] | None = None,
         *,
         prefix: str = "",
+        pattern: str | Sequence[str] | None = None,
         on_error: OnError = "raise",
         progress: OnProgress | None = None,
     ) -> WarmSummary:
         """Store the objects of a remote bucket that are cold, before they are read.
 
         Args:
-            names: N >= 0 names, consumed as needed; None for all remote objects whose names begin with `prefix`.
+            names: N >= 0 names, consumed as needed; None for all remote objects whose names begin with `prefix`, and
+                match `pattern` if it is given.
+            pattern: A shell pattern such as "*.wav", or several patterns, of which at least one must match. A pattern
+                with a slash is matched against the whole name, any other pattern against what follows the last slash.
             on_error: "raise" raises the first failure; of up to 500 names that were sent together, others may be
                 stored. "return" goes on, and the summary names the failures.
             progress: Called with a `Progress` after each object, in the order of the names, in this thread.
@@ -635,20 +641,63 @@ class Bucket(BucketComposing, BucketTransforming):
         InvalidRequest for a bucket that is not a remote one, BucketNotFound, RemoteUnavailable, RemoteDenied, and
         ObjectNotFound for a name that the remote storage does not have.
         """
-        return warm(self._transport, self.name, names, prefix, on_error=on_error, progress=progress)
+        return warm(self._transport, self.name, names, prefix, pattern, on_error=on_error, progress=progress)
 
-    def evict(self, names: Iterable[str] | None = None, *, prefix: str = "") -> EvictSummary:
+    def evict(
+        self, names: Iterable[str] | None = None, *, prefix: str = "", pattern: str | Sequence[str] | None = None
+    ) -> EvictSummary:
         """Remove stored copies of a remote bucket to free space. The remote objects stay, and are fetched again when
         they are read.
 
         Args:
-            names: Names of objects; None for all whose names begin with `prefix`. Names that are not stored are
-                ignored.
+            names: Names of objects; None for all whose names begin with `prefix`, and match `pattern` if it is given.
+                Names that are not stored are ignored.
+            pattern: One shell pattern, or several, as for `warm`.
 
         In a cluster, every node must answer. Objects that were put before the bucket was a remote one are kept. Raises
         InvalidRequest for a bucket that is not a remote one, BucketNotFound, NodeUnavailable, StoreReadOnly.
         """
-        return evict(self._transport, self.name, names, prefix)
+        return evict(self._transport, self.name, names, prefix, pattern)
+
+    def reshard(
+        self,
+        to: Bucket | str,
+        *,
+        prefix: str = "",
+        pattern: str | Sequence[str] | None = None,
+        shard_bytes: int = 256_000_000,
+        shard_name: str = "shard-{:06d}.tar",
+        progress: OnProgress | None = None,
+    ) -> ReshardSummary:
+        """Pack the objects of this bucket into tar shards of another one, in the order of their names.
+
+        The files of one WebDataset sample, whose names are equal up to the first dot after the last slash, stay
+        together. Cold objects of a remote bucket are fetched, and their copies removed when their shard is stored.
+        Equal objects make equal shards. If the call is interrupted, call it again: complete shards are kept, and their
+        objects cost no request but those of the listing.
+
+        Args:
+            to: An existing bucket other than this one.
+            prefix, pattern: Only objects whose names begin with `prefix`, and match `pattern`, as for `warm`.
+            shard_bytes: The size in bytes beyond which a shard gets no further sample.
+            shard_name: Names of the shards, with a place for their number, which begins at 0.
+            progress: Called with a `Progress` for each object when its shard is stored, in this thread.
+
+        The bytes pass through this process, which needs memory for a part of a shard. A budget of this bucket
+        (`Remote.cache_bytes`) should hold two shards; otherwise objects may be fetched twice. Raises InvalidRequest,
+        also for a shard that exists and was made of other objects; InvalidName for a name that cannot be a member's;
+        BucketNotFound; and what `warm`, `get_batch` and `put` raise.
+        """
+        target = self.client.bucket(to) if isinstance(to, str) else to
+        return reshard(
+            self,
+            target,
+            prefix=prefix,
+            pattern=pattern,
+            shard_bytes=shard_bytes,
+            shard_name=shard_name,
+            progress=progress,
+        )
 
     def flush(self, prefix: str = "", *, timeout_s: float = 600.0) -> None:
         """Wait until everything that was put or deleted before is uploaded, in a bucket with `Remote(write="back")`.

@@ -1,4 +1,4 @@
-"""Warming and eviction of a remote bucket's copies, by names or by their common prefix, and the wait for uploads."""
+"""Warming and eviction of a remote bucket's copies: by names, or by prefix and shell patterns; the wait for uploads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from ais_loader import errors
+from ais_loader.name_matching import Patterns, matcher, pattern_list
 from ais_loader.transport.base import Transport, require_text
 from ais_loader.values.changes import EvictSummary, Failure, OnError, OnProgress, Tally, WarmSummary, check_on_error
 from ais_loader.values.requests import require_many
@@ -22,59 +23,94 @@ def warm(
     bucket: str,
     names: Iterable[str] | None,
     prefix: str,
+    pattern: Patterns | None,
     *,
     on_error: OnError,
     progress: OnProgress | None,
 ) -> WarmSummary:
     """See `Bucket.warm`."""
     check_on_error(on_error, "raise", "return")
-    require_text(prefix, errors.InvalidRequest, "prefix")
-    _require_one(names, prefix)
+    patterns = _patterns(names, prefix, pattern)
     index = 0
     with Tally(progress, names) as tally:
+        wanted: Iterable[tuple[str, int | None]]
         if names is None:
-            names = _cold(transport, bucket, prefix, tally)
+            wanted = _cold(transport, bucket, prefix, patterns, tally)
         else:
             require_many("names", names)
-        left = iter(names)
+            wanted = ((name, None) for name in names)
+        left = iter(wanted)
         while group := list(itertools.islice(left, _WARMED_TOGETHER)):
-            for name, error in zip(group, transport.warm(bucket, group), strict=True):
+            results = transport.warm(bucket, [name for name, _ in group])
+            sizes = _sizes(transport, bucket, group, results)
+            for (name, _), size_bytes, error in zip(group, sizes, results, strict=True):
                 if error is None:
-                    tally.add_done()
+                    tally.add_done(size_bytes)
                 elif on_error == "raise":
                     raise error
                 else:
                     tally.add_failed(Failure(name, error, index))
                 index += 1
-    return WarmSummary(warmed=tally.done, skipped=tally.skipped, failed=tally.failed, failures=tuple(tally.failures))
+    return WarmSummary(
+        warmed=tally.done,
+        skipped=tally.skipped,
+        failed=tally.failed,
+        failures=tuple(tally.failures),
+        size_bytes=tally.size_bytes,
+    )
 
 
-def _cold(transport: Transport, bucket: str, prefix: str, tally: Tally) -> Iterable[str]:
+def _cold(
+    transport: Transport, bucket: str, prefix: str, patterns: tuple[str, ...], tally: Tally
+) -> Iterable[tuple[str, int | None]]:
+    """Yield the names and sizes of objects that are cold."""
+    fits = matcher(patterns)
     for info in transport.objects(bucket, prefix=prefix, page_size=_PAGE_SIZE):
+        if patterns and not fits(info.name):
+            continue
         if info.is_stored:
             tally.add_skipped()
         else:
-            yield info.name
+            yield info.name, info.size_bytes
 
 
-def evict(transport: Transport, bucket: str, names: Iterable[str] | None, prefix: str) -> EvictSummary:
+def _sizes(
+    transport: Transport,
+    bucket: str,
+    group: list[tuple[str, int | None]],
+    results: list[errors.LoaderError | None],
+) -> list[int]:
+    """Return the sizes of warmed objects. Those that are not known already are looked up where they are stored now."""
+    asked = [
+        name for (name, size_bytes), error in zip(group, results, strict=True) if size_bytes is None and error is None
+    ]
+    found = zip(asked, transport.head_names(bucket, asked), strict=True) if asked else ()
+    known = {name: 0 if isinstance(info, errors.LoaderError) else info.size_bytes for name, info in found}
+    return [known.get(name, 0) if size_bytes is None else size_bytes for name, size_bytes in group]
+
+
+def evict(
+    transport: Transport, bucket: str, names: Iterable[str] | None, prefix: str, pattern: Patterns | None
+) -> EvictSummary:
     """See `Bucket.evict`."""
-    require_text(prefix, errors.InvalidRequest, "prefix")
-    _require_one(names, prefix)
+    patterns = _patterns(names, prefix, pattern)
     copies = size_bytes = 0
     if names is None:
-        return EvictSummary(*transport.evict(bucket, None, prefix))
+        return EvictSummary(*transport.evict(bucket, None, prefix, patterns))
     require_many("names", names)
     left = iter(names)
     while group := list(itertools.islice(left, _EVICTED_TOGETHER)):
-        more = transport.evict(bucket, group, "")
+        more = transport.evict(bucket, group, "", ())
         copies, size_bytes = copies + more[0], size_bytes + more[1]
     return EvictSummary(copies, size_bytes)
 
 
-def _require_one(names: Iterable[str] | None, prefix: str) -> None:
-    if names is not None and prefix:
-        raise errors.InvalidRequest("names and prefix: give one of them")
+def _patterns(names: Iterable[str] | None, prefix: str, pattern: Patterns | None) -> tuple[str, ...]:
+    require_text(prefix, errors.InvalidRequest, "prefix")
+    patterns = pattern_list("pattern", pattern)
+    if names is not None and (prefix or patterns):
+        raise errors.InvalidRequest("names: give either them, or prefix and pattern")
+    return patterns
 
 
 def flush(transport: Transport, bucket: str, prefix: str, timeout_s: float) -> None:

@@ -417,7 +417,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
             return None
         epoch = run.start.epoch
         steps = self.plan.steps(epoch) or sys.maxsize
-        return PlanSender(self._client, lambda step: self._draw(epoch, step, steps), run.left, expect_steps)
+        return PlanSender(self._client, lambda step: self._draw(epoch, step, steps), run.left, expect_steps, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batches that the latest iteration has yielded, as numbers and strings only.

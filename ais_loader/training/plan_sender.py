@@ -50,6 +50,7 @@ class PlanSender:
         draw: Returns the entries of a step of the plan. Called by another thread.
         steps: The plan's steps, in the order of the iteration.
         expect_steps: Maximum number of steps that are sent ahead, 1 to `MAX_STEPS`.
+        epoch: The iteration's epoch, to which the store counts its requests for these objects.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class PlanSender:
         draw: Callable[[int], Sequence[EntryLike]],
         steps: range,
         expect_steps: int,
+        epoch: int,
     ) -> None:
         self._client = client
         self._draw = draw
         self._steps = steps
         self._ahead = expect_steps
+        self._epoch = epoch
         self._loader = os.urandom(16)
         self._remote: dict[str, bool] = {}
         """Whether the objects of a bucket can be fetched ahead, by name."""
@@ -180,7 +183,11 @@ class PlanSender:
     def _request(self, position: int, first_step: int, steps: Iterable[dict[str, list[str]]]) -> pb.ExpectRequest:
         """Return a message with as many of these steps as it can have."""
         request = pb.ExpectRequest(
-            loader=self._loader, position=position, first_step=first_step, lifetime_ms=round(LIFETIME_S * 1000)
+            loader=self._loader,
+            position=position,
+            first_step=first_step,
+            lifetime_ms=round(LIFETIME_S * 1000),
+            epoch=self._epoch,
         )
         buckets: dict[str, int] = {}
         count = 0

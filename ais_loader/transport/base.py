@@ -124,7 +124,7 @@ class PendingUploads:
 
 @dataclass(frozen=True, slots=True)
 class RemoteUsage:
-    """Requests to the remote storage of one bucket for one tenant, since the node started."""
+    """Requests to the remote storage of one bucket for one tenant and epoch, since the node started."""
 
     node: str
     """The endpoint of the node; "" for an embedded store."""
@@ -148,6 +148,9 @@ class RemoteUsage:
     """Operations that failed."""
     wait_s: float = 0.0
     """Time that readers waited for cold objects, in seconds, summed over readers."""
+    epoch: int | None = None
+    """The epoch of the `BatchLoader` that announced the objects. None for requests that no loader announced, and for a
+    tenant's epochs before the latest 100."""
 
 
 class FrameStream(Protocol):
@@ -264,9 +267,10 @@ class Transport(Protocol):
     def warm(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
         """Store at most 1,000 objects of a remote bucket that are cold. Return None or the error for each, in order."""
 
-    def evict(self, bucket: str, names: Sequence[str] | None, prefix: str) -> tuple[int, int]:
-        """Remove stored copies of a remote bucket, of at most 10,000 names or of a prefix if `names` is None. Return
-        the number of copies and of their bytes."""
+    def evict(self, bucket: str, names: Sequence[str] | None, prefix: str, patterns: Sequence[str]) -> tuple[int, int]:
+        """Remove stored copies of a remote bucket, of at most 10,000 names; if `names` is None, of those that
+        begin with `prefix` and match one of `patterns`, if there are any. Return the number of copies and of their
+        bytes."""
 
     def can_expect(self, bucket: str) -> bool:
         """Return whether cold objects of this bucket are fetched on behalf of this client: it is a remote one."""
@@ -276,7 +280,7 @@ class Transport(Protocol):
         earlier steps: the whole window is to be sent then. One attempt, of a few seconds."""
 
     def remote_usage(self) -> list[RemoteUsage]:
-        """Return the requests to remote storage, by node, bucket and tenant."""
+        """Return the requests to remote storage, by node, bucket, tenant and epoch."""
 
     def pending_uploads(self, bucket: str, prefix: str, wait_s: float) -> list[PendingUploads]:
         """Return what is still to be uploaded, by node and bucket ("": all), after it is uploaded or `wait_s` is over.
@@ -346,6 +350,7 @@ def usage_row(node: str, row: remote_pb.RemoteUsageRow) -> RemoteUsage:
         row.hedged,
         row.errors,
         row.wait_s,
+        row.epoch if row.HasField("epoch") else None,
     )
 
 

@@ -432,7 +432,7 @@ class EmbeddedTransport:
             raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
         return self._remote_here().warm(place, names)
 
-    def evict(self, bucket: str, names: Sequence[str] | None, prefix: str) -> tuple[int, int]:
+    def evict(self, bucket: str, names: Sequence[str] | None, prefix: str, patterns: Sequence[str]) -> tuple[int, int]:
         require_bucket(bucket)
         store = self._store_to_write()
         store.drive_set.require_writable()
@@ -441,7 +441,7 @@ class EmbeddedTransport:
             raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
         from storage_node.remote.eviction import evict
 
-        return evict(store, bucket, names, prefix)
+        return evict(store, bucket, names, prefix, patterns)
 
     def can_expect(self, bucket: str) -> bool:
         return self._can_fetch and self._remote_bucket(bucket) is not None

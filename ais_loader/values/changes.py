@@ -155,6 +155,8 @@ class WarmSummary(ChangeSummary):
     """The number of objects that are stored and current now."""
     skipped: int = 0
     """Objects of a prefix that were stored already."""
+    size_bytes: int = 0
+    """Total size of the warmed objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,20 @@ class EvictSummary:
     """The number of stored copies that were removed, on all nodes."""
     size_bytes: int
     """Their total size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshardSummary:
+    """The result of `Bucket.reshard`."""
+
+    made: int = 0
+    """The number of shards that were made."""
+    kept: int = 0
+    """Shards that were there already."""
+    objects: int = 0
+    """The number of objects in the shards that were made."""
+    size_bytes: int = 0
+    """Total size of these objects."""
 
 
 class Tally:

@@ -25,7 +25,7 @@ _NEVER_S = -1.0
 _PROFILE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _REGION = re.compile(r"[A-Za-z0-9-]{0,64}")
 MAX_URL = 2048
-MAX_CACHE_BYTES = (1 << 63) - 1
+MAX_BYTES = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,11 @@ class Remote:
     write: Literal["through", "back"] = THROUGH
     """When a PUT or a deletion is acknowledged: "through" when the remote storage has it as well; "back" when the store
     has it, which uploads it afterwards. "back" is for s3, gs and az."""
+    max_requests_per_s: float = 0.0
+    """The most requests in a second that one node sends, or an embedded store; further ones wait. 0 for no limit."""
+    max_bytes_per_day: int = 0
+    """The most bytes of objects that one node receives in a day, or an embedded store. Then fetches are refused with
+    RemoteLimitReached until midnight UTC; those in progress go on. 0 for no limit."""
 
     def __post_init__(self) -> None:
         for what, value in (("url", self.url), ("endpoint", self.endpoint)):
@@ -63,15 +68,19 @@ class Remote:
         for what, value, allowed in (("region", self.region, _REGION), ("profile", self.profile, _PROFILE)):
             if not isinstance(value, str) or allowed.fullmatch(value) is None:
                 raise InvalidRequest(f"remote {what} {value!r}: need at most 64 letters, digits, '-', '_' or '.'")
-        budget = self.cache_bytes
-        if isinstance(budget, bool) or not isinstance(budget, int) or not 0 <= budget <= MAX_CACHE_BYTES:
-            raise InvalidRequest(f"cache_bytes={budget!r}: need a number of bytes, at least 0")
         if self.write not in (THROUGH, BACK):
             raise InvalidRequest(f'write={self.write!r}: need "through" or "back"')
         if self.write == BACK and self.scheme not in ("s3", "gs", "az"):
             raise InvalidRequest(
                 f'write="back" needs an s3, gs or az URL; {self.scheme}:// keeps no metadata of objects'
             )
+        for what, limit in (("cache_bytes", self.cache_bytes), ("max_bytes_per_day", self.max_bytes_per_day)):
+            if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MAX_BYTES:
+                raise InvalidRequest(f"{what}={limit!r}: need a number of bytes, at least 0")
+        rate = self.max_requests_per_s
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < math.inf:
+            raise InvalidRequest(f"max_requests_per_s={rate!r}: need a number of requests, at least 0")
+        object.__setattr__(self, "max_requests_per_s", float(rate))
         if self.validate in (ALWAYS, NEVER):
             return
         age_s = self.validate
@@ -122,6 +131,8 @@ class Remote:
             validate_after_s=_NEVER_S if math.isinf(after_s) else after_s,
             cache_bytes=self.cache_bytes,
             write_back=self.is_write_back,
+            max_requests_per_s=self.max_requests_per_s,
+            max_bytes_per_day=self.max_bytes_per_day,
         )
 
     @classmethod
@@ -130,7 +141,17 @@ class Remote:
         after_s = message.validate_after_s
         validate: Literal["always", "never"] | float = NEVER if after_s < 0 else after_s
         write: Literal["through", "back"] = BACK if message.write_back else THROUGH
-        return cls(message.url, message.endpoint, message.region, message.profile, validate, message.cache_bytes, write)
+        return cls(
+            message.url,
+            message.endpoint,
+            message.region,
+            message.profile,
+            validate,
+            message.cache_bytes,
+            write,
+            message.max_requests_per_s,
+            message.max_bytes_per_day,
+        )
 
 
 def _checked_url(url: str) -> str:

@@ -361,6 +361,23 @@ METRICS = (
         lambda node: {row.bucket: row.conflicts for row in node.resources.remote.pending_rows()},
         "Objects whose conditional write is not uploaded, because others have changed the remote object.",
     ),
+    metric("ais_loader_remote_requests_total", "counter", "requests", "bucket", "class")(
+        lambda node: node.each_remote(lambda counts: dict(counts.requests)),
+        "Requests that were sent to the remote storage of a bucket, including those that were repeated. class: get, "
+        "head, list, put, delete. bucket: its name; (other) for those after the first 256.",
+    ),
+    metric("ais_loader_remote_bytes_total", "counter", "bytes", "bucket", "direction")(
+        lambda node: node.each_remote(lambda counts: {"in": counts.bytes_in, "out": counts.bytes_out}),
+        "Bytes of objects that came from the remote storage (in), or were put there (out).",
+    ),
+    metric("ais_loader_remote_throttled_total", "counter", "requests", "bucket")(
+        lambda node: node.each_remote(lambda counts: counts.throttled),
+        "Answers of the remote storage that asked for fewer requests.",
+    ),
+    metric("ais_loader_remote_wait_seconds_total", "counter", "seconds", "bucket")(
+        lambda node: node.each_remote(lambda counts: counts.wait_s),
+        "Time that readers waited for cold objects, summed over readers.",
+    ),
     # Transforms.
     metric("ais_loader_etl_objects_total", "counter", "objects", "transform")(
         lambda node: node.each_transform(lambda counts: counts.objects),

@@ -23,9 +23,13 @@ from storage_node.limits.call_slots import CallSlots
 from storage_node.limits.counters import NodeCounters
 from storage_node.limits.memory_budget import MemoryBudget
 from storage_node.promote.job import PromoteMetrics
+from storage_node.remote.usage import UsageCounts
 from storage_node.store.pool.membership import DriveState
 
 T = TypeVar("T")
+MAX_REMOTE_BUCKETS = 256
+OTHERS = "(other)"
+"""Label of the remote buckets beyond MAX_REMOTE_BUCKETS, by the time of their first request; no bucket's name."""
 
 
 @dataclass
@@ -102,6 +106,20 @@ class RunningNode:
         """Read a counter of each transform, by its name."""
         etl = self.resources.etl
         return {} if etl is None else {name: read(counts) for name, counts in etl.transforms.all_counts().items()}
+
+    @cached_property
+    def _remote_usage(self) -> dict[str, UsageCounts]:
+        """Requests to remote storage by the name of the bucket."""
+        names = {bucket.uuid: name for name, bucket in self.node.store.buckets().items()}
+        found: dict[str, UsageCounts] = {}
+        for at, (uuid, counts) in enumerate(self.resources.remote.usage_by_bucket().items()):
+            if uuid in names:
+                found.setdefault(names[uuid] if at < MAX_REMOTE_BUCKETS else OTHERS, UsageCounts()).add(counts)
+        return found
+
+    def each_remote(self, read: Callable[[UsageCounts], T]) -> dict[str, T]:
+        """Read a counter of each remote bucket to which requests were sent, by its name."""
+        return {name: read(counts) for name, counts in self._remote_usage.items()}
 
     def map_states(self) -> dict[str, int]:
         """Return the number of nodes in the cluster map, by state."""

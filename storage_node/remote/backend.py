@@ -38,7 +38,7 @@ from storage_node.remote.driver import (
     RequestFailure,
 )
 from storage_node.remote.failures import message
-from storage_node.remote.host_limiter import HostLimiters
+from storage_node.remote.host_limiter import HostLimiter, HostLimiters
 from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.remote_object import RemoteObject, is_made_up
 from storage_node.remote.remote_read import RemoteRead
@@ -84,9 +84,11 @@ class Backend:
         """Keys that listings have left out, all together."""
         self._usage = usage
         self._file_roots = file_roots
-        self._requests = RemoteRequests(
-            remote.url, self._open_driver, settings, limiters, usage, budget or HedgeBudget(settings.hedge_budget)
-        )
+        rate, pace = remote.max_requests_per_s, None
+        if rate:
+            pace = HostLimiter(settings.max_requests, most_ahead=settings.prefetch_requests, per_s=rate)
+        hedges = budget or HedgeBudget(settings.hedge_budget)
+        self._requests = RemoteRequests(remote.url, self._open_driver, settings, limiters, usage, hedges, pace)
 
     async def __aenter__(self) -> Self:
         return self

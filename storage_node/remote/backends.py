@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+from ais_loader.errors import RemoteLimitReached
 from ais_loader.wire.gather.hedging import HedgeBudget
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.remote import Remote
 from storage_node.remote.backend import Backend
 from storage_node.remote.host_limiter import HostLimiters
-from storage_node.remote.usage import Usage
+from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.remote.usage import Usage, UsageCounts, UsageKey
 from storage_node.settings.declarations import RemoteSettings
 
 
@@ -38,9 +40,19 @@ class Backends:
             )
         return found
 
-    def waited(self, bucket_uuid: bytes, tenant: str, wait_s: float) -> None:
+    def waited(self, bucket_uuid: bytes, tenant: str, epoch: int | None, wait_s: float) -> None:
         """Count the time that a reader has waited for a cold object."""
-        self._usage.note(bucket_uuid.hex(), tenant, "wait_s", wait_s)
+        self._usage.note(bucket_uuid.hex(), tenant, "wait_s", wait_s, epoch=epoch)
+
+    def require_budget(self, bucket: RemoteBucket) -> None:
+        """Require that a bucket has not received its limit for this day. Raises RemoteLimitReached."""
+        most = bucket.remote.max_bytes_per_day
+        if most and (received := self._usage.bytes_today(bucket.uuid.hex())) >= most:
+            raise RemoteLimitReached(
+                f"{bucket.remote.url}: not fetched: bucket {bucket.name!r} has received {received:,} bytes today, and "
+                f"its limit is max_bytes_per_day={most}; raise it with `ais-loader bucket set {bucket.name} "
+                "max_bytes_per_day=SIZE`, or wait until midnight UTC"
+            )
 
     def usage(self, names: Mapping[str, str]) -> pb.RemoteUsageResponse:
         """Return the counters. `names`: names of buckets by uuid; a deleted bucket is shown by its uuid."""
@@ -57,11 +69,21 @@ class Backends:
                     hedged=counts.hedged,
                     errors=counts.errors,
                     wait_s=counts.wait_s,
+                    epoch=epoch,
                 )
-                for (uuid, tenant), counts in sorted(self._usage.snapshot().items())
+                for (uuid, tenant, epoch), counts in sorted(self._usage.snapshot().items(), key=_order)
             ]
         )
+
+    def usage_by_bucket(self) -> Mapping[str, UsageCounts]:
+        """Return the sums of the counters by the uuid of the bucket. Thread-safe."""
+        return self._usage.by_bucket()
 
     async def close(self) -> None:
         backends, self._open = list(self._open.values()), {}
         await asyncio.gather(*(backend.close() for backend in backends), return_exceptions=True)
+
+
+def _order(row: tuple[UsageKey, UsageCounts]) -> tuple[str, str, int]:
+    bucket, tenant, epoch = row[0]
+    return bucket, tenant, -1 if epoch is None else epoch

@@ -74,6 +74,7 @@ class EmbeddedRemote:
                 min_free_bytes=settings.min_free_bytes,
                 needed_at=plans.needed_at,
             ),
+            plans=plans,
         )
         self.write_back = self.tier.write_back = WriteBack(
             self._store,

@@ -6,19 +6,25 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from ais_loader.errors import LoaderError
+from ais_loader.name_matching import matcher
 from storage_node.remote.object_metadata import is_copy
 from storage_node.store.store import Store
 
 _TOGETHER = 1000
 
 
-def evict(store: Store, bucket: str, names: Sequence[str] | None, prefix: str = "") -> tuple[int, int]:
-    """Remove the copies of these names, or of all names with this prefix if `names` is None.
+def evict(
+    store: Store, bucket: str, names: Sequence[str] | None, prefix: str = "", patterns: Sequence[str] = ()
+) -> tuple[int, int]:
+    """Remove the copies of these names; if `names` is None, of all names with this prefix that match one of the shell
+    patterns, if there are any.
 
     Objects that are no copies, because they were put before the bucket was a remote one, stay. Returns the number of
     copies removed, and of their bytes. Waits for drives. Raises BucketNotFound, StoreReadOnly, DriveFailed.
     """
     left: Iterable[str] = names if names is not None else (name for name, _ in store.objects(bucket, prefix))
+    if patterns and names is None:
+        left = filter(matcher(patterns), left)
     left, copies, freed_bytes = iter(left), 0, 0
     while group := list(itertools.islice(left, _TOGETHER)):
         sizes: dict[str, int] = {}

@@ -8,7 +8,8 @@ as in TCP. Failures of other kinds slow nobody else.
 Requests for which a reader waits go before those for objects that are needed later (`Urgency`), of which only some are
 in flight at once.
 
-One limiter per host serves all event loops of the process. Waiting is done in the caller's loop.
+One limiter per host serves all event loops of the process. Waiting is done in the caller's loop. A bucket whose
+requests per second are limited has a limiter of its own before that.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ from storage_node.remote.urgency import Urgency, current_urgency
 THROTTLED = Backoff(0.1, 10.0, jitter=0.5)
 """Pauses of all requests to a host after it has throttled some."""
 
+BURST_S = 0.1
+"""A limiter with a rate sends the requests of this time at once, if it has sent none in it before."""
+
 
 class HostTurn:
     """The place of one request in flight."""
 
-    __slots__ = ("sent_s", "waited_s")
+    __slots__ = ("sent_s",)
 
-    def __init__(self, sent_s: float, waited_s: float) -> None:
+    def __init__(self, sent_s: float) -> None:
         self.sent_s = sent_s
-        self.waited_s = waited_s
 
 
 class _Waiter:
@@ -55,6 +58,8 @@ class HostLimiter:
     Args:
         most: maximum number of requests in flight.
         most_ahead: maximum number of those for which no reader waits when they are sent; all, by default.
+        per_s: maximum number of requests in a second, after a burst of those of BURST_S; 0 for no limit. With a limit,
+            belongs to one event loop.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class HostLimiter:
         source: random.Random | None = None,
         *,
         most_ahead: int | None = None,
+        per_s: float = 0.0,
     ) -> None:
         self.most = most
         self._most_ahead = most if most_ahead is None else most_ahead
@@ -80,25 +86,29 @@ class HostLimiter:
         self._backed_off_s = float("-inf")
         """Time of the last back-off. Throttled answers to requests sent earlier tell nothing new."""
         self._failures = 0
+        self._interval_s = 1 / per_s if per_s else 0.0
+        self._due_s = float("-inf")
+        """Time before which no request may be sent, by the rate."""
+        self._is_woken = False
+        """Whether a timer will look again when the next request is due."""
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[HostTurn]:
         """Wait until a request may be sent, and hold its place until the answer is complete."""
-        began_s = self._now_s()
         is_ahead = await self._acquire()
         try:
             while (pause_s := self._not_before_s - self._now_s()) > 0:
                 # Spread over a tenth of the pause: all requests at once would be throttled again.
                 await asyncio.sleep(pause_s * (self._source or random).uniform(1, 1.1))
-            now_s = self._now_s()
-            yield HostTurn(now_s, now_s - began_s)
+            yield HostTurn(self._now_s())
         finally:
             self._release(is_ahead)
 
     @property
     def is_busy(self) -> bool:
         """Whether another request would have to wait."""
-        return bool(self._waiting) or self.in_flight + 1 > self.limit or self._not_before_s > self._now_s()
+        not_before_s = max(self._not_before_s, self._due_s)
+        return bool(self._waiting) or self.in_flight + 1 > self.limit or not_before_s > self._now_s()
 
     def throttled(self, turn: HostTurn) -> None:
         """Note that the host refused a request because there were too many."""
@@ -144,6 +154,9 @@ class HostLimiter:
         """Return the waiter whose turn it is, if there is a place."""
         if self.in_flight + 1 > self.limit or not self._waiting:
             return None
+        if (pause_s := self._due_s - self._now_s()) > 0:
+            self._wake_in(pause_s)
+            return None
         for waiter in self._waiting:
             if waiter.urgency.is_urgent:
                 return waiter
@@ -154,12 +167,23 @@ class HostLimiter:
         waiter.is_ahead = not waiter.urgency.is_urgent
         self.in_flight += 1
         self._ahead += waiter.is_ahead
+        if self._interval_s:
+            self._due_s = max(self._due_s, self._now_s() - BURST_S) + self._interval_s
         return waiter.is_ahead
 
     def _release(self, is_ahead: bool) -> None:
         with self._lock:
             self.in_flight -= 1
             self._ahead -= is_ahead
+        self._wake()
+
+    def _wake_in(self, pause_s: float) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            self._waiting[0].loop.call_later(pause_s, self._wake_now)
+
+    def _wake_now(self) -> None:
+        self._is_woken = False
         self._wake()
 
     def _wake(self) -> None:

@@ -53,6 +53,7 @@ def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject, p
             min_free_bytes=settings.min_free_bytes,
             needed_at=plans.needed_at,
         ),
+        plans=plans,
     )
     tier.write_back = WriteBack(
         node.store,

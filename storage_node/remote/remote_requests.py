@@ -80,6 +80,7 @@ class RemoteRequests:
         limiters: limiters of the process.
         usage: counters of the bucket.
         budget: budget of second requests.
+        pace: limiter of the bucket's requests per second, if it has a limit.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class RemoteRequests:
         limiters: HostLimiters,
         usage: BucketUsage,
         budget: HedgeBudget,
+        pace: HostLimiter | None = None,
     ) -> None:
         self._url = url
         self._open_driver = open_driver
@@ -97,6 +99,7 @@ class RemoteRequests:
         self._limiters = limiters
         self._usage = usage
         self._budget = budget
+        self._pace = pace
         self._silences = Silences(floor_s=HEDGE_AFTER_S, first_s=2.0)
         self._opened: tuple[Driver, HostLimiter] | None = None
         self._opened_s = 0.0
@@ -159,7 +162,8 @@ class RemoteRequests:
                 waiting.cancel()
             began_s = time.monotonic()
             await asyncio.wait(tasks, timeout=self._silences.limit_s(last=False))
-            if not tasks[0].done() and not limiter.is_busy and self._budget.take(1):
+            is_busy = limiter.is_busy or (self._pace is not None and self._pace.is_busy)
+            if not tasks[0].done() and not is_busy and self._budget.take(1):
                 self._usage.note("hedged")
                 tasks.append(asyncio.ensure_future(begin(asyncio.Event())))
             pending = set(tasks)
@@ -186,10 +190,8 @@ class RemoteRequests:
         sent: asyncio.Event | None = None,
     ) -> AsyncIterator[T]:
         """Context of one request, from its turn until its answer is complete. Raises RequestFailure."""
-        async with limiter.turn() as turn:
+        async with self._pace.turn() if self._pace is not None else contextlib.nullcontext(), limiter.turn() as turn:
             self._usage.note(request)
-            if turn.waited_s > 0.001:
-                self._usage.note("wait_s", turn.waited_s)
             if sent is not None:
                 sent.set()
             try:
@@ -242,7 +244,6 @@ class RemoteRequests:
             if not isinstance(failure.error, ObjectNotFound):
                 self._usage.note("errors")
             raise failure.error from None
-        self._usage.note("wait_s", pause_s)
         await asyncio.sleep(pause_s)
 
     def _reopens(self, failure: RequestFailure, opened_s: float) -> bool:

@@ -24,6 +24,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
@@ -52,11 +53,13 @@ from storage_node.remote.backend import Backend
 from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
 from storage_node.remote.object_metadata import is_copy, metadata_of
+from storage_node.remote.plans import Plans
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.remote_object import RemoteObject
 from storage_node.remote.single_flight import SingleFlight
 from storage_node.remote.skipped_names import SkippedNames
+from storage_node.remote.usage import UsageCounts, current_epoch
 from storage_node.remote.write_back.upload_plan import STAMP_KEY
 from storage_node.remote.write_back.write_back import WriteBack
 from storage_node.store.buckets import ReplicaStale
@@ -108,6 +111,7 @@ class RemoteTier:
         copy_from_owner: Has another owner of the object send its copy to this node; returns whether one has.
         fetch_timeout_s: Time limit of a reader that waits for a cold object.
         space: The room for copies on this node.
+        plans: What loaders have announced, by which requests are counted to their epochs.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class RemoteTier:
         copy_from_owner: Callable[[RemoteBucket, str], Awaitable[bool]],
         fetch_timeout_s: float,
         space: CacheSpace,
+        plans: Plans,
     ) -> None:
         self._store = store
         self.remote_bucket = remote_bucket
@@ -138,6 +143,7 @@ class RemoteTier:
         """Pending uploads of this node; None for a reader."""
         self.writing = NameLocks()
         """Names that are written through: the remote storage and the store see their writes in the same order."""
+        self._plans = plans
         self._fetches = SingleFlight(FAILURE_KEPT_S)
         """Fetches that readers of this node wait for, wherever they run."""
         self._loads = SingleFlight(0)
@@ -247,16 +253,24 @@ class RemoteTier:
 
         Raises ObjectNotFound, RemoteUnavailable, RemoteDenied, and what storing an object raises.
         """
-        began_s = time.monotonic()
         try:
-            async with asyncio.timeout(self._fetch_timeout_s):
-                await self._fetches.join((bucket.uuid, name, version), lambda: self._fetch(bucket, name, version))
+            with self._waiting(bucket, name):
+                async with asyncio.timeout(self._fetch_timeout_s):
+                    await self._fetches.join((bucket.uuid, name, version), lambda: self._fetch(bucket, name, version))
         except TimeoutError:
             raise RemoteUnavailable(
                 f"{bucket.name}/{name}: not fetched from {bucket.remote.url} in {self._fetch_timeout_s:g} s"
             ) from None
+
+    @contextlib.contextmanager
+    def _waiting(self, bucket: RemoteBucket, name: str) -> Iterator[None]:
+        """Count the time of this context, in which a reader waits for a cold object."""
+        tenant, began_s = current_tenant.get(), time.monotonic()
+        epoch = self._plans.epoch_of(bucket.uuid, name, tenant)
+        try:
+            yield
         finally:
-            self._backends.waited(bucket.uuid, current_tenant.get(), time.monotonic() - began_s)
+            self._backends.waited(bucket.uuid, tenant, epoch, time.monotonic() - began_s)
 
     async def fetch_range(
         self, bucket: RemoteBucket, name: str, start: int, length: int, etag: str = ""
@@ -273,6 +287,8 @@ class RemoteTier:
         self._require_kept(bucket, name)
         key = bucket.uuid, name
         found = self._large.get(key)
+        self._count_for(bucket, name)
+        self._backends.require_budget(bucket)
         if found is None or (etag and etag != found.info.etag):  # what is known may be outdated itself
             found = _Large(await self.backend(bucket).head(name))
             self._large.pop(key, None)
@@ -296,7 +312,8 @@ class RemoteTier:
         if fault := check_range(start, length, size_bytes):
             raise RangeError(f"{bucket.name}/{name}: {fault}")
         try:
-            data = await self.backend(bucket).read_range(name, start, length, found.info.etag)
+            with self._waiting(bucket, name):
+                data = await self.backend(bucket).read_range(name, start, length, found.info.etag)
         except RemoteChanged:
             self._large.pop(key, None)
             if etag:
@@ -361,6 +378,7 @@ class RemoteTier:
 
     async def _look_and_load(self, bucket: RemoteBucket, name: str) -> None:
         """Fetch, unless the object is stored here, or on another owner, and is current."""
+        self._count_for(bucket, name)
         try:
             entry = await self._read(self.stored, bucket, name)
         except ObjectNotFound:
@@ -376,10 +394,16 @@ class RemoteTier:
         elif not self.is_current(bucket, name, entry):
             await self._load(bucket, name, str(entry.version), entry.metadata.get(REMOTE_ETAG, ""))
 
+    def _count_for(self, bucket: RemoteBucket, name: str) -> None:
+        """Count the requests of this task to the epoch of the loader that has announced the object."""
+        if current_epoch.get() is None:
+            current_epoch.set(self._plans.epoch_of(bucket.uuid, name, current_tenant.get()))
+
     async def _load(self, bucket: RemoteBucket, name: str, version: str, etag: str, *, make_room: bool = True) -> None:
         """Fetch and store an object, unless the copy with this version and etag is current. With `make_room`, a full
         drive has copies evicted, and the object is fetched once more."""
         self._require_kept(bucket, name)
+        self._backends.require_budget(bucket)
         try:
             answer = await self.backend(bucket).get(name, unless_etag=etag)
         except ObjectNotFound:
@@ -569,6 +593,10 @@ class RemoteTier:
     def _require_writable(self, bucket: RemoteBucket) -> None:
         if not bucket.remote.is_writable:
             raise Unsupported(f"bucket {bucket.name!r} is read-only: nothing can be written to {bucket.remote.url}")
+
+    def usage_by_bucket(self) -> Mapping[str, UsageCounts]:
+        """See `Backends.usage_by_bucket`."""
+        return self._backends.usage_by_bucket()
 
     def usage(self, names: Mapping[str, str]) -> remote_pb.RemoteUsageResponse:
         """See `Backends.usage`."""

@@ -1,22 +1,45 @@
-"""Usage: counters of requests to remote storage, by bucket and tenant."""
+"""Usage: counters of requests to remote storage, by bucket, tenant, and the epoch of the loader that caused them.
+
+The number of counters is limited: beyond it, earlier epochs of a tenant are counted together, and so are further
+tenants. Besides, the bytes that each bucket has received on this day are counted, for its limit.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from storage_node.limits.call_slots import current_tenant
 
 Request = Literal["get", "head", "list", "put", "delete"]
 Count = Literal["bytes_in", "bytes_out", "throttled", "retried", "hedged", "errors", "wait_s"]
+MAX_EPOCHS = 100
+"""Epochs of one bucket and tenant that are counted apart: the latest ones."""
+MAX_ROWS = 10_000
+OTHERS = "other"
+"""Tenant of the counters of further tenants."""
+_DAY_S = 24 * 3600
+
+current_epoch: ContextVar[int | None] = ContextVar("current_epoch", default=None)
+"""Epoch of the loader for which a request is sent; None if no loader has announced it."""
+
+
+class UsageKey(NamedTuple):
+    bucket: str
+    """UUID."""
+    tenant: str
+    epoch: int | None
+    """None for requests that no loader has announced, and for earlier epochs."""
 
 
 @dataclass(slots=True)
 class UsageCounts:
-    """Counters of one bucket and tenant. All only grow."""
+    """Counters of one bucket, tenant and epoch. All only grow."""
 
     requests: dict[Request, int] = field(default_factory=lambda: defaultdict(int))
     """Requests that were sent, including those that were repeated."""
@@ -33,39 +56,98 @@ class UsageCounts:
     errors: int = 0
     """Operations that failed, except for objects that do not exist, and for conditions that do not hold."""
     wait_s: float = 0.0
-    """Time that requests waited for their turn, or before they were repeated."""
+    """Time that readers waited for cold objects."""
+
+    def add(self, other: UsageCounts) -> None:
+        """Add the counts of `other`."""
+        for request, count in other.requests.items():
+            self.requests[request] = self.requests.get(request, 0) + count
+        self.bytes_in += other.bytes_in
+        self.bytes_out += other.bytes_out
+        self.throttled += other.throttled
+        self.retried += other.retried
+        self.hedged += other.hedged
+        self.errors += other.errors
+        self.wait_s += other.wait_s
 
 
 class Usage:
-    """Counters of one process. Thread-safe."""
+    """Counters of one process. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        now_s: Seconds since 1970, by which days change, at midnight UTC.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.time) -> None:
+        self._now_s = now_s
         self._lock = threading.Lock()
-        self._counts: dict[tuple[str, str], UsageCounts] = {}
+        self._counts: dict[UsageKey, UsageCounts] = {}
+        self._epochs: dict[tuple[str, str], set[int]] = {}
+        self._days: dict[str, tuple[int, int]] = {}
+        """The last day on which a bucket received bytes, and how many."""
+        self._buckets: dict[str, None] = {}
+        """All buckets, in the order of their first request."""
 
     def of_bucket(self, bucket: str) -> BucketUsage:
-        """Return the counters of one bucket, by its UUID; those of each call go to its `current_tenant`."""
+        """Return the counters of one bucket, by its UUID. Each call counts for its `current_tenant` and
+        `current_epoch`."""
         return BucketUsage(self, bucket)
 
-    def note(self, bucket: str, tenant: str, count: Request | Count, amount: float = 1) -> None:
+    def note(
+        self, bucket: str, tenant: str, count: Request | Count, amount: float = 1, *, epoch: int | None = None
+    ) -> None:
         """Increase a counter: of requests of one kind, or another one."""
         with self._lock:
-            counts = self._counts.setdefault((bucket, tenant), UsageCounts())
+            self._buckets.setdefault(bucket)
+            counts = self._counts_of(UsageKey(bucket, tenant, epoch))
             if count in ("get", "head", "list", "put", "delete"):
                 counts.requests[count] += int(amount)
             else:
                 setattr(counts, count, getattr(counts, count) + amount)
+            if count == "bytes_in":
+                today = self._today()
+                day, size_bytes = self._days.get(bucket, (today, 0))
+                self._days[bucket] = today, int(amount) + (size_bytes if day == today else 0)
 
-    def forget(self, buckets: Iterable[str]) -> None:
-        """Remove the counters of deleted buckets."""
-        gone = set(buckets)
+    def _counts_of(self, key: UsageKey) -> UsageCounts:
+        found = self._counts.get(key)
+        if found is not None:
+            return found
+        if len(self._counts) >= MAX_ROWS:
+            return self._counts.setdefault(UsageKey(key.bucket, OTHERS, None), UsageCounts())
+        if key.epoch is not None:
+            epochs = self._epochs.setdefault(key[:2], set())
+            if len(epochs) >= MAX_EPOCHS:
+                earliest = min(epochs)
+                if key.epoch < earliest:
+                    return self._counts.setdefault(key._replace(epoch=None), UsageCounts())
+                epochs.remove(earliest)
+                earlier = self._counts.pop(key._replace(epoch=earliest))
+                self._counts.setdefault(key._replace(epoch=None), UsageCounts()).add(earlier)
+            epochs.add(key.epoch)
+        return self._counts.setdefault(key, UsageCounts())
+
+    def _today(self) -> int:
+        return int(self._now_s() // _DAY_S)
+
+    def bytes_today(self, bucket: str) -> int:
+        """Return the bytes of objects that a bucket has received since midnight UTC, or since this process began."""
         with self._lock:
-            self._counts = {key: counts for key, counts in self._counts.items() if key[0] not in gone}
+            day, size_bytes = self._days.get(bucket, (0, 0))
+            return size_bytes if day == self._today() else 0
 
-    def snapshot(self) -> Mapping[tuple[str, str], UsageCounts]:
-        """Return copies of all counters, by bucket and tenant."""
+    def snapshot(self) -> Mapping[UsageKey, UsageCounts]:
+        """Return copies of all counters, by bucket, tenant and epoch."""
         with self._lock:
             return {key: replace(one, requests=dict(one.requests)) for key, one in self._counts.items()}
+
+    def by_bucket(self) -> Mapping[str, UsageCounts]:
+        """Return the sums of the counters by bucket, in the order of the buckets' first requests."""
+        with self._lock:
+            sums = {bucket: UsageCounts() for bucket in self._buckets}
+            for key, counts in self._counts.items():
+                sums[key.bucket].add(counts)
+            return sums
 
 
 class BucketUsage:
@@ -76,4 +158,9 @@ class BucketUsage:
         self._bucket = bucket
 
     def note(self, count: Request | Count, amount: float = 1) -> None:
-        self._usage.note(self._bucket, current_tenant.get(), count, amount)
+        self._usage.note(self._bucket, current_tenant.get(), count, amount, epoch=current_epoch.get())
+
+    @property
+    def bytes_today(self) -> int:
+        """See `Usage.bytes_today`."""
+        return self._usage.bytes_today(self._bucket)

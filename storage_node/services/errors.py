@@ -41,6 +41,7 @@ _STATUS: dict[type[errors.LoaderError], grpc.StatusCode] = {
     errors.NodeUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.RemoteUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.RemoteDenied: grpc.StatusCode.PERMISSION_DENIED,
+    errors.RemoteLimitReached: grpc.StatusCode.PERMISSION_DENIED,
     NotConfirmed: grpc.StatusCode.UNAVAILABLE,
     errors.OutcomeUnknown: grpc.StatusCode.UNAVAILABLE,
     TooFewCopies: grpc.StatusCode.UNAVAILABLE,

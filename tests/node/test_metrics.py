@@ -67,8 +67,12 @@ def node(tmp_path: Path) -> Iterator[NodeServer]:
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Series]:
     """All that a node exports after traffic of every kind, in a cluster of its own."""
-    with serving(tmp_path_factory.mktemp("node"), metrics_port=0, etl_code=True) as running:
+    place = tmp_path_factory.mktemp("place")
+    (place / "a").write_bytes(b"cold")
+    fields = {"metrics_port": 0, "etl_code": True, "remote_file_roots": (str(place),)}
+    with serving(tmp_path_factory.mktemp("node"), **fields) as running:
         with bucket_of(running) as bucket:
+            assert bucket.client.create_bucket("remote", remote=f"file://{place}").get("a") == b"cold"
             bucket.client.etl.init("same", Command(["cat"]))
             bucket.put_many((name, bytes(SIZE_BYTES)) for name in NAMES)
             bucket.get_batch(NAMES).tobytes()
@@ -397,6 +401,7 @@ def test_the_dashboard_has_its_rows_and_its_variables(metrics: dict[str, Series]
         "Promotion",
         "Transforms",
         "Remote buckets",
+        "Cost of remote storage",
     ]
     assert all(panel["datasource"]["uid"] == "${datasource}" for panel in panels if panel["type"] != "row")
     assert len({panel["id"] for panel in panels}) == len(panels)
@@ -450,7 +455,7 @@ def test_a_panel_of_what_may_not_be_there_tells_none_from_no_data() -> None:
                 "title"
             ]
             told += 1
-    assert told == 11
+    assert told == 15
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")

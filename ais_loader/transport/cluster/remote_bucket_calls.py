@@ -40,12 +40,12 @@ class RemoteBucketCalls(Failover):
         require_bucket(bucket)
         return self._any(self._checked(bucket, lambda node: node.warm(bucket, names)))
 
-    def evict(self, bucket: str, names: Sequence[str] | None, prefix: str) -> tuple[int, int]:
+    def evict(self, bucket: str, names: Sequence[str] | None, prefix: str, patterns: Sequence[str]) -> tuple[int, int]:
         require_bucket(bucket)
         members = self.members
         if not members.knows(bucket):
-            return self._any(lambda node: node.evict(bucket, names, prefix))
-        freed = [members.calls(node.uuid).evict(bucket, names, prefix) for node in members.view.nodes]
+            return self._any(lambda node: node.evict(bucket, names, prefix, patterns))
+        freed = [members.calls(node.uuid).evict(bucket, names, prefix, patterns) for node in members.view.nodes]
         return sum(copies for copies, _ in freed), sum(size_bytes for _, size_bytes in freed)
 
     def can_expect(self, bucket: str) -> bool:

@@ -428,8 +428,8 @@ class NodeCalls:
 
         return self._call(send)
 
-    def evict(self, bucket: str, names: Sequence[str] | None, prefix: str) -> tuple[int, int]:
-        request = remote_pb.EvictRequest(bucket=bucket, name=names or (), prefix=prefix)
+    def evict(self, bucket: str, names: Sequence[str] | None, prefix: str, patterns: Sequence[str]) -> tuple[int, int]:
+        request = remote_pb.EvictRequest(bucket=bucket, name=names or (), prefix=prefix, pattern=patterns)
         if names is not None and not names:
             return 0, 0
         answer = self._call(lambda conn: conn.remote.Evict(request, timeout=REMOTE_TIMEOUT_S))

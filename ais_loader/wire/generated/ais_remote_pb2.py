@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ais_loader.wire.generated import ais_objects_pb2 as protos_dot_ais__objects__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/ais_remote.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\"b\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x13\n\x0b\x62ucket_uuid\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"\x0f\n\rFetchResponse\"I\n\x14SettleFetchesRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x13\n\x0b\x62ucket_uuid\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x03(\t\"\x17\n\x15SettleFetchesResponse\"H\n\x11ListRemoteRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x13\n\x0bstart_after\x18\x03 \x01(\t\"\x82\x01\n\x12ListRemoteResponse\x12)\n\x06object\x18\x01 \x03(\x0b\x32\x19.ais_loader.v1.ObjectInfo\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x0c\n\x04next\x18\x03 \x01(\t\x12\x0f\n\x07skipped\x18\x04 \x01(\x04\x12\x14\n\x0cskipped_name\x18\x05 \x03(\t\"+\n\x0bWarmRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x03(\t\"8\n\x0cWarmResponse\x12(\n\x06result\x18\x01 \x03(\x0b\x32\x18.ais_loader.v1.PutResult\"<\n\x0c\x45victRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x03(\t\"/\n\rEvictResponse\x12\x0f\n\x07objects\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\xa3\x01\n\rExpectRequest\x12\x0e\n\x06loader\x18\x01 \x01(\x0c\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x12\n\nfirst_step\x18\x03 \x01(\x04\x12)\n\x04step\x18\x04 \x03(\x0b\x32\x1b.ais_loader.v1.ExpectedStep\x12\x0e\n\x06\x62ucket\x18\x05 \x03(\t\x12\x13\n\x0blifetime_ms\x18\x06 \x01(\r\x12\x0c\n\x04\x64one\x18\x07 \x01(\x08\"2\n\x0c\x45xpectedStep\x12\x0c\n\x04name\x18\x01 \x03(\t\x12\x14\n\x0c\x62ucket_index\x18\x02 \x03(\r\"$\n\x0e\x45xpectResponse\x12\x12\n\nincomplete\x18\x01 \x01(\x08\"\x14\n\x12RemoteUsageRequest\"X\n\x13RemoteUsageResponse\x12*\n\x03row\x18\x01 \x03(\x0b\x32\x1d.ais_loader.v1.RemoteUsageRow\x12\x15\n\rexpected_keys\x18\x02 \x01(\x04\"\x99\x02\n\x0eRemoteUsageRow\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12=\n\x08requests\x18\x03 \x03(\x0b\x32+.ais_loader.v1.RemoteUsageRow.RequestsEntry\x12\x10\n\x08\x62ytes_in\x18\x04 \x01(\x04\x12\x11\n\tbytes_out\x18\x05 \x01(\x04\x12\x11\n\tthrottled\x18\x06 \x01(\x04\x12\x0f\n\x07retried\x18\x07 \x01(\x04\x12\x0e\n\x06hedged\x18\x08 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\t \x01(\x04\x12\x0e\n\x06wait_s\x18\n \x01(\x01\x1a/\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"H\n\x15PendingUploadsRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0f\n\x07wait_ms\x18\x03 \x01(\r\"F\n\x16PendingUploadsResponse\x12,\n\x06\x62ucket\x18\x01 \x03(\x0b\x32\x1c.ais_loader.v1.PendingBucket\"\x92\x01\n\rPendingBucket\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x10\n\x08oldest_s\x18\x04 \x01(\x01\x12\x11\n\tconflicts\x18\x05 \x01(\x04\x12.\n\x07\x66\x61ilure\x18\x06 \x03(\x0b\x32\x1d.ais_loader.v1.PendingFailure\"C\n\x0ePendingFailure\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.ais_loader.v1.Error\"Y\n\x13UploadStatesRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x13\n\x0b\x62ucket_uuid\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x03(\t\x12\x0f\n\x07version\x18\x04 \x03(\t\"X\n\x14UploadStatesResponse\x12)\n\x05state\x18\x01 \x03(\x0b\x32\x1a.ais_loader.v1.UploadState\x12\x15\n\rpending_bytes\x18\x02 \x01(\x04\"\x88\x01\n\x0bUploadState\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.ais_loader.v1.UploadState.Kind\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\"8\n\x04Kind\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07PENDING\x10\x01\x12\x08\n\x04\x44ONE\x10\x02\x12\x0c\n\x08\x43ONFLICT\x10\x03\"b\n\x17PendingDeletionsRequest\x12\x13\n\x0b\x62ucket_uuid\x18\x01 \x01(\x0c\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x13\n\x0bstart_after\x18\x03 \x01(\t\x12\r\n\x05until\x18\x04 \x01(\t\"(\n\x18PendingDeletionsResponse\x12\x0c\n\x04name\x18\x01 \x03(\t2\xe7\x03\n\rRemoteBuckets\x12Q\n\nListRemote\x12 .ais_loader.v1.ListRemoteRequest\x1a!.ais_loader.v1.ListRemoteResponse\x12\x43\n\x04Warm\x12\x1a.ais_loader.v1.WarmRequest\x1a\x1b.ais_loader.v1.WarmResponse(\x01\x30\x01\x12\x42\n\x05\x45vict\x12\x1b.ais_loader.v1.EvictRequest\x1a\x1c.ais_loader.v1.EvictResponse\x12\x45\n\x06\x45xpect\x12\x1c.ais_loader.v1.ExpectRequest\x1a\x1d.ais_loader.v1.ExpectResponse\x12T\n\x0bRemoteUsage\x12!.ais_loader.v1.RemoteUsageRequest\x1a\".ais_loader.v1.RemoteUsageResponse\x12]\n\x0ePendingUploads\x12$.ais_loader.v1.PendingUploadsRequest\x1a%.ais_loader.v1.PendingUploadsResponse2\xea\x02\n\nRemotePeer\x12\x42\n\x05\x46\x65tch\x12\x1b.ais_loader.v1.FetchRequest\x1a\x1c.ais_loader.v1.FetchResponse\x12Z\n\rSettleFetches\x12#.ais_loader.v1.SettleFetchesRequest\x1a$.ais_loader.v1.SettleFetchesResponse\x12W\n\x0cUploadStates\x12\".ais_loader.v1.UploadStatesRequest\x1a#.ais_loader.v1.UploadStatesResponse\x12\x63\n\x10PendingDeletions\x12&.ais_loader.v1.PendingDeletionsRequest\x1a\'.ais_loader.v1.PendingDeletionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/ais_remote.proto\x12\rais_loader.v1\x1a\x18protos/ais_objects.proto\"b\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x13\n\x0b\x62ucket_uuid\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"\x0f\n\rFetchResponse\"I\n\x14SettleFetchesRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x13\n\x0b\x62ucket_uuid\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x03(\t\"\x17\n\x15SettleFetchesResponse\"H\n\x11ListRemoteRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x13\n\x0bstart_after\x18\x03 \x01(\t\"\x82\x01\n\x12ListRemoteResponse\x12)\n\x06object\x18\x01 \x03(\x0b\x32\x19.ais_loader.v1.ObjectInfo\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x0c\n\x04next\x18\x03 \x01(\t\x12\x0f\n\x07skipped\x18\x04 \x01(\x04\x12\x14\n\x0cskipped_name\x18\x05 \x03(\t\"+\n\x0bWarmRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x03(\t\"8\n\x0cWarmResponse\x12(\n\x06result\x18\x01 \x03(\x0b\x32\x18.ais_loader.v1.PutResult\"M\n\x0c\x45victRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x03(\t\x12\x0f\n\x07pattern\x18\x04 \x03(\t\"/\n\rEvictResponse\x12\x0f\n\x07objects\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\xc1\x01\n\rExpectRequest\x12\x0e\n\x06loader\x18\x01 \x01(\x0c\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x12\n\nfirst_step\x18\x03 \x01(\x04\x12)\n\x04step\x18\x04 \x03(\x0b\x32\x1b.ais_loader.v1.ExpectedStep\x12\x0e\n\x06\x62ucket\x18\x05 \x03(\t\x12\x13\n\x0blifetime_ms\x18\x06 \x01(\r\x12\x0c\n\x04\x64one\x18\x07 \x01(\x08\x12\x12\n\x05\x65poch\x18\x08 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_epoch\"2\n\x0c\x45xpectedStep\x12\x0c\n\x04name\x18\x01 \x03(\t\x12\x14\n\x0c\x62ucket_index\x18\x02 \x03(\r\"$\n\x0e\x45xpectResponse\x12\x12\n\nincomplete\x18\x01 \x01(\x08\"\x14\n\x12RemoteUsageRequest\"X\n\x13RemoteUsageResponse\x12*\n\x03row\x18\x01 \x03(\x0b\x32\x1d.ais_loader.v1.RemoteUsageRow\x12\x15\n\rexpected_keys\x18\x02 \x01(\x04\"\xb7\x02\n\x0eRemoteUsageRow\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12=\n\x08requests\x18\x03 \x03(\x0b\x32+.ais_loader.v1.RemoteUsageRow.RequestsEntry\x12\x10\n\x08\x62ytes_in\x18\x04 \x01(\x04\x12\x11\n\tbytes_out\x18\x05 \x01(\x04\x12\x11\n\tthrottled\x18\x06 \x01(\x04\x12\x0f\n\x07retried\x18\x07 \x01(\x04\x12\x0e\n\x06hedged\x18\x08 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\t \x01(\x04\x12\x0e\n\x06wait_s\x18\n \x01(\x01\x12\x12\n\x05\x65poch\x18\x0b \x01(\x04H\x00\x88\x01\x01\x1a/\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x08\n\x06_epoch\"H\n\x15PendingUploadsRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x0f\n\x07wait_ms\x18\x03 \x01(\r\"F\n\x16PendingUploadsResponse\x12,\n\x06\x62ucket\x18\x01 \x03(\x0b\x32\x1c.ais_loader.v1.PendingBucket\"\x92\x01\n\rPendingBucket\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x10\n\x08oldest_s\x18\x04 \x01(\x01\x12\x11\n\tconflicts\x18\x05 \x01(\x04\x12.\n\x07\x66\x61ilure\x18\x06 \x03(\x0b\x32\x1d.ais_loader.v1.PendingFailure\"C\n\x0ePendingFailure\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.ais_loader.v1.Error\"Y\n\x13UploadStatesRequest\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x13\n\x0b\x62ucket_uuid\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x03(\t\x12\x0f\n\x07version\x18\x04 \x03(\t\"X\n\x14UploadStatesResponse\x12)\n\x05state\x18\x01 \x03(\x0b\x32\x1a.ais_loader.v1.UploadState\x12\x15\n\rpending_bytes\x18\x02 \x01(\x04\"\x88\x01\n\x0bUploadState\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.ais_loader.v1.UploadState.Kind\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\"8\n\x04Kind\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07PENDING\x10\x01\x12\x08\n\x04\x44ONE\x10\x02\x12\x0c\n\x08\x43ONFLICT\x10\x03\"b\n\x17PendingDeletionsRequest\x12\x13\n\x0b\x62ucket_uuid\x18\x01 \x01(\x0c\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x13\n\x0bstart_after\x18\x03 \x01(\t\x12\r\n\x05until\x18\x04 \x01(\t\"(\n\x18PendingDeletionsResponse\x12\x0c\n\x04name\x18\x01 \x03(\t2\xe7\x03\n\rRemoteBuckets\x12Q\n\nListRemote\x12 .ais_loader.v1.ListRemoteRequest\x1a!.ais_loader.v1.ListRemoteResponse\x12\x43\n\x04Warm\x12\x1a.ais_loader.v1.WarmRequest\x1a\x1b.ais_loader.v1.WarmResponse(\x01\x30\x01\x12\x42\n\x05\x45vict\x12\x1b.ais_loader.v1.EvictRequest\x1a\x1c.ais_loader.v1.EvictResponse\x12\x45\n\x06\x45xpect\x12\x1c.ais_loader.v1.ExpectRequest\x1a\x1d.ais_loader.v1.ExpectResponse\x12T\n\x0bRemoteUsage\x12!.ais_loader.v1.RemoteUsageRequest\x1a\".ais_loader.v1.RemoteUsageResponse\x12]\n\x0ePendingUploads\x12$.ais_loader.v1.PendingUploadsRequest\x1a%.ais_loader.v1.PendingUploadsResponse2\xea\x02\n\nRemotePeer\x12\x42\n\x05\x46\x65tch\x12\x1b.ais_loader.v1.FetchRequest\x1a\x1c.ais_loader.v1.FetchResponse\x12Z\n\rSettleFetches\x12#.ais_loader.v1.SettleFetchesRequest\x1a$.ais_loader.v1.SettleFetchesResponse\x12W\n\x0cUploadStates\x12\".ais_loader.v1.UploadStatesRequest\x1a#.ais_loader.v1.UploadStatesResponse\x12\x63\n\x10PendingDeletions\x12&.ais_loader.v1.PendingDeletionsRequest\x1a\'.ais_loader.v1.PendingDeletionsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,45 +51,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WARMRESPONSE']._serialized_start=537
   _globals['_WARMRESPONSE']._serialized_end=593
   _globals['_EVICTREQUEST']._serialized_start=595
-  _globals['_EVICTREQUEST']._serialized_end=655
-  _globals['_EVICTRESPONSE']._serialized_start=657
-  _globals['_EVICTRESPONSE']._serialized_end=704
-  _globals['_EXPECTREQUEST']._serialized_start=707
-  _globals['_EXPECTREQUEST']._serialized_end=870
-  _globals['_EXPECTEDSTEP']._serialized_start=872
-  _globals['_EXPECTEDSTEP']._serialized_end=922
-  _globals['_EXPECTRESPONSE']._serialized_start=924
-  _globals['_EXPECTRESPONSE']._serialized_end=960
-  _globals['_REMOTEUSAGEREQUEST']._serialized_start=962
-  _globals['_REMOTEUSAGEREQUEST']._serialized_end=982
-  _globals['_REMOTEUSAGERESPONSE']._serialized_start=984
-  _globals['_REMOTEUSAGERESPONSE']._serialized_end=1072
-  _globals['_REMOTEUSAGEROW']._serialized_start=1075
-  _globals['_REMOTEUSAGEROW']._serialized_end=1356
-  _globals['_REMOTEUSAGEROW_REQUESTSENTRY']._serialized_start=1309
-  _globals['_REMOTEUSAGEROW_REQUESTSENTRY']._serialized_end=1356
-  _globals['_PENDINGUPLOADSREQUEST']._serialized_start=1358
-  _globals['_PENDINGUPLOADSREQUEST']._serialized_end=1430
-  _globals['_PENDINGUPLOADSRESPONSE']._serialized_start=1432
-  _globals['_PENDINGUPLOADSRESPONSE']._serialized_end=1502
-  _globals['_PENDINGBUCKET']._serialized_start=1505
-  _globals['_PENDINGBUCKET']._serialized_end=1651
-  _globals['_PENDINGFAILURE']._serialized_start=1653
-  _globals['_PENDINGFAILURE']._serialized_end=1720
-  _globals['_UPLOADSTATESREQUEST']._serialized_start=1722
-  _globals['_UPLOADSTATESREQUEST']._serialized_end=1811
-  _globals['_UPLOADSTATESRESPONSE']._serialized_start=1813
-  _globals['_UPLOADSTATESRESPONSE']._serialized_end=1901
-  _globals['_UPLOADSTATE']._serialized_start=1904
-  _globals['_UPLOADSTATE']._serialized_end=2040
-  _globals['_UPLOADSTATE_KIND']._serialized_start=1984
-  _globals['_UPLOADSTATE_KIND']._serialized_end=2040
-  _globals['_PENDINGDELETIONSREQUEST']._serialized_start=2042
-  _globals['_PENDINGDELETIONSREQUEST']._serialized_end=2140
-  _globals['_PENDINGDELETIONSRESPONSE']._serialized_start=2142
-  _globals['_PENDINGDELETIONSRESPONSE']._serialized_end=2182
-  _globals['_REMOTEBUCKETS']._serialized_start=2185
-  _globals['_REMOTEBUCKETS']._serialized_end=2672
-  _globals['_REMOTEPEER']._serialized_start=2675
-  _globals['_REMOTEPEER']._serialized_end=3037
+  _globals['_EVICTREQUEST']._serialized_end=672
+  _globals['_EVICTRESPONSE']._serialized_start=674
+  _globals['_EVICTRESPONSE']._serialized_end=721
+  _globals['_EXPECTREQUEST']._serialized_start=724
+  _globals['_EXPECTREQUEST']._serialized_end=917
+  _globals['_EXPECTEDSTEP']._serialized_start=919
+  _globals['_EXPECTEDSTEP']._serialized_end=969
+  _globals['_EXPECTRESPONSE']._serialized_start=971
+  _globals['_EXPECTRESPONSE']._serialized_end=1007
+  _globals['_REMOTEUSAGEREQUEST']._serialized_start=1009
+  _globals['_REMOTEUSAGEREQUEST']._serialized_end=1029
+  _globals['_REMOTEUSAGERESPONSE']._serialized_start=1031
+  _globals['_REMOTEUSAGERESPONSE']._serialized_end=1119
+  _globals['_REMOTEUSAGEROW']._serialized_start=1122
+  _globals['_REMOTEUSAGEROW']._serialized_end=1433
+  _globals['_REMOTEUSAGEROW_REQUESTSENTRY']._serialized_start=1376
+  _globals['_REMOTEUSAGEROW_REQUESTSENTRY']._serialized_end=1423
+  _globals['_PENDINGUPLOADSREQUEST']._serialized_start=1435
+  _globals['_PENDINGUPLOADSREQUEST']._serialized_end=1507
+  _globals['_PENDINGUPLOADSRESPONSE']._serialized_start=1509
+  _globals['_PENDINGUPLOADSRESPONSE']._serialized_end=1579
+  _globals['_PENDINGBUCKET']._serialized_start=1582
+  _globals['_PENDINGBUCKET']._serialized_end=1728
+  _globals['_PENDINGFAILURE']._serialized_start=1730
+  _globals['_PENDINGFAILURE']._serialized_end=1797
+  _globals['_UPLOADSTATESREQUEST']._serialized_start=1799
+  _globals['_UPLOADSTATESREQUEST']._serialized_end=1888
+  _globals['_UPLOADSTATESRESPONSE']._serialized_start=1890
+  _globals['_UPLOADSTATESRESPONSE']._serialized_end=1978
+  _globals['_UPLOADSTATE']._serialized_start=1981
+  _globals['_UPLOADSTATE']._serialized_end=2117
+  _globals['_UPLOADSTATE_KIND']._serialized_start=2061
+  _globals['_UPLOADSTATE_KIND']._serialized_end=2117
+  _globals['_PENDINGDELETIONSREQUEST']._serialized_start=2119
+  _globals['_PENDINGDELETIONSREQUEST']._serialized_end=2217
+  _globals['_PENDINGDELETIONSRESPONSE']._serialized_start=2219
+  _globals['_PENDINGDELETIONSRESPONSE']._serialized_end=2259
+  _globals['_REMOTEBUCKETS']._serialized_start=2262
+  _globals['_REMOTEBUCKETS']._serialized_end=2749
+  _globals['_REMOTEPEER']._serialized_start=2752
+  _globals['_REMOTEPEER']._serialized_end=3114
 # @@protoc_insertion_point(module_scope)

@@ -79,14 +79,16 @@ class WarmResponse(_message.Message):
     def __init__(self, result: _Optional[_Iterable[_Union[_ais_objects_pb2.PutResult, _Mapping]]] = ...) -> None: ...
 
 class EvictRequest(_message.Message):
-    __slots__ = ("bucket", "prefix", "name")
+    __slots__ = ("bucket", "prefix", "name", "pattern")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     prefix: str
     name: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., name: _Optional[_Iterable[str]] = ...) -> None: ...
+    pattern: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., name: _Optional[_Iterable[str]] = ..., pattern: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EvictResponse(_message.Message):
     __slots__ = ("objects", "bytes")
@@ -97,7 +99,7 @@ class EvictResponse(_message.Message):
     def __init__(self, objects: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class ExpectRequest(_message.Message):
-    __slots__ = ("loader", "position", "first_step", "step", "bucket", "lifetime_ms", "done")
+    __slots__ = ("loader", "position", "first_step", "step", "bucket", "lifetime_ms", "done", "epoch")
     LOADER_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +107,7 @@ class ExpectRequest(_message.Message):
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_MS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     loader: bytes
     position: int
     first_step: int
@@ -112,7 +115,8 @@ class ExpectRequest(_message.Message):
     bucket: _containers.RepeatedScalarFieldContainer[str]
     lifetime_ms: int
     done: bool
-    def __init__(self, loader: _Optional[bytes] = ..., position: _Optional[int] = ..., first_step: _Optional[int] = ..., step: _Optional[_Iterable[_Union[ExpectedStep, _Mapping]]] = ..., bucket: _Optional[_Iterable[str]] = ..., lifetime_ms: _Optional[int] = ..., done: bool = ...) -> None: ...
+    epoch: int
+    def __init__(self, loader: _Optional[bytes] = ..., position: _Optional[int] = ..., first_step: _Optional[int] = ..., step: _Optional[_Iterable[_Union[ExpectedStep, _Mapping]]] = ..., bucket: _Optional[_Iterable[str]] = ..., lifetime_ms: _Optional[int] = ..., done: bool = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ExpectedStep(_message.Message):
     __slots__ = ("name", "bucket_index")
@@ -141,7 +145,7 @@ class RemoteUsageResponse(_message.Message):
     def __init__(self, row: _Optional[_Iterable[_Union[RemoteUsageRow, _Mapping]]] = ..., expected_keys: _Optional[int] = ...) -> None: ...
 
 class RemoteUsageRow(_message.Message):
-    __slots__ = ("bucket", "tenant", "requests", "bytes_in", "bytes_out", "throttled", "retried", "hedged", "errors", "wait_s")
+    __slots__ = ("bucket", "tenant", "requests", "bytes_in", "bytes_out", "throttled", "retried", "hedged", "errors", "wait_s", "epoch")
     class RequestsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +163,7 @@ class RemoteUsageRow(_message.Message):
     HEDGED_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     tenant: str
     requests: _containers.ScalarMap[str, int]
@@ -169,7 +174,8 @@ class RemoteUsageRow(_message.Message):
     hedged: int
     errors: int
     wait_s: float
-    def __init__(self, bucket: _Optional[str] = ..., tenant: _Optional[str] = ..., requests: _Optional[_Mapping[str, int]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., throttled: _Optional[int] = ..., retried: _Optional[int] = ..., hedged: _Optional[int] = ..., errors: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    epoch: int
+    def __init__(self, bucket: _Optional[str] = ..., tenant: _Optional[str] = ..., requests: _Optional[_Mapping[str, int]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., throttled: _Optional[int] = ..., retried: _Optional[int] = ..., hedged: _Optional[int] = ..., errors: _Optional[int] = ..., wait_s: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class PendingUploadsRequest(_message.Message):
     __slots__ = ("bucket", "prefix", "wait_ms")
