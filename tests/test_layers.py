@@ -71,6 +71,10 @@ storage_node.cluster.snapshots
 storage_node.cluster.drives
 storage_node.promote
 storage_node.remote
+storage_node.remote.arriving
+storage_node.remote.tier storage_node.remote.fetch_owner
+storage_node.remote.cold_entries storage_node.remote.node_tier storage_node.remote.prefetcher
+storage_node.remote.embedded
 storage_node.etl
 storage_node.batch
 storage_node.batch.gather

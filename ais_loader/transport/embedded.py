@@ -255,7 +255,11 @@ class EmbeddedTransport:
         if self._remote_bucket(bucket) is not None:
             if member is None and (start or length is not None) and self._can_fetch:
                 return self._cold_range(bucket, name, start, -1 if length is None else length, verify=verify)
-            self._ensure([(bucket, name)])
+            if member is None and self._can_fetch:
+                if (chunks := self._remote_here().chunks(bucket, name)) is not None:
+                    return chunks
+            else:
+                self._ensure([(bucket, name)])
             if not self._can_fetch and isinstance(self.head_names(bucket, [name])[0], errors.ObjectNotFound):
                 raise errors.StoreReadOnly(COLD.format(name))
         if member:

@@ -112,14 +112,25 @@ class ColdStream(EmbeddedStream):
                     batch.fail(position, errors.StoreReadOnly(COLD.format(self._request.name[position])))
             yield from batch.spans()
             return
-        cold = ColdEntries(batch, cold_entries(self._remote.tier, self._request, batch), self._remote.fetch)
+        remote = self._remote
+        entries = cold_entries(remote.tier, self._request, batch)
+        cold = ColdEntries(batch, entries, remote.tier, remote.begin)
         try:
             first = 0
             while first < batch.n:
                 stop = cold.next_cold()
-                yield from batch.spans(first=first, stop=stop)
+                for span in batch.spans(first=first, stop=stop):
+                    for position, part, begin, end in cold.missing(span):
+                        try:
+                            remote.wait_for(part, begin, end)
+                        except errors.LoaderError as error:
+                            cold.fail(position, error)
+                    yield span
+                    cold.release(span)
                 if stop < batch.n:
                     wait([cold.fetch_of(stop)])
+                    if (begun := cold.begun(stop)) is not None:
+                        wait([begun])
                     cold.take(stop)
                 first = stop
         finally:

@@ -112,7 +112,10 @@ class AnswerCheck:
         return rest
 
     def take(self, frame: Frame) -> None:
-        """Check the next frame, in order. Raises FrameError if it is not the expected one."""
+        """Check the next frame, in order. Raises FrameError if it is not the expected one. An empty one only says that
+        the sender is alive."""
+        if not len(frame.index) and frame.piece is None:
+            return
         first = self.received
         stop = first + len(frame.index)
         due = np.arange(self._first_index + first, self._first_index + stop, dtype=WIRE_U32)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from typing import Any
 
 import numpy as np
 
-from ais_loader.errors import InvalidRequest, StaleMap
+from ais_loader.errors import InvalidRequest, LoaderError, StaleMap
 from ais_loader.wire.frame import Frame, encode_frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.readahead import BatchAhead
@@ -60,7 +61,7 @@ class LocalBatch:
         try:
             tier = self._resources.remote
             if cold := cold_entries(tier, self._request, batch):
-                self._cold = ColdEntries(batch, cold, lambda entry: asyncio.ensure_future(entry.fetch(tier)))
+                self._cold = ColdEntries(batch, cold, tier, asyncio.ensure_future)
             end = await run(batch, ahead)
             self._call.tally.ended(batch, end)
             return end
@@ -80,18 +81,41 @@ class LocalBatch:
         while first < batch.n:
             stop = cold.next_cold()
             for span in batch.spans(first=first, stop=stop):
+                for position, part, begin, end in cold.missing(span):
+                    await self._arrived(cold, position, part.ready(begin, end))
                 yield span
+                cold.release(span)
             if stop < batch.n:
                 await self._fetched(cold, stop)
             first = stop
 
     async def _fetched(self, cold: ColdEntries[asyncio.Future[Part]], position: int) -> None:
-        """Wait until a cold entry can be read. Meanwhile, empty frames tell the receiver that this node is alive."""
-        fetch = cold.fetch_of(position)
+        """Wait until a cold entry can be read, or its beginning."""
+        await self._wait(cold.fetch_of(position))
+        if (begun := cold.begun(position)) is not None:
+            await self._wait(begun)
+        await self._resources.node.read(cold.take, position)
+
+    async def _arrived(
+        self, cold: ColdEntries[asyncio.Future[Part]], position: int, ready: Coroutine[Any, Any, None]
+    ) -> None:
+        """Wait for the next bytes of an entry that is arriving."""
+        arrived = asyncio.ensure_future(ready)
+        try:
+            await self._wait(arrived)
+        finally:
+            arrived.cancel()
+            arrived.add_done_callback(retrieve)
+        if isinstance(error := arrived.exception(), LoaderError):
+            cold.fail(position, error)
+        elif error is not None:
+            raise error
+
+    async def _wait(self, fetch: asyncio.Future[Any]) -> None:
+        """Wait for the end of a fetch. Meanwhile, empty frames tell the receiver that this node is alive."""
         with self._call.call_slot.waiting():
             while not (await asyncio.wait([fetch], timeout=ALIVE_S))[0]:
                 await self._call.send(encode_frame(self._call.batch_id, _EMPTY))
-        await self._resources.node.read(cold.take, position)
 
     async def _run_streaming(self, batch: StoreBatch, ahead: BatchAhead) -> pb.End | None:
         resources = self._resources
@@ -175,6 +199,9 @@ class LocalBatch:
             messages: list[tuple[int, bytes]] = []
             entries, ended = 0, False
             for span in batch.spans():
+                if self._cold is not None:
+                    for position, part, begin, end in self._cold.missing(span):
+                        await self._arrived(self._cold, position, part.ready(begin, end))
                 ahead.reading(span)
                 await self._resources.throttle()
                 slot = await self._resources.turn(self._request.tenant, span.payload_bytes)
@@ -182,6 +209,8 @@ class LocalBatch:
                     message, ended = await self._read(batch, span)
                 finally:
                     slot.release()
+                if self._cold is not None:
+                    self._cold.release(span)
                 messages.append((span.payload_bytes, message))
                 entries = span.stop
                 if self._request.fail_fast and batch.status[span.first : span.stop].any():

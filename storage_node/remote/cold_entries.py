@@ -2,29 +2,32 @@
 
 Entries that are stored before a cold one do not wait for it, and the fetches of all cold entries run side by side. A
 fetch that fails ends in its entry's status, like any other failure. A range of a large cold object is read from the
-remote storage alone; other entries have their objects stored first.
+remote storage alone. A large object is read while it arrives; other entries have their objects stored first.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from ais_loader.errors import LoaderError, ObjectDeleted, ObjectNotFound
+from ais_loader.errors import LoaderError, ObjectDeleted, ObjectNotFound, ObjectReplaced
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION
+from storage_node.remote.arriving.arriving_part import ArrivingPart, begun
 from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.tier import RemoteTier
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.read.batch import StoreBatch
+from storage_node.store.read.frame_plan import FrameSpan
 from storage_node.store.reframe_on_put import Spooled
 
-Part: TypeAlias = "tuple[Spooled, str] | None"
-"""Bytes of a range, and the version of their object; None if the object was stored."""
+Part: TypeAlias = "tuple[Spooled, str] | ArrivingPart | None"
+"""Bytes of a range, and the version of their object; bytes that are arriving; None if the object was stored."""
 F = TypeVar("F", "asyncio.Future[Part]", "Future[Part]")
 
 
@@ -39,18 +42,30 @@ class ColdEntry(NamedTuple):
     length: int = -1
     """Range of a cold object; -1: to its end."""
     etag: str = ""
-    """ETag that a range has to have; "" for any."""
+    """ETag that the bytes have to have, unless they are stored; "" for any."""
+    streams: bool = False
+    """Whether the whole object is the entry, so that it can be read while it arrives."""
 
     @property
     def is_range(self) -> bool:
         return self.start > 0 or self.length >= 0
 
     async def fetch(self, tier: RemoteTier) -> Part:
-        """Have the object stored, or return the bytes of a range. Raises what `RemoteTier.fetch` raises, RangeError."""
+        """Have the object stored, or return its bytes. Raises what `RemoteTier.fetch` raises, RangeError."""
         if self.is_range:
             return await tier.fetch_range(self.bucket, self.name, self.start, self.length, self.etag)
+        if self.streams:
+            return await tier.stream(self.bucket, self.name, etag=self.etag)
         await tier.fetch(self.bucket, self.name, self.version)
         return None
+
+    async def begun(self, tier: RemoteTier, part: ArrivingPart) -> Part:
+        """Wait for the first bytes of a part. If the object was replaced meanwhile, return those of the new version.
+
+        Closes the part if it is not returned. Raises what `fetch` raises.
+        """
+        bucket, name, etag, start, length = self.bucket, self.name, self.etag, self.start, self.length
+        return await begun(part, lambda: tier.stream(bucket, name, etag=etag, start=start, length=length))
 
 
 def cold_entries(tier: RemoteTier, request: pb.BatchRequest, batch: StoreBatch) -> dict[int, ColdEntry]:
@@ -87,33 +102,50 @@ def _is_missing(batch: StoreBatch, position: int) -> bool:
 
 
 def _cold(request: pb.BatchRequest, position: int, bucket: RemoteBucket, name: str) -> ColdEntry:
-    is_part = request.start and not (request.member and request.member[position])
     pinned = request.version[position] if request.version else ""
-    resumed = position == 0 and (request.resume_version or request.resume_offset)
-    if not is_part or resumed or (pinned and not pinned.startswith(ETAG_VERSION)):
+    is_resumed = position == 0 and bool(request.resume_version or request.resume_offset)
+    if is_resumed:
+        pinned = request.resume_version
+    if (request.member and request.member[position]) or (
+        (pinned or is_resumed) and not pinned.startswith(ETAG_VERSION)
+    ):
         return ColdEntry(bucket, name, "")
+    start, length = (request.start[position], request.length[position]) if request.start else (0, -1)
     etag = pinned.removeprefix(ETAG_VERSION)
-    return ColdEntry(bucket, name, "", request.start[position], request.length[position], etag)
+    if start == 0 and length == -1:
+        return ColdEntry(bucket, name, "", etag=etag, streams=True)
+    if is_resumed:
+        return ColdEntry(bucket, name, "")
+    return ColdEntry(bucket, name, "", start, length, etag)
 
 
 class ColdEntries(Generic[F]):
     """Entries of one batch that are not stored yet. Belongs to whoever the batch belongs to.
 
     Args:
-        begin: Begins a fetch.
+        begin: Begins a fetch on the tier's event loop.
     """
 
-    def __init__(self, batch: StoreBatch, entries: Mapping[int, ColdEntry], begin: Callable[[ColdEntry], F]) -> None:
+    def __init__(
+        self,
+        batch: StoreBatch,
+        entries: Mapping[int, ColdEntry],
+        tier: RemoteTier,
+        begin: Callable[[Coroutine[Any, Any, Part]], F],
+    ) -> None:
         self._batch = batch
+        self._tier = tier
+        self._begin: Callable[[Coroutine[Any, Any, Part]], F] = begin
         self._order: deque[int] = deque(sorted(entries))
         self._entries: dict[int, ColdEntry] = dict(entries)
         self._ended: deque[ColdEntry] = deque()
         self._positions: dict[ColdEntry, list[int]] = {}
         for position, entry in entries.items():
             self._positions.setdefault(entry, []).append(position)
+        self._arriving: dict[int, ArrivingPart] = {}
         self._fetches: dict[ColdEntry, F] = {}
         for entry in self._positions:
-            fetch = self._fetches[entry] = begin(entry)
+            fetch = self._fetches[entry] = begin(entry.fetch(tier))
             fetch.add_done_callback(partial(self._note_end, entry))
 
     def _note_end(self, entry: ColdEntry, _: object) -> None:
@@ -128,23 +160,39 @@ class ColdEntries(Generic[F]):
     def fetch_of(self, position: int) -> F:
         return self._fetches[self._entries[position]]
 
+    def begun(self, position: int) -> F | None:
+        """Return the future of the first bytes of an entry whose fetch has ended and that is due; None if it is not
+        arriving."""
+        entry = self._entries[position]
+        fetch = self._fetches[entry]
+        if fetch.cancelled() or fetch.exception() is not None or not isinstance(part := fetch.result(), ArrivingPart):
+            return None
+        first_bytes = self._fetches[entry] = self._begin(entry.begun(self._tier, part))
+        return first_bytes
+
     def take(self, position: int) -> None:
         """Look up the entry, whose fetch has ended, and others whose fetches have. May wait for a drive."""
-        self._take(self._entries[position])
+        self._take(self._entries[position], is_due=True)
         while self._ended:
             self._take(self._ended.popleft())
 
-    def _take(self, entry: ColdEntry) -> None:
-        fetch = self._fetches.pop(entry, None)
-        if fetch is None or fetch.cancelled():
+    def _take(self, entry: ColdEntry, *, is_due: bool = False) -> None:
+        fetch = self._fetches.get(entry)
+        if fetch is None or not fetch.done() or fetch.cancelled():
             return
         error = fetch.exception()
         if error is not None and not isinstance(error, LoaderError):
             raise error
         part = fetch.result() if error is None else None
+        if isinstance(part, ArrivingPart) and not is_due:
+            return  # the object may be replaced before it is due
+        del self._fetches[entry]
         for position in self._positions.pop(entry):
             del self._entries[position]
-            if part is not None:
+            if isinstance(part, ArrivingPart):
+                self._batch.place_arriving(position, part.fd, part.start, part.size_bytes, part.version)
+                self._arriving[position] = part
+            elif part is not None:
                 self._batch.place(position, *part)
             elif error is None or type(error) is ObjectNotFound:
                 self._batch.look_up_again(position)
@@ -154,10 +202,42 @@ class ColdEntries(Generic[F]):
             else:
                 self._batch.fail(position, error)
         if part is not None:
-            self._batch.keep(part[0])
+            self._batch.keep(part if isinstance(part, ArrivingPart) else part[0])
+
+    # -- entries that are arriving
+
+    def missing(self, span: FrameSpan) -> Iterator[tuple[int, ArrivingPart, int, int]]:
+        """Iterate over the bytes of a frame that have not arrived: position, part, and which of its bytes."""
+        if not self._arriving:
+            return
+        for position in range(span.first, span.stop):
+            part = self._arriving.get(position)
+            if part is None or self._batch.status[position]:
+                continue
+            begin, end = (span.offset, span.offset + span.payload_bytes) if span.is_piece else (0, part.size_bytes)
+            if not part.has(begin, end):
+                yield position, part, begin, end
+
+    def fail(self, position: int, error: LoaderError) -> None:
+        """Fail an entry whose other bytes do not arrive."""
+        if isinstance(error, RemoteChanged):
+            error = ObjectReplaced(str(error))
+        self._batch.fail_begun(position, error)
+
+    def release(self, span: FrameSpan) -> None:
+        """Free the memory of a frame's entries, which have been read."""
+        for position in range(span.first, span.stop) if self._arriving else ():
+            if (part := self._arriving.get(position)) is not None:
+                part.release()
 
     def close(self) -> None:
         """Stop waiting. Fetches go on if others wait for them."""
         for fetch in self._fetches.values():
-            if not fetch.cancel() and fetch.exception() is None and (part := fetch.result()) is not None:
-                part[0].close()
+            fetch.cancel()
+            fetch.add_done_callback(_close_part)
+
+
+def _close_part(fetch: asyncio.Future[Part] | Future[Part]) -> None:
+    if fetch.cancelled() or fetch.exception() is not None or (part := fetch.result()) is None:
+        return
+    (part if isinstance(part, ArrivingPart) else part[0]).close()

@@ -6,9 +6,10 @@ that reads beside it cannot store what it fetches, and reads only what is stored
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
+from typing import Any
 
 from ais_loader.errors import LoaderError, NotFound, VersionConflict
 from ais_loader.wire.generated import ais_objects_pb2 as pb
@@ -17,9 +18,10 @@ from ais_loader.wire.object_info import info_of
 from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import REMOTE_PENDING
 from storage_node.limits.loop_thread import LoopThread
+from storage_node.remote.arriving.arriving_part import ArrivingPart
 from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
-from storage_node.remote.cold_entries import ColdEntry, Part
+from storage_node.remote.cold_entries import Part
 from storage_node.remote.plans import Plans
 from storage_node.remote.prefetcher import Prefetcher
 from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
@@ -49,7 +51,10 @@ class EmbeddedRemote:
     async def _set_up(self, thread: LoopThread) -> None:
         settings = ServerConfig().remote
 
-        async def no_owner(bucket: RemoteBucket, name: str, version: str = "") -> bool:
+        async def forward_nowhere(*_: object, with_bytes: bool) -> bool:
+            return False
+
+        async def no_owner(bucket: RemoteBucket, name: str) -> bool:
             return False
 
         async def nothing(bucket: RemoteBucket, names: Sequence[str]) -> None:
@@ -63,7 +68,7 @@ class EmbeddedRemote:
             store_object=self._store_object,
             delete_object=self._delete_copy,
             backends=Backends(settings, file_roots=None),
-            forward=no_owner,
+            forward=forward_nowhere,
             settle_elsewhere=nothing,
             copy_from_owner=no_owner,
             fetch_timeout_s=settings.fetch_timeout_s,
@@ -96,9 +101,24 @@ class EmbeddedRemote:
 
     # -- reading
 
-    def fetch(self, entry: ColdEntry) -> Future[Part]:
-        """Begin `ColdEntry.fetch`."""
-        return self._thread.begin(entry.fetch(self.tier))
+    def begin(self, work: Coroutine[Any, Any, Part]) -> Future[Part]:
+        """Begin a fetch on the tier's event loop. Raises Closed."""
+        return self._thread.begin(work)
+
+    def wait_for(self, part: ArrivingPart, offset: int, end: int) -> None:
+        """Call `ArrivingPart.ready`."""
+        self._thread.run(part.ready(offset, end))
+
+    def chunks(self, bucket: str, name: str) -> Iterator[bytes] | None:
+        """Return the bytes of an object that is being fetched; None when it is stored. See `RemoteTier.arriving`."""
+        part = self._thread.run(self.tier.arriving(bucket, name))
+        return None if part is None else self._chunks_of(part)
+
+    def _chunks_of(self, part: ArrivingPart) -> Iterator[bytes]:
+        try:
+            yield from self._thread.each(part.chunks())
+        finally:
+            part.close()
 
     def ensure(self, bucket: str, name: str) -> None:
         """See `RemoteTier.ensure`."""

@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import grpc.aio
+
 from ais_loader.errors import RemoteUnavailable
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_remote_pb2 as pb
@@ -23,12 +25,13 @@ from storage_node.context.channels import STEP_TIMEOUT_S, Channels
 from storage_node.context.errors import ReplicaLost
 from storage_node.context.membership import Membership
 from storage_node.limits.call_slots import current_tenant
+from storage_node.remote.arriving.relay import TakeResponse
 from storage_node.remote.remote_buckets import RemoteBucket
 
 
 class FetchOwner:
     def __init__(self, membership: Membership, channels: Channels, timeout_s: float) -> None:
-        """`timeout_s`: time limit of a fetch by another node."""
+        """`timeout_s`: longest silence of another node that fetches."""
         self._membership = membership
         self._channels = channels
         self._timeout_s = timeout_s
@@ -39,8 +42,12 @@ class FetchOwner:
         placed = view.buckets.get(bucket.name) if view is not None else None
         return None if view is None or placed is None else (view, placed)
 
-    async def forward(self, bucket: RemoteBucket, name: str, version: str) -> bool:
+    async def forward(
+        self, bucket: RemoteBucket, name: str, version: str, take: TakeResponse, *, with_bytes: bool
+    ) -> bool:
         """Ask the object's owner, and return True when it has fetched; return False if this node is to fetch.
+
+        `take`: called with each message of the owner. `with_bytes`: whether it sends the bytes as they arrive.
 
         Raises the owner's error.
         """
@@ -48,14 +55,19 @@ class FetchOwner:
             return False
         view, placed = found
         request = pb.FetchRequest(
-            bucket=bucket.name, bucket_uuid=bucket.uuid, name=name, version=version, tenant=current_tenant.get()
+            bucket=bucket.name,
+            bucket_uuid=bucket.uuid,
+            name=name,
+            version=version,
+            tenant=current_tenant.get(),
+            with_bytes=with_bytes,
         )
         owners = [view.nodes[node] for node in view.owners(placed, name)]
         for owner in sorted(owners, key=lambda node: self._channels.avoided(node.peer_endpoint)):
             if owner.uuid == self._membership.node_uuid:
                 return False
             try:
-                await self._ask(owner.peer_endpoint, request)
+                await self._ask(owner.peer_endpoint, request, take)
             except ReplicaLost as lost:
                 if lost.refusal is not None and not lost.may_pass:
                     raise lost.refusal from lost
@@ -114,8 +126,17 @@ class FetchOwner:
             raise RemoteUnavailable(f"{bucket.name}/{name}: another node may have it, which did not send it: {silent}")
         return False
 
-    async def _ask(self, endpoint: str, request: pb.FetchRequest) -> None:
+    async def _ask(self, endpoint: str, request: pb.FetchRequest, take: TakeResponse) -> None:
         stub: Any = rpc.RemotePeerStub(self._channels.to(endpoint))
         with self._channels.reporting(endpoint):
-            await stub.Fetch(request, timeout=self._timeout_s)
+            call = stub.Fetch(request)
+            try:
+                while True:
+                    async with asyncio.timeout(self._timeout_s):
+                        response = await call.read()
+                    if response is grpc.aio.EOF:
+                        break
+                    await take(response)
+            finally:
+                call.cancel()
         self._channels.answered(endpoint)

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import time
 from collections import OrderedDict
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterable,
     AsyncIterator,
     Awaitable,
     Callable,
@@ -37,10 +37,8 @@ from ais_loader.errors import (
     InvalidRequest,
     LoaderError,
     ObjectNotFound,
-    ObjectReplaced,
     RangeError,
     RemoteUnavailable,
-    StaleMap,
     Unsupported,
     VersionConflict,
 )
@@ -49,6 +47,13 @@ from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 from storage_node.limits.call_slots import current_tenant
 from storage_node.limits.name_locks import NameLocks
+from storage_node.limits.tasks import retrieve
+from storage_node.remote.arriving.arrival import Arrival
+from storage_node.remote.arriving.arrivals import Arrivals
+from storage_node.remote.arriving.arriving_part import ArrivingPart, begun
+from storage_node.remote.arriving.cold_reader import ColdReader, replaced
+from storage_node.remote.arriving.object_intake import ObjectIntake, StoreObject
+from storage_node.remote.arriving.relay import Relay, TakeResponse, relayed
 from storage_node.remote.backend import Backend
 from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
@@ -90,11 +95,13 @@ class _Large:
     """Bytes that readers have asked for, repeatedly or not."""
 
 
-class StoreObject(Protocol):
-    """Stores an object, in this store or in the cluster."""
+class Forward(Protocol):
+    """Has the node that fetches an object fetch it."""
 
-    async def __call__(self, header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> pb.ObjectInfo:
-        """Raises LoaderError."""
+    async def __call__(
+        self, bucket: RemoteBucket, name: str, version: str, take: TakeResponse, /, *, with_bytes: bool
+    ) -> bool:
+        """Return True when it has; False if that is this node. `take` gets its messages. Raises its error."""
 
 
 class RemoteTier:
@@ -105,11 +112,10 @@ class RemoteTier:
         store_object: Stores a fetched object.
         delete_object: Deletes an object that is gone from the remote storage, if it still has this version.
         backends: The remote locations.
-        forward: Asks the node that fetches this object, and returns True when it has; returns False if that is this
-            node.
+        forward: Asks the node that fetches an object.
         settle_elsewhere: Waits for the fetches of these objects on other nodes.
         copy_from_owner: Has another owner of the object send its copy to this node; returns whether one has.
-        fetch_timeout_s: Time limit of a reader that waits for a cold object.
+        fetch_timeout_s: Longest time without progress of a fetch that a reader waits for.
         space: The room for copies on this node.
         plans: What loaders have announced, by which requests are counted to their epochs.
     """
@@ -123,7 +129,7 @@ class RemoteTier:
         store_object: StoreObject,
         delete_object: Callable[[RemoteBucket, str, str], Awaitable[None]],
         backends: Backends,
-        forward: Callable[[RemoteBucket, str, str], Awaitable[bool]],
+        forward: Forward,
         settle_elsewhere: Callable[[RemoteBucket, Sequence[str]], Awaitable[None]],
         copy_from_owner: Callable[[RemoteBucket, str], Awaitable[bool]],
         fetch_timeout_s: float,
@@ -133,7 +139,7 @@ class RemoteTier:
         self._store = store
         self.remote_bucket = remote_bucket
         self._read = read
-        self._store_object, self._delete_object = store_object, delete_object
+        self._delete_object = delete_object
         self._backends = backends
         self._forward, self._settle_elsewhere = forward, settle_elsewhere
         self._copy_from_owner = copy_from_owner
@@ -144,6 +150,9 @@ class RemoteTier:
         self.writing = NameLocks()
         """Names that are written through: the remote storage and the store see their writes in the same order."""
         self._plans = plans
+        self.arrivals = Arrivals(store, read)
+        self._reader = ColdReader(self.arrivals, self.backend, self.fetch, read)
+        self._intake = ObjectIntake(self.arrivals, store_object, space, read)
         self._fetches = SingleFlight(FAILURE_KEPT_S)
         """Fetches that readers of this node wait for, wherever they run."""
         self._loads = SingleFlight(0)
@@ -248,19 +257,24 @@ class RemoteTier:
         """Have objects in the store. Returns None or the error for each name, in order."""
         return _results(await asyncio.gather(*(self._ensure(bucket, name) for name in names), return_exceptions=True))
 
-    async def fetch(self, bucket: RemoteBucket, name: str, version: str = "") -> None:
+    async def fetch(self, bucket: RemoteBucket, name: str, version: str = "", *, with_bytes: bool = False) -> None:
         """Have a cold object stored, or the copy of this version validated, by the node that fetches it.
+
+        `with_bytes`: a reader of this node has joined the arrival, so another node that fetches is to send the bytes.
 
         Raises ObjectNotFound, RemoteUnavailable, RemoteDenied, and what storing an object raises.
         """
+        flight = asyncio.ensure_future(self._join(bucket, name, version, with_bytes=with_bytes))
         try:
             with self._waiting(bucket, name):
-                async with asyncio.timeout(self._fetch_timeout_s):
-                    await self._fetches.join((bucket.uuid, name, version), lambda: self._fetch(bucket, name, version))
+                await self.arrivals.within((bucket.uuid, name), flight, self._fetch_timeout_s)
         except TimeoutError:
             raise RemoteUnavailable(
-                f"{bucket.name}/{name}: not fetched from {bucket.remote.url} in {self._fetch_timeout_s:g} s"
+                f"{bucket.name}/{name}: nothing came from {bucket.remote.url} for {self._fetch_timeout_s:g} s"
             ) from None
+        finally:
+            flight.add_done_callback(retrieve)
+            flight.cancel()
 
     @contextlib.contextmanager
     def _waiting(self, bucket: RemoteBucket, name: str) -> Iterator[None]:
@@ -272,13 +286,45 @@ class RemoteTier:
         finally:
             self._backends.waited(bucket.uuid, tenant, epoch, time.monotonic() - began_s)
 
+    async def _join(self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool = False) -> None:
+        # Only the flight of another node is one without the bytes.
+        key = bucket.uuid, name, version, with_bytes
+        await self._fetches.join(key, lambda: self._fetch(bucket, name, version, with_bytes=with_bytes))
+
+    async def stream(
+        self, bucket: RemoteBucket, name: str, *, etag: str = "", start: int = 0, length: int = -1
+    ) -> ArrivingPart | None:
+        """See `ColdReader.stream`."""
+        return await self._reader.stream(bucket, name, etag=etag, start=start, length=length)
+
+    async def arriving(
+        self, bucket_name: str, name: str, version: str = "", start: int = 0, length: int = -1
+    ) -> ArrivingPart | None:
+        """Call `ensure`, but return the bytes of an object that is being fetched. Raises what `stream` raises."""
+        bucket = self.remote_bucket(bucket_name)
+        etag = version.removeprefix(ETAG_VERSION)
+        if bucket is None or (version and etag == version):
+            await self.ensure(bucket_name, name)
+            return None
+        await self.space.hold(bucket, name, self._fetch_timeout_s)
+        stale = await self._read(self._version_to_fetch, bucket, name)
+        part = None
+        if stale:
+            await self.fetch(bucket, name, stale)
+        elif stale is not None:
+            stream = functools.partial(self.stream, bucket, name, etag=etag, start=start, length=length)
+            part = await stream()
+            if part is not None:
+                part = await begun(part, stream)
+        await self.space.hold(bucket, name)
+        return part
+
     async def fetch_range(
         self, bucket: RemoteBucket, name: str, start: int, length: int, etag: str = ""
-    ) -> tuple[Spooled, str] | None:
+    ) -> tuple[Spooled, str] | ArrivingPart | None:
         """Read bytes of a large cold object without storing it. Returns them, and its version.
 
-        Returns None when the object is stored instead, because it is not large, or because readers have asked for a
-        large share of it.
+        Calls `stream` instead if the object is not large, or if readers have asked for a large share of it.
 
         `length`: -1 for all bytes to the end. `etag`: the version that the reader wants; "" for the current one.
 
@@ -293,7 +339,7 @@ class RemoteTier:
             found = _Large(await self.backend(bucket).head(name))
             self._large.pop(key, None)
             if etag and etag != found.info.etag:
-                raise _replaced(bucket, name, etag)
+                raise replaced(bucket, name, etag)
             if found.info.size_bytes > self._backends.large_object_bytes:
                 self._large[key] = found
                 while len(self._large) > LARGE_KEPT:
@@ -307,8 +353,7 @@ class RemoteTier:
             or length > self._backends.large_object_bytes
         ):
             self._large.pop(key, None)
-            await self.fetch(bucket, name)
-            return None
+            return await self.stream(bucket, name, etag=etag, start=start, length=asked)
         if fault := check_range(start, length, size_bytes):
             raise RangeError(f"{bucket.name}/{name}: {fault}")
         try:
@@ -317,14 +362,19 @@ class RemoteTier:
         except RemoteChanged:
             self._large.pop(key, None)
             if etag:
-                raise _replaced(bucket, name, etag) from None
+                raise replaced(bucket, name, etag) from None
             return await self.fetch_range(bucket, name, start, asked)
-        spooled: Spooled = await self._read(spool_for, self._store, f"{bucket.name}/{name}")
+        spooled: Spooled | None = None
         try:
+            spooled = await self._read(spool_for, self._store, f"{bucket.name}/{name}")
             await self._read(spooled.write, data)
-        except BaseException:
-            spooled.close()
-            raise
+        except BaseException as error:
+            if spooled is not None:
+                spooled.close()
+            if not isinstance(error, DriveFull):
+                raise
+            self._reader.note_full(error)
+            return self._reader.unstored(bucket, found.info, start, length)
         return spooled, ETAG_VERSION + found.info.etag
 
     async def to_fetch(self, objects: Sequence[tuple[RemoteBucket, str]]) -> list[str | None]:
@@ -345,10 +395,12 @@ class RemoteTier:
 
     async def fetch_ahead(self, bucket: RemoteBucket, name: str, version: str) -> None:
         """Call `fetch` for a reader that comes later, who is not counted as waiting. Raises what `fetch` raises."""
-        await self._fetches.join((bucket.uuid, name, version), lambda: self._fetch(bucket, name, version))
+        await self._join(bucket, name, version)
 
-    async def _fetch(self, bucket: RemoteBucket, name: str, version: str) -> None:
-        if not await self._forward(bucket, name, version):
+    async def _fetch(self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool) -> None:
+        with Relay(self.arrivals, (bucket.uuid, name), name) as relay:
+            is_fetched = await self._forward(bucket, name, version, relay.take, with_bytes=with_bytes)
+        if not is_fetched:
             await self.fetch_here(bucket, name, version)
         elif not version:
             await self._bring(bucket, name)
@@ -376,6 +428,13 @@ class RemoteTier:
         """Fetch on this node, which is the one that fetches the object for the cluster. Raises what `fetch` raises."""
         await self._loads.join((bucket.uuid, name), lambda: self._look_and_load(bucket, name))
 
+    def fetch_for_node(
+        self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool
+    ) -> AsyncGenerator[remote_pb.FetchResponse, None]:
+        """Call `fetch_here` for another node of the cluster. Yields what it is told meanwhile; see `relayed`."""
+        fetch = self.fetch_here(bucket, name, version)
+        return relayed(self.arrivals, (bucket.uuid, name), fetch, self._read, with_bytes=with_bytes)
+
     async def _look_and_load(self, bucket: RemoteBucket, name: str) -> None:
         """Fetch, unless the object is stored here, or on another owner, and is current."""
         self._count_for(bucket, name)
@@ -399,9 +458,12 @@ class RemoteTier:
         if current_epoch.get() is None:
             current_epoch.set(self._plans.epoch_of(bucket.uuid, name, current_tenant.get()))
 
-    async def _load(self, bucket: RemoteBucket, name: str, version: str, etag: str, *, make_room: bool = True) -> None:
+    async def _load(
+        self, bucket: RemoteBucket, name: str, version: str, etag: str, *, make_room: bool = True, tries: int = 3
+    ) -> None:
         """Fetch and store an object, unless the copy with this version and etag is current. With `make_room`, a full
-        drive has copies evicted, and the object is fetched once more."""
+        drive has copies evicted, and the object is fetched once more. So is one that is replaced meanwhile."""
+        key = bucket.uuid, name
         self._require_kept(bucket, name)
         self._backends.require_budget(bucket)
         try:
@@ -413,34 +475,28 @@ class RemoteTier:
         if answer is None:
             self._note(bucket, name, version)
             return
-        async with answer as arriving, self.space.room(bucket, name, arriving.info.size_bytes):
-            header = pb.PutHeader(bucket=bucket.name, name=name, size_bytes=arriving.info.size_bytes)
-            header.metadata.update(metadata_of(arriving.info))
-            if version:
-                header.condition.if_version = version
-            else:
-                header.condition.if_absent = True
-            try:
-                async with aclosing(_chunks(arriving)) as chunks:
-                    info: pb.ObjectInfo | None
-                    try:
-                        info = await self._store_object(header, chunks)
-                    except StaleMap:
-                        # Only the first owner decides on conditions, and it cannot be reached. No byte was taken yet.
-                        header.ClearField("condition")
-                        info = await self._store_object(header, chunks)
-            except VersionConflict:
-                # Somebody else has stored or deleted the object; the reader looks again.
-                if not version:
-                    await self._bring(bucket, name)
+        arrival: Arrival | None = None
+        try:
+            async with answer as arriving, self.space.room(bucket, name, arriving.info.size_bytes):
+                arrival = await self.arrivals.begin(key, arriving.info)
+                info = await self._intake.store(bucket, arriving, arrival, version, make_room=make_room)
+        except RemoteChanged:
+            if not tries:
+                raise
+            again = {"make_room": make_room, "tries": tries - 1}
+        except VersionConflict:
+            # Somebody else has stored or deleted the object; the reader looks again.
+            if not version:
+                await self._bring(bucket, name)
+            return
+        else:
+            if info is not None:
+                self._note(bucket, name, info.version)
                 return
-            except DriveFull:
-                if not make_room or not await self.space.relieve(bucket, name, arriving.info.size_bytes):
-                    raise
-                info = None
-        if info is None:
-            return await self._load(bucket, name, version, etag, make_room=False)
-        self._note(bucket, name, info.version)
+            again = {"make_room": False}
+        finally:
+            self.arrivals.end(key, arrival)
+        await self._load(bucket, name, version, etag, **again)  # type: ignore[arg-type]
 
     def _require_kept(self, bucket: RemoteBucket, name: str) -> None:
         """Raise ObjectNotFound for an object that was deleted here, and whose remote object is still to be deleted."""
@@ -624,15 +680,6 @@ def _results(results: Iterable[R | BaseException]) -> list[R | LoaderError]:
             raise result
         found.append(result)
     return found
-
-
-async def _chunks(arriving: AsyncIterable[bytes | memoryview]) -> AsyncGenerator[bytes, None]:
-    async for chunk in arriving:
-        yield bytes(chunk)
-
-
-def _replaced(bucket: RemoteBucket, name: str, etag: str) -> ObjectReplaced:
-    return ObjectReplaced(f"{bucket.name}/{name}: the remote object does not have the ETag {etag} any more")
 
 
 def described(bucket: str, found: RemoteObject) -> pb.ObjectInfo:

@@ -24,8 +24,9 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Listed
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import tenant_of
+from storage_node.remote.arriving.arriving_part import ArrivingPart
 from storage_node.remote.remote_buckets import RemoteBucket
-from storage_node.remote.tier import RemoteTier
+from storage_node.remote.tier import RemoteTier, described
 from storage_node.services.calls import bounded, bounded_requests, bounded_responses, counted, counted_stream
 from storage_node.services.errors import Context
 from storage_node.services.pending_guard import PendingGuard
@@ -214,8 +215,20 @@ class ObjectsService:
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
         read = self._node.read
         reader: StoredObjectReader | MemberReader | None = None
+        part: ArrivingPart | None = None
         try:
-            await self._tier.ensure(request.bucket, request.name)
+            if request.member:
+                await self._tier.ensure(request.bucket, request.name)
+            else:
+                length = request.length if request.HasField("length") else -1
+                part = await self._tier.arriving(request.bucket, request.name, request.version, request.start, length)
+                if part is not None:
+                    info = described(request.bucket, part.info)
+                    yield pb.GetResponse(header=pb.GetHeader(info=info, length=part.size_bytes))
+                    async with aclosing(part.chunks()) as chunks:
+                        async for chunk in chunks:
+                            yield pb.GetResponse(data=chunk)
+                    return
             if request.member:
                 reader = await self._node.open_archives(tenant_of(context), self._open, request)
             else:
@@ -227,6 +240,8 @@ class ObjectsService:
         finally:
             if reader is not None:
                 reader.close()
+            if part is not None:
+                part.close()
 
     def _open(self, request: pb.GetRequest) -> StoredObjectReader | MemberReader:
         length = request.length if request.HasField("length") else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from ais_loader.errors import InvalidRequest, LoaderError, StaleMap
 from ais_loader.wire.generated import ais_objects_pb2 as objects
@@ -79,13 +80,15 @@ class RemotePeerService(ais_remote_pb2_grpc.RemotePeerServicer):
     def __init__(self, tier: RemoteTier) -> None:
         self._tier = tier
 
-    async def Fetch(self, request: pb.FetchRequest, context: Context) -> pb.FetchResponse:
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.FetchResponse]:
         bucket = self._tier.remote_bucket(request.bucket)
         if bucket is None or bucket.uuid != request.bucket_uuid:
             raise StaleMap(f"bucket {request.bucket!r} is not known here as a remote bucket with that uuid")
         current_tenant.set(request.tenant)
-        await self._tier.fetch_here(bucket, request.name, request.version)
-        return pb.FetchResponse()
+        responses = self._tier.fetch_for_node(bucket, request.name, request.version, with_bytes=request.with_bytes)
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
 
     async def SettleFetches(self, request: pb.SettleFetchesRequest, context: Context) -> pb.SettleFetchesResponse:
         bucket = self._tier.remote_bucket(request.bucket)

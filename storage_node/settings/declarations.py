@@ -313,7 +313,7 @@ class RemoteSettings(SettingsGroup):
     """How long a request that fails or is throttled is repeated, from its first failure. A read that is interrupted
     has this time again whenever bytes have come."""
     fetch_timeout_s: Finite = 60.0
-    """How long a reader waits for a cold object. The fetch goes on for others that want it."""
+    """How long a reader waits for a cold object of which nothing comes. The fetch goes on for others that want it."""
     large_object_bytes: Positive = 32 << 20
     """Objects larger than this are fetched in ranges, several at once."""
     range_bytes: Positive = 8 << 20

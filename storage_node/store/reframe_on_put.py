@@ -48,7 +48,7 @@ class Spooled:
         self.label = label
         self.size_bytes = 0
         self.checksum = 0
-        self._folder = folder
+        self.folder = folder
         with self._reporting():
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - `close` closes it
 
@@ -72,7 +72,7 @@ class Spooled:
         try:
             yield
         except OSError as error:
-            raise drive_error(error, self._folder, "keeping an archive until it is stored") from error
+            raise drive_error(error, self.folder, "keeping an archive until it is stored") from error
 
     def close(self) -> None:
         self._file.close()

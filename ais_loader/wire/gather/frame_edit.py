@@ -124,6 +124,8 @@ def torn(frame: Frame, old_bytes: int) -> Frame:
     "Not found" then refers to the version of those bytes: the object was replaced since, and a new request gets the new
     version.
     """
+    if not len(frame.index):
+        return frame
     index = int(frame.index[0])
     fault = frame.errors.get(index, EntryFault("it is gone"))
     if frame.status[0] != pb.NOT_FOUND or fault.kind == ObjectDeleted.kind:

@@ -9,22 +9,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FetchRequest(_message.Message):
-    __slots__ = ("bucket", "bucket_uuid", "name", "version", "tenant")
+    __slots__ = ("bucket", "bucket_uuid", "name", "version", "tenant", "with_bytes")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     BUCKET_UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    WITH_BYTES_FIELD_NUMBER: _ClassVar[int]
     bucket: str
     bucket_uuid: bytes
     name: str
     version: str
     tenant: str
-    def __init__(self, bucket: _Optional[str] = ..., bucket_uuid: _Optional[bytes] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    with_bytes: bool
+    def __init__(self, bucket: _Optional[str] = ..., bucket_uuid: _Optional[bytes] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., tenant: _Optional[str] = ..., with_bytes: bool = ...) -> None: ...
 
 class FetchResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("object", "data")
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    object: FetchedObject
+    data: bytes
+    def __init__(self, object: _Optional[_Union[FetchedObject, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class SettleFetchesRequest(_message.Message):
     __slots__ = ("bucket", "bucket_uuid", "name")
@@ -272,3 +278,11 @@ class PendingDeletionsResponse(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     name: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, name: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FetchedObject(_message.Message):
+    __slots__ = ("size_bytes", "etag")
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    size_bytes: int
+    etag: str
+    def __init__(self, size_bytes: _Optional[int] = ..., etag: _Optional[str] = ...) -> None: ...

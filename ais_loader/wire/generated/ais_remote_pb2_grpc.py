@@ -328,7 +328,7 @@ class RemotePeerStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Fetch = channel.unary_unary(
+        self.Fetch = channel.unary_stream(
                 '/ais_loader.v1.RemotePeer/Fetch',
                 request_serializer=protos_dot_ais__remote__pb2.FetchRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__remote__pb2.FetchResponse.FromString,
@@ -354,8 +354,8 @@ class RemotePeerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Fetch(self, request, context):
-        """Sent to the first owner of an object, which fetches it once for all nodes that ask. Answered when the object is
-        stored, or when the stored copy has been found to be current.
+        """Sent to the first owner of an object, which fetches it once for all nodes that ask. Ends when the object is stored,
+        or when the stored copy has been found to be current.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -386,7 +386,7 @@ class RemotePeerServicer(object):
 
 def add_RemotePeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Fetch': grpc.unary_unary_rpc_method_handler(
+            'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
                     request_deserializer=protos_dot_ais__remote__pb2.FetchRequest.FromString,
                     response_serializer=protos_dot_ais__remote__pb2.FetchResponse.SerializeToString,
@@ -428,7 +428,7 @@ class RemotePeer(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/ais_loader.v1.RemotePeer/Fetch',

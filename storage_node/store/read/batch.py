@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,16 @@ from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.format import CatalogEntry
 from storage_node.store.read.batch_lookup import BatchLookup
+from storage_node.store.read.batch_table import MAX_ITEM_BYTES
 from storage_node.store.read.file_frame import FileFrame
 from storage_node.store.read.frame_plan import FrameSpan, plan_frames
 from storage_node.store.read.frame_reader import FrameReader
 from storage_node.store.reframe_on_put import Spooled
 from storage_node.store.store import Store
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
 
 
 class StoreBatch:
@@ -36,7 +42,7 @@ class StoreBatch:
         self._request = request
         lookup = BatchLookup(store, request)
         self._lookup = lookup
-        self._spooled: list[Spooled] = []
+        self._spooled: list[Closable] = []
         self._table = lookup.run()
         self._reader = FrameReader(self._table, lookup, request)
         self.wait_us = 0
@@ -87,7 +93,15 @@ class StoreBatch:
         self._table.place(position, spooled.source.fd, spooled.size_bytes, spooled.checksum, version)
         self._reader.note_change()
 
-    def keep(self, spooled: Spooled) -> None:
+    def place_arriving(self, position: int, fd: int, start: int, size_bytes: int, version: str) -> None:
+        """Set the bytes of an entry, whose frame is not planned yet, to `size_bytes` bytes from `start` of a file in
+        which they arrive. The caller waits until those of a frame have arrived before it reads the frame."""
+        self._table.place(position, fd, size_bytes, None, version, start)
+        if size_bytes > MAX_ITEM_BYTES:
+            self._table.fail_too_large(position, size_bytes)
+        self._reader.note_change()
+
+    def keep(self, spooled: Closable) -> None:
         """Keep bytes open until the batch is closed."""
         self._spooled.append(spooled)
 
@@ -101,6 +115,10 @@ class StoreBatch:
             else pb.UNAVAILABLE
         )
         self._table.fail(position, status, str(error), error.kind)
+
+    def fail_begun(self, position: int, error: LoaderError) -> None:
+        """Set the status of an entry of which bytes may have been read already. A retry may get all of it."""
+        self._table.fail(position, pb.UNAVAILABLE, str(error), error.kind)
 
     # -- planning
 

@@ -16,6 +16,7 @@ from ais_loader.errors import BucketNotFound, LoaderError, NodeUnavailable, Obje
 from ais_loader.wire.frame import EntryFault
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.object_info import has_version
+from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.drive.drive import Drive
 from storage_node.store.files.segment_format import file_of
@@ -46,6 +47,8 @@ class BatchLookup:
         self._store = store
         self._request = request
         self._table = BatchTable(list(request.name), request.first_index)
+        if request.resume_version.startswith(ETAG_VERSION):
+            self._table.resumed_version = request.resume_version
         self._looking: set[str] = set()
         """Shards that were looked up again because their files were missing."""
         check_columns(request, self._table.n)

@@ -49,6 +49,8 @@ class BatchTable:
         """Drives by slot. A drive that is given up meanwhile keeps its folders open for its readers."""
         self.placed: dict[int, str] = {}
         """Versions of the objects of entries whose bytes are in a file of their own, by position."""
+        self.resumed_version = ""
+        """Version by which an earlier answer named the object of entry 0, of which this one is the rest."""
         self.shared_files = False
         """Whether several entries may be in one file: objects of a segment, ranges of an object."""
         # Members of archives.
@@ -62,19 +64,27 @@ class BatchTable:
     def version(self, position: int) -> str:
         """Return the version of an entry's object; "" if it was not found."""
         entry = self.records[position]
-        return self.placed.get(position, "") if entry is None else str(entry.version)
+        if entry is None:
+            return self.placed.get(position, "")
+        return self.resumed_version if position == 0 and self.resumed_version else str(entry.version)
 
     def drive_of(self, position: int) -> Drive:
         """Return the drive on which an entry was found."""
         return self.drives[self.slots[position]]
 
-    def place(self, position: int, fd: int, size_bytes: int, checksum: int, version: str) -> None:
-        """Set the location of an entry's bytes to a whole open file. `version`: of the object that they are from."""
+    def place(
+        self, position: int, fd: int, size_bytes: int, checksum: int | None, version: str, start: int = 0
+    ) -> None:
+        """Set the location of an entry's bytes to an open file.
+
+        `checksum`: their CRC-32C; None if it is unknown. `version`: of the object that they are from.
+        """
         self.placed[position] = version
         self.status[position] = pb.OK
         self.faults.pop(self.first_index + position, None)
-        self.folders[position], self.paths[position], self.start[position] = fd, b"", 0
-        self.sizes[position], self.checksum[position], self.kind[position] = size_bytes, checksum, pb.STORED
+        self.folders[position], self.paths[position], self.start[position] = fd, b"", start
+        self.sizes[position], self.checksum[position] = size_bytes, checksum or 0
+        self.kind[position] = pb.COMPUTED if checksum is None else pb.STORED
         self.shared_files = True
 
     def fail(self, position: int, status: int, message: str, kind: str = "") -> None:

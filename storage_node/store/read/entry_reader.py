@@ -54,6 +54,8 @@ class _OpenEntry:
     unpacked: Iterator[bytes] | None = None
     """For a compressed member: the rest of its decompressed bytes."""
     rest: bytes = b""
+    is_placed: bool = False
+    """Whether the descriptor belongs to the batch."""
 
 
 class EntryReader:
@@ -203,8 +205,6 @@ class EntryReader:
             table.fail_replaced(position)
         if table.status[position]:
             return frame_of(table, at, memoryview(b""))
-        entry = table.records[position]
-        assert entry is not None  # it may have been looked up again
         piece = whole[span.offset : span.offset + span.payload_bytes]
         checksum = crc32c(whole[: span.offset + len(piece)])
         return Frame(
@@ -214,7 +214,7 @@ class EntryReader:
             table.status[at].copy(),
             table.kind[at].copy(),
             memoryview(piece),
-            Piece(span.offset, whole_size, str(entry.version)),
+            Piece(span.offset, whole_size, table.version(position)),
         )
 
     def _read_open_piece(self, span: FrameSpan) -> Frame:
@@ -222,6 +222,9 @@ class EntryReader:
         table = self._table
         position, at = span.first, slice(span.first, span.stop)
         assert span.piece_bytes is not None
+        if table.status[position]:
+            self.close()
+            return frame_of(table, at, memoryview(b""))
         whole_size = int(table.sizes[position])
         opened = self._open_large(position, span.offset)
         if opened is None:
@@ -289,7 +292,9 @@ class EntryReader:
             return self._open
         self.close()
         if position in table.placed:
-            self._open = self._opened(position, os.dup(int(table.folders[position])), None)
+            # Not a duplicate: the file of a descriptor may change while its bytes arrive.
+            self._open = self._opened(position, int(table.folders[position]), None)
+            self._open.is_placed = True
             return self._open
         for _ in range(_LOOKUPS_OF_A_MOVING_OBJECT):
             entry = table.records[position]
@@ -365,7 +370,8 @@ class EntryReader:
     def close(self) -> None:
         """Close what a batch that ends early has left open. Reading afterwards must start anew."""
         if self._open is not None:
-            os.close(self._open.fd)
+            if not self._open.is_placed:
+                os.close(self._open.fd)
             self._open = None
 
 

@@ -1,0 +1,88 @@
+"""Object intake: stores an object as it comes from the remote storage, and passes it to readers who wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Protocol
+
+from ais_loader.errors import DriveFull, StaleMap
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from storage_node.remote.arriving.arrival import Arrival, Read
+from storage_node.remote.arriving.arrivals import Arrivals
+from storage_node.remote.arriving.arriving_part import NotStored
+from storage_node.remote.cache_space import CacheSpace
+from storage_node.remote.object_metadata import metadata_of
+from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.remote.remote_read import RemoteRead
+
+
+class StoreObject(Protocol):
+    """Stores an object, in this store or in the cluster."""
+
+    async def __call__(self, header: pb.PutHeader, chunks: AsyncIterator[bytes]) -> pb.ObjectInfo:
+        """Raises LoaderError."""
+
+
+class ObjectIntake:
+    """
+    Args:
+        space: The room for copies on this node.
+    """
+
+    def __init__(self, arrivals: Arrivals, store_object: StoreObject, space: CacheSpace, read: Read) -> None:
+        self._arrivals = arrivals
+        self._store_object, self._space, self._read = store_object, space, read
+
+    async def store(
+        self, bucket: RemoteBucket, arriving: RemoteRead, arrival: Arrival | None, version: str, *, make_room: bool
+    ) -> pb.ObjectInfo | None:
+        """Store an object as it arrives. Returns None if it has to be fetched again, into the room made for it.
+
+        Raises VersionConflict, NotStored.
+        """
+        found = arriving.info
+        header = pb.PutHeader(bucket=bucket.name, name=found.name, size_bytes=found.size_bytes)
+        header.metadata.update(metadata_of(found))
+        if version:
+            header.condition.if_version = version
+        else:
+            header.condition.if_absent = True
+        try:
+            async with aclosing(self._arriving_chunks(bucket, arriving, arrival)) as chunks:
+                try:
+                    return await self._store_object(header, chunks)
+                except StaleMap:
+                    # Only the first owner decides on conditions, and it cannot be reached. No byte was taken yet.
+                    header.ClearField("condition")
+                    return await self._store_object(header, chunks)
+        except DriveFull as full:
+            if arrival is not None:  # its readers go on
+                async with aclosing(self._arriving_chunks(bucket, arriving, arrival)) as rest:
+                    async for _ in rest:
+                        if arrival.is_broken:
+                            break
+            if not make_room or not await self._space.relieve(bucket, found.name, found.size_bytes):
+                raise NotStored(str(full), found) from full
+            if arrival is None or not arrival.is_complete:
+                return None
+        try:
+            async with aclosing(self._kept_chunks(arrival)) as chunks:
+                return await self._store_object(header, chunks)
+        except DriveFull as full:
+            raise NotStored(str(full), found) from full
+
+    async def _arriving_chunks(
+        self, bucket: RemoteBucket, arriving: RemoteRead, arrival: Arrival | None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the rest of an object, after readers who wait for it have got it."""
+        async for chunk in arriving:
+            self._arrivals.note((bucket.uuid, arriving.info.name))
+            if arrival is not None:
+                await arrival.write(chunk)
+            yield bytes(chunk)
+
+    async def _kept_chunks(self, arrival: Arrival) -> AsyncGenerator[bytes, None]:
+        chunks = arrival.chunks()
+        while chunk := await self._read(next, chunks, b""):
+            yield chunk
