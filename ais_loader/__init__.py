@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         WarmSummary,
     )
     from ais_loader.values.entry import Entry, Item, MemberInfo, ObjectInfo, Status
+    from ais_loader.values.inventory import InventoryInfo
     from ais_loader.values.options import ClusterOptions, EmbeddedOptions
     from ais_loader.values.packed import PackedBatch
     from ais_loader.values.pipeline import Pipeline, Stage
@@ -72,6 +73,7 @@ __all__ = [
     "Entry",
     "EvictSummary",
     "Failure",
+    "InventoryInfo",
     "Item",
     "JobCounts",
     "JobFailures",
@@ -138,6 +140,7 @@ _HOMES = {
     "EmbeddedOptions": "ais_loader.values.options",
     "Entry": "ais_loader.values.entry",
     "Failure": "ais_loader.values.changes",
+    "InventoryInfo": "ais_loader.values.inventory",
     "Item": "ais_loader.values.entry",
     "JobCounts": "ais_loader.transforms.transform_job",
     "JobFailures": "ais_loader.transforms.transform_job",

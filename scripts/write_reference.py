@@ -47,6 +47,7 @@ GROUPS: dict[str, list[str]] = {
         "ReshardSummary",
         "RemoteUsage",
         "PendingUploads",
+        "InventoryInfo",
     ],
     "Transforms": [
         "NodeCommand",

@@ -222,6 +222,9 @@ def _assigned(text: str) -> tuple[str, Any]:
 
 
 def _properties(found: BucketInfo) -> dict[str, Any]:
+    remote = dataclasses.asdict(found.remote) if found.remote is not None else None
+    if remote is not None:
+        del remote["inventory"]  # an id for the store alone; `remote inventory` describes it
     return {
         "bucket": found.name,
         "uuid": found.uuid,
@@ -229,7 +232,7 @@ def _properties(found: BucketInfo) -> dict[str, Any]:
         "min_copies": found.min_copies,
         "reframe": found.reframe,
         "settling": found.settling,
-        "remote": dataclasses.asdict(found.remote) if found.remote is not None else None,
+        "remote": remote,
     }
 
 

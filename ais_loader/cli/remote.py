@@ -1,4 +1,5 @@
-"""`ais-loader warm`, `evict` and `remote`: copies of remote buckets, their requests' cost, and pending uploads."""
+"""`ais-loader warm`, `evict` and `remote`: copies of remote buckets, inventories, pending uploads, and what requests
+cost."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from ais_loader.cli.targets import Target, parse_target
 from ais_loader.objects.client import Client
 from ais_loader.transport.base import RemoteUsage
 from ais_loader.values.changes import Progress
+from ais_loader.values.inventory import InventoryInfo
 from ais_loader.values.remote_prices import ASSUMPTIONS, LIST_PRICES, price_of, prices_of
 from ais_loader.values.size_of_text import size_of_text
 
@@ -174,7 +176,7 @@ def _wanted(
 @click.group(cls=HintingGroup)
 @store_of_commands
 def remote(store: str | None) -> None:
-    """Show what remote buckets cost, and what is still to be uploaded."""
+    """Show what remote buckets cost and what is still to be uploaded; list them once for all listings."""
 
 
 @remote.command()
@@ -267,6 +269,72 @@ def _line(row: RemoteUsage, price: float | None) -> str:
         f"{count:>12,}  {received:>10}  {sent:>10}  {row.throttled:>9,}  {row.wait_s:>8.1f} s  {shown:>10}  "
         f"{epoch:>5}  {who}"
     )
+
+
+@remote.command()
+@click.argument("target", metavar="BUCKET[/FOLDER]", **named_by(parse_target))
+@click.option("--refresh", is_flag=True, help="List the remote storage, and keep the list in the store.")
+@click.option(
+    "--manifest",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Take the list from FILE: Parquet, CSV, JSON Lines, or the manifest.json of S3 Inventory.",
+)
+@click.option("--drop", is_flag=True, help="Remove the inventory: listings ask the remote storage again.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@takes_store
+def inventory(
+    target: Target, refresh: bool, manifest: str | None, drop: bool, as_json: bool, store: StoreChoice
+) -> None:
+    """Show the inventory of a remote bucket, which listings read in place of the remote storage; make or remove it.
+
+    With a folder, a new inventory has only the objects named FOLDER/...
+    """
+    refresh = refresh or manifest is not None
+    if drop and refresh:
+        raise click.UsageError("--drop, and --refresh or --manifest: give one of them")
+    if target.folder and not refresh:
+        raise click.UsageError("a folder is for --refresh or --manifest: a bucket has one inventory")
+    with store.writing(create=False) if drop or refresh else store.reading() as client:
+        bucket = client.bucket(target.bucket)
+        if drop:
+            bucket.drop_inventory()
+            return
+        if refresh:
+            with progress(None, unit=" objects") as bar:
+                found = bucket.refresh_inventory(
+                    target.folder, manifest=manifest, progress=lambda listed: bar.update(listed - bar.n)
+                )
+        elif (shown := bucket.inventory()) is None:
+            raise click.ClickException(f"{printable(target.bucket)}: has no inventory; --refresh makes one")
+        else:
+            found = shown
+    with Lines() as lines:
+        lines.add(json.dumps(_inventory_fields(found)) if as_json else _inventory_text(target.bucket, found))
+    if found.skipped:
+        names = ", ".join(map(printable, found.skipped_names))
+        note(f"{count_text(found.skipped, 'name')} left out, as no object here can have them, such as {names}")
+
+
+def _inventory_text(bucket: str, found: InventoryInfo) -> str:
+    """Describe an inventory in one line."""
+    where = f"{printable(bucket)}/{printable(found.prefix)}" if found.prefix else printable(bucket)
+    size = size_text(found.size_bytes)
+    how = "listed" if found.source == "listing" else "of a manifest made"
+    return f"{where}: {count_text(found.count, 'object')}, {size}, {how} {found.listed_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _inventory_fields(found: InventoryInfo) -> dict[str, Any]:
+    return {
+        "prefix": found.prefix,
+        "count": found.count,
+        "size_bytes": found.size_bytes,
+        "skipped": found.skipped,
+        "skipped_names": list(found.skipped_names),
+        "listed_at": found.listed_at.isoformat(),
+        "source": found.source,
+        "has_etags": found.has_etags,
+    }
 
 
 def _summed(client: Client) -> list[RemoteUsage]:

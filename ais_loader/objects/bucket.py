@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
@@ -19,7 +19,16 @@ from ais_loader.objects.delete import delete_many, delete_prefix, iter_delete_ma
 from ais_loader.objects.download import download
 from ais_loader.objects.folders import put_folder
 from ais_loader.objects.head_many import head_many
+from ais_loader.objects.inventory import (
+    drop_inventory,
+    forget_inventories,
+    inventory,
+    kept_inventory,
+    refresh_inventory,
+    table_of_inventory,
+)
 from ais_loader.objects.listing import Listing, listed_entries
+from ais_loader.objects.manifest import Manifest
 from ais_loader.objects.metadata import set_metadata
 from ais_loader.objects.object_file import READ_AHEAD_BYTES, ObjectFile, ObjectReader
 from ais_loader.objects.pinned import pinned_bytes, pinned_head, pinned_member, pinned_members
@@ -51,6 +60,7 @@ from ais_loader.values.changes import (
     check_on_error,
 )
 from ais_loader.values.entry import Entry, EntryLike, MemberInfo, ObjectInfo, checked_range, to_entry
+from ais_loader.values.inventory import InventoryInfo
 from ais_loader.values.pipeline import Etl
 from ais_loader.values.promote import Overwrite, PromoteResult, Shared, promote_all, promote_spec
 from ais_loader.values.requests import (
@@ -111,7 +121,12 @@ class Bucket(BucketComposing, BucketTransforming):
         copies = None if copies is None else whole_number("copies", copies, least=1, most=MAX_COPIES)
         min_copies = None if min_copies is None else whole_number("min_copies", min_copies, least=1, most=MAX_COPIES)
         place: Remote | Literal[""] | None = None if remote is None else "" if remote == "" else Remote.of(remote)
-        return self._transport.set_bucket(self.name, BucketChange(copies, min_copies, reframe, place))
+        if place:
+            place = kept_inventory(self._transport, self.name, place)
+        info = self._transport.set_bucket(self.name, BucketChange(copies, min_copies, reframe, place))
+        if place is not None:
+            forget_inventories(self._transport, self.name)
+        return info
 
     def put(
         self,
@@ -712,6 +727,43 @@ class Bucket(BucketComposing, BucketTransforming):
         require_bucket(self.name)
         flush(self._transport, self.name, prefix, timeout_s)
 
+    def refresh_inventory(
+        self,
+        prefix: str = "",
+        *,
+        manifest: str | os.PathLike[str] | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> InventoryInfo:
+        """List a remote bucket once, and keep the list in the store. Listings and datasets then read it, until you
+        refresh or drop it, instead of asking the remote storage.
+
+        Args:
+            prefix: List only names that begin with it. The new inventory replaces the old one as a whole.
+            manifest: A file that lists the objects: Parquet, CSV or JSON Lines, or the manifest.json of S3 Inventory
+                (docs/remote.md). Nothing is then asked of the remote storage.
+            progress: A function that is called from time to time with the number of objects listed so far.
+
+        If it fails, the old inventory stays. Objects that are put or deleted through the store later are listed as they
+        are. Raises InvalidRequest for a bucket that is not a remote one and for a manifest with faults, OSError,
+        MissingExtra, Unsupported, RemoteUnavailable, RemoteDenied, NodeUnavailable, StoreReadOnly.
+        """
+        listed = None if manifest is None else Manifest(manifest, self.info().remote)
+        return refresh_inventory(self._transport, self.name, prefix, listed, progress)
+
+    def inventory(self) -> InventoryInfo | None:
+        """Describe the inventory of a remote bucket; None if there is none.
+
+        Raises InvalidRequest for a bucket that is not a remote one, BucketNotFound, NodeUnavailable.
+        """
+        return inventory(self._transport, self.name)
+
+    def drop_inventory(self) -> None:
+        """Remove the inventory of a remote bucket, if there is one: listings ask the remote storage again.
+
+        Raises InvalidRequest for a bucket that is not a remote one, BucketNotFound, NodeUnavailable, StoreReadOnly.
+        """
+        drop_inventory(self._transport, self.name)
+
     def summary(self, prefix: str = "", *, depth: int = 1) -> BucketSummary:
         """Count the objects whose names begin with `prefix`, and their bytes, on the machines that store them.
 
@@ -784,6 +836,11 @@ class Bucket(BucketComposing, BucketTransforming):
             raise errors.InvalidRequest(
                 f"entries({prefix!r}): no object's name begins with '/'; did you mean {prefix.lstrip('/')!r}?"
             )
+        if pattern is None and not pinned and on_missing_drive in ("raise", "skip"):
+            skip = on_missing_drive == "skip"
+            table = table_of_inventory(self._transport, self.name, prefix, skip_missing=skip)
+            if table is not None:
+                return table
         listed = self.objects(prefix, on_missing_drive=on_missing_drive)
         return listed_entries(listed, self.name, pattern=pattern, pinned=pinned)
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from ais_loader.errors import InvalidName, InvalidRequest
 from ais_loader.transport.base import PutSpec
 from ais_loader.values.source import Content, Source
+from ais_loader.wire.inventory import PREFIX as INVENTORY_PREFIX
 from ais_loader.wire.reserved import ETAG_VERSION
 
 ToPut: TypeAlias = tuple[str, Content] | tuple[str, Content, Mapping[str, str] | None]
@@ -88,6 +89,8 @@ def check_version(version: str, *, or_etag: bool = False) -> None:
 
 
 def require_ordinary(name: str) -> None:
-    """Require an ordinary object name. Raises InvalidName for names reserved for parts."""
+    """Require an ordinary object name. Raises InvalidName for names reserved for parts and inventories."""
+    if isinstance(name, str) and name.startswith(INVENTORY_PREFIX):
+        raise InvalidName(f"object name {name[:80]!r}: names below {INVENTORY_PREFIX} are those of inventories")
     if isinstance(name, str) and name.startswith(PARTS_PREFIX):
         raise InvalidName(f"object name {name[:80]!r}: names below {PARTS_PREFIX} are those of parts of uploads")

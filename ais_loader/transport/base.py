@@ -256,12 +256,19 @@ class Transport(Protocol):
 
     def summary(self, bucket: str, *, prefix: str, depth: int) -> BucketSummary: ...
     def objects(
-        self, bucket: str, *, prefix: str, page_size: int, start_after: str = "", skip_missing_drives: bool = False
+        self,
+        bucket: str,
+        *,
+        prefix: str,
+        page_size: int,
+        start_after: str = "",
+        skip_missing_drives: bool = False,
+        stored_only: bool = False,
     ) -> Iterator[ObjectInfo]:
         """List the objects whose names follow `start_after`, compared by their bytes; it need not be an existing name.
 
         `skip_missing_drives`: list what the other drives have instead of raising DriveFailed. In a remote bucket, the
-        remote objects are listed too; those that are not stored have their ETags as versions.
+        remote objects are listed too, unless `stored_only`; those that are not stored have their ETags as versions.
         """
 
     def warm(self, bucket: str, names: Sequence[str]) -> list[LoaderError | None]:
@@ -271,6 +278,11 @@ class Transport(Protocol):
         """Remove stored copies of a remote bucket, of at most 10,000 names; if `names` is None, of those that
         begin with `prefix` and match one of `patterns`, if there are any. Return the number of copies and of their
         bytes."""
+
+    def refresh_inventory(
+        self, requests: Iterable[remote_pb.RefreshInventoryRequest]
+    ) -> Iterator[remote_pb.RefreshInventoryResponse]:
+        """Make an inventory of a remote bucket that has an id for it, once all nodes know it. Nothing is repeated."""
 
     def can_expect(self, bucket: str) -> bool:
         """Return whether cold objects of this bucket are fetched on behalf of this client: it is a remote one."""

@@ -37,6 +37,7 @@ from ais_loader.transport.base import (
 from ais_loader.transport.embedded_puts import header_of, put_groups, staged, stored_info
 from ais_loader.transport.embedded_streams import COLD, ColdStream, EmbeddedStream, GeneratedStream
 from ais_loader.transport.read_only import ETL_READS
+from ais_loader.transport.remote_inventory import cold_objects
 from ais_loader.transport.remote_listing import merged, objects_of
 from ais_loader.transport.retry import WriteTries
 from ais_loader.values.entry import MemberInfo, ObjectInfo, entry_error
@@ -348,18 +349,29 @@ class EmbeddedTransport:
         return BucketSummary(bucket, prefix, tally.objects, tally.size_bytes, by_prefix)
 
     def objects(
-        self, bucket: str, *, prefix: str, page_size: int, start_after: str = "", skip_missing_drives: bool = False
+        self,
+        bucket: str,
+        *,
+        prefix: str,
+        page_size: int,
+        start_after: str = "",
+        skip_missing_drives: bool = False,
+        stored_only: bool = False,
     ) -> Iterator[ObjectInfo]:
         require_bucket(bucket)
         require_text(prefix, errors.InvalidRequest, "prefix")
         require_text(start_after, errors.InvalidRequest, "start_after")
         stored = self._stored(bucket, prefix, page_size, start_after, skip_missing_drives)
-        place = self._remote_bucket(bucket)
-        if place is None or not place.remote.can_list or not self._can_fetch:
+        place = None if stored_only or prefix.startswith("/") else self._remote_bucket(bucket)
+        if place is None or not self._can_fetch:
             yield from stored
             return
-        pages = self._remote_here().pages(place, prefix, start_after)
-        yield from merged(stored, map(object_info, objects_of(pages, bucket)))
+
+        def listed(after: str) -> Iterator[ObjectInfo]:
+            return map(object_info, objects_of(self._remote_here().pages(place, prefix, after), bucket))
+
+        asked = listed if place.remote.can_list else None
+        yield from merged(stored, cold_objects(self, bucket, place.remote, prefix, start_after, asked))
 
     def _stored(
         self, bucket: str, prefix: str, page_size: int, start_after: str, skip_missing_drives: bool
@@ -446,6 +458,17 @@ class EmbeddedTransport:
         from storage_node.remote.eviction import evict
 
         return evict(store, bucket, names, prefix, patterns)
+
+    def refresh_inventory(
+        self, requests: Iterable[remote_pb.RefreshInventoryRequest]
+    ) -> Iterator[remote_pb.RefreshInventoryResponse]:
+        self._store_to_write().drive_set.require_writable()
+        following = iter(requests)
+        first = next(following)
+        place = self._remote_bucket(first.bucket)
+        if place is None:
+            raise errors.InvalidRequest(f"bucket {first.bucket!r} is not a remote one")
+        return self._remote_here().refresh_inventory(place, first, following)
 
     def can_expect(self, bucket: str) -> bool:
         return self._can_fetch and self._remote_bucket(bucket) is not None

@@ -163,7 +163,12 @@ class ObjectInfo:
         return not self.version.startswith(ETAG_VERSION)
 
     def entry(self, *, pinned: bool = False) -> Entry:
-        """Return the Entry that fetches the whole object; with `pinned`, only in this version."""
+        """Return the Entry that fetches the whole object; with `pinned`, only in this version.
+
+        Raises InvalidRequest if `pinned` is set for a cold object without an ETag, which an inventory may have.
+        """
+        if pinned and self.version == ETAG_VERSION:
+            raise errors.InvalidRequest(f"{self.bucket}/{self.name}: no ETag is known, so it cannot be pinned")
         return Entry(self.bucket, self.name, version=self.version if pinned else None)
 
 

@@ -54,6 +54,16 @@ class EntryTable(Sequence[Entry]):
                 return None  # no object has such a name; the request for it reports the error
         return cls(bucket, encoded)
 
+    @classmethod
+    def of_columns(
+        cls, bucket: str, lengths: Sequence[npt.NDArray[np.integer[Any]]], names: Sequence[bytes]
+    ) -> EntryTable:
+        """Return a table of names in UTF-8, one after another in `names`, with these lengths in bytes."""
+        table = cls(bucket, ())
+        table._names = b"".join(names)
+        table._stops = np.concatenate([np.zeros(0, np.int64), *lengths]).cumsum(dtype=np.int64)
+        return table
+
     def __repr__(self) -> str:
         return f"<EntryTable of {len(self):,} objects of bucket {self.bucket!r}>"
 

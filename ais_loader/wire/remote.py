@@ -23,6 +23,7 @@ THROUGH: Final = "through"
 BACK: Final = "back"
 _NEVER_S = -1.0
 _PROFILE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
+_INVENTORY = re.compile(r"(?:[0-9a-f]{16})?")
 _REGION = re.compile(r"[A-Za-z0-9-]{0,64}")
 MAX_URL = 2048
 MAX_BYTES = (1 << 63) - 1
@@ -58,6 +59,8 @@ class Remote:
     max_bytes_per_day: int = 0
     """The most bytes of objects that one node receives in a day, or an embedded store. Then fetches are refused with
     RemoteLimitReached until midnight UTC; those in progress go on. 0 for no limit."""
+    inventory: str = ""
+    """Id of the bucket's inventory, which `Bucket.refresh_inventory` sets; empty: listings ask the place."""
 
     def __post_init__(self) -> None:
         for what, value in (("url", self.url), ("endpoint", self.endpoint)):
@@ -81,6 +84,8 @@ class Remote:
         if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < math.inf:
             raise InvalidRequest(f"max_requests_per_s={rate!r}: need a number of requests, at least 0")
         object.__setattr__(self, "max_requests_per_s", float(rate))
+        if not isinstance(self.inventory, str) or _INVENTORY.fullmatch(self.inventory) is None:
+            raise InvalidRequest(f"inventory={self.inventory!r}: is set by `Bucket.refresh_inventory` alone")
         if self.validate in (ALWAYS, NEVER):
             return
         age_s = self.validate
@@ -92,6 +97,11 @@ class Remote:
     def scheme(self) -> str:
         """The scheme of the URL, such as "s3"."""
         return self.url.partition(":")[0]
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The URL and the endpoint: remotes for which they are equal have the same objects."""
+        return self.url, self.endpoint
 
     @property
     def is_writable(self) -> bool:
@@ -133,6 +143,7 @@ class Remote:
             write_back=self.is_write_back,
             max_requests_per_s=self.max_requests_per_s,
             max_bytes_per_day=self.max_bytes_per_day,
+            inventory=self.inventory,
         )
 
     @classmethod
@@ -151,6 +162,7 @@ class Remote:
             write,
             message.max_requests_per_s,
             message.max_bytes_per_day,
+            message.inventory,
         )
 
 

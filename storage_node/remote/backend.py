@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from storage_node.remote.driver import (
     Buffer,
     Driver,
     KeyPage,
+    ListBounds,
     NotModified,
     PreconditionFailed,
     PutConditions,
@@ -50,6 +52,7 @@ from storage_node.store.names import object_name_fault, shown_name
 
 MAX_CONDITIONAL_BYTES = 64 << 20
 """Larger objects are put in parts even with conditions. Conditions are then checked before the upload."""
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
 _LEAST_PART_BYTES, _MOST_PARTS = 5 << 20, 9000
 """Limits of S3 for objects that are put in parts, the second rounded."""
 
@@ -148,13 +151,19 @@ class Backend:
         return memoryview(content)
 
     async def list(
-        self, prefix: str = "", start_after: str = "", *, skipped: SkippedNames | None = None
+        self,
+        prefix: str = "",
+        start_after: str = "",
+        *,
+        skipped: SkippedNames | None = None,
+        bounds: ListBounds | None = None,
     ) -> AsyncGenerator[list[RemoteObject], None]:
         """Yield the objects whose names begin with `prefix` and follow `start_after`, in pages, in the order of the
         names' UTF-8 bytes. Descriptions have neither metadata nor content type.
 
         Args:
             skipped: where to note keys that are left out, besides `self.skipped`.
+            bounds: where the listing ends, and where its position is noted.
 
         Raises Unsupported for web servers.
         """
@@ -179,20 +188,27 @@ class Backend:
             if page is None:
                 return
             after = page.after or after
-            found = []
+            found, is_last = [], not page.after
             for key in page.keys:
                 if key.key <= start_after:
                     continue
-                if self._fault(key.key):
+                if bounds is not None:
+                    if bounds.until and key.key > bounds.until:
+                        is_last = True
+                        break
+                    bounds.position = key.key
+                if self.name_fault(key.key):
                     for one in noted:
                         one.note(key.key)
                     continue
                 found.append(RemoteObject(key.key, key.size_bytes, key.etag, "", key.modified_ns))
             for one in noted:
                 one.markers += page.markers
+            if bounds is not None and bounds.until and after >= bounds.until:
+                is_last = True
             if found:
                 yield found
-            if not page.after:
+            if is_last:
                 return
 
     async def put(
@@ -379,16 +395,16 @@ class Backend:
             raise ContentMismatch(f"{self._place(name)}: {more}{came:,} bytes came instead of {size_bytes:,}")
 
     def _check(self, name: str) -> None:
-        if fault := self._fault(name):
+        if fault := self.name_fault(name):
             raise InvalidName(f"{self._place(shown_name(name))!r}: {fault}")
 
-    def _fault(self, name: str) -> str | None:
+    def name_fault(self, name: str) -> str | None:
         """Return why a key cannot be a name; None if it can."""
         if name.startswith("/"):
             return "it begins with '/'"
         if fault := object_name_fault(name):
             return fault
-        if self.remote.scheme != "file" and any(letter < " " or letter == "\x7f" for letter in name):
+        if self.remote.scheme != "file" and _CONTROL.search(name):
             return "it contains a control character, which the client for remote storage cannot send"
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ais_loader.errors import RemoteLimitReached
@@ -31,7 +32,7 @@ class Backends:
 
     def of(self, bucket_uuid: bytes, remote: Remote) -> Backend:
         """Return the remote location of a bucket. Raises RemoteDenied, InvalidRequest."""
-        key = bucket_uuid, remote
+        key = bucket_uuid, replace(remote, inventory="") if remote.inventory else remote
         found = self._open.get(key)
         if found is None:
             usage = self._usage.of_bucket(bucket_uuid.hex())

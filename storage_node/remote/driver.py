@@ -86,6 +86,16 @@ class KeyPage(NamedTuple):
     """Number of directory markers, which are not among the keys."""
 
 
+@dataclass(slots=True)
+class ListBounds:
+    """Range of names of a listing in progress."""
+
+    position: str = ""
+    """The last key that was listed, or the one after which the listing begins."""
+    until: str = ""
+    """The last key that is listed; "" for no end. It may be changed to any key behind `position`."""
+
+
 class PutConditions(NamedTuple):
     """Conditions of a put."""
 

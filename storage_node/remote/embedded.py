@@ -88,6 +88,7 @@ class EmbeddedRemote:
             read=thread.read,
             settings=settings,
             owners=AloneOwner(),
+            note_changes=self.tier.inventories.note_changes,
         )
         self.prefetcher = Prefetcher(self.tier, settings.prefetch_requests, plans)
 
@@ -140,6 +141,28 @@ class EmbeddedRemote:
             if not page.more:
                 return
             start_after = page.next
+
+    def refresh_inventory(
+        self,
+        bucket: RemoteBucket,
+        first: remote_pb.RefreshInventoryRequest,
+        following: Iterator[remote_pb.RefreshInventoryRequest],
+    ) -> Iterator[remote_pb.RefreshInventoryResponse]:
+        """See `Inventories.refresh`."""
+
+        async def rows() -> AsyncGenerator[remote_pb.RefreshInventoryRequest, None]:
+            while (request := await self._thread.read(next, following, None)) is not None:
+                yield request
+
+        async def refresh() -> AsyncGenerator[remote_pb.RefreshInventoryResponse, None]:
+            async with (
+                aclosing(rows()) as requests,
+                aclosing(self.tier.inventories.refresh(bucket, first, requests)) as progress,
+            ):
+                async for response in progress:
+                    yield response
+
+        return self._thread.each(refresh())
 
     def warm(self, bucket: RemoteBucket, names: Sequence[str]) -> list[LoaderError | None]:
         """See `RemoteTier.warm`."""
@@ -200,7 +223,7 @@ class EmbeddedRemote:
         """Delete an object whose remote object is deleted afterwards. Raises VersionConflict and what `Store.delete`
         raises."""
         condition = parse_condition(False, if_version)
-        mark = self._thread.run(self.write_back.deletion_mark(bucket, name, condition))
+        mark = self._thread.run(self.write_back.deletion_mark(bucket, [name], condition))
         self._store.delete(bucket.name, name, keep_tombstone=True, condition=condition, raw_metadata=mark)
 
     def require_settable(self, bucket: RemoteBucket, remote: Remote | str | None) -> None:

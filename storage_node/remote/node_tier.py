@@ -63,5 +63,6 @@ def node_tier(node: Node, writes: WriteCoordinator, store_object: StoreObject, p
         read=node.read,
         settings=settings,
         owners=UploadOwners(node.membership, writes.channels),
+        note_changes=tier.inventories.note_changes,
     )
     return tier

@@ -21,3 +21,9 @@ class SkippedNames:
         self.count += 1
         if len(self.names) < _KEPT:
             self.names.append(key if key.isprintable() else ascii(key)[1:-1])
+
+    def add(self, others: SkippedNames) -> None:
+        """Add what another listing left out."""
+        self.count += others.count
+        self.names += others.names[: _KEPT - len(self.names)]
+        self.markers += others.markers

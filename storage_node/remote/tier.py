@@ -57,6 +57,7 @@ from storage_node.remote.arriving.relay import Relay, TakeResponse, relayed
 from storage_node.remote.backend import Backend
 from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
+from storage_node.remote.inventory.inventories import Inventories, is_hidden
 from storage_node.remote.object_metadata import is_copy, metadata_of
 from storage_node.remote.plans import Plans
 from storage_node.remote.remote_buckets import RemoteBucket
@@ -153,6 +154,7 @@ class RemoteTier:
         self.arrivals = Arrivals(store, read)
         self._reader = ColdReader(self.arrivals, self.backend, self.fetch, read)
         self._intake = ObjectIntake(self.arrivals, store_object, space, read)
+        self.inventories = Inventories(store, read=read, store_object=store_object, backend=self.backend)
         self._fetches = SingleFlight(FAILURE_KEPT_S)
         """Fetches that readers of this node wait for, wherever they run."""
         self._loads = SingleFlight(0)
@@ -264,6 +266,7 @@ class RemoteTier:
 
         Raises ObjectNotFound, RemoteUnavailable, RemoteDenied, and what storing an object raises.
         """
+        self._require_kept(bucket, name)
         flight = asyncio.ensure_future(self._join(bucket, name, version, with_bytes=with_bytes))
         try:
             with self._waiting(bucket, name):
@@ -499,7 +502,10 @@ class RemoteTier:
         await self._load(bucket, name, version, etag, **again)  # type: ignore[arg-type]
 
     def _require_kept(self, bucket: RemoteBucket, name: str) -> None:
-        """Raise ObjectNotFound for an object that was deleted here, and whose remote object is still to be deleted."""
+        """Raise ObjectNotFound for an object that was deleted here, and whose remote object is still to be deleted, and
+        for what the store keeps under hidden names."""
+        if is_hidden(name):
+            raise ObjectNotFound(not_found_message(bucket.name, name))
         if self.write_back is not None and self.write_back.is_deleted(bucket, name):
             raise ObjectNotFound(not_found_message(bucket.name, name))
 
@@ -567,6 +573,8 @@ class RemoteTier:
         The remote storage does not delete on conditions, so the object is compared before. Raises VersionConflict,
         ObjectNotFound for a cold object, and what `delete` returns.
         """
+        if is_hidden(name):
+            return
         self._require_writable(bucket)
         etag = await self._etag_of(bucket, name, version)
         try:
@@ -586,7 +594,10 @@ class RemoteTier:
 
         Raises Unsupported.
         """
+        if names and all(map(is_hidden, names)):
+            return [None] * len(names)
         self._require_writable(bucket)
+        await self.inventories.note_changes(bucket, names)
         backend, turns = self.backend(bucket), asyncio.Semaphore(DELETIONS_AT_ONCE)
 
         async def delete(name: str) -> None:
@@ -618,6 +629,7 @@ class RemoteTier:
         etag = await self._etag_of(bucket, name, condition.if_version) if condition.if_version else ""
         if condition.if_absent:
             await self._require_no_object(bucket, name)
+        await self.inventories.note_changes(bucket, [name])
         stamp = {STAMP_KEY: condition.write_id.hex()} if condition.write_id else {}
         try:
             stored = await backend.put(

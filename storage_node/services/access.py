@@ -81,6 +81,7 @@ TABLE: Mapping[str, Role] = {
     "RemoteBuckets/Expect": ANYONE,
     "RemoteBuckets/RemoteUsage": ANYONE,
     "RemoteBuckets/PendingUploads": ANYONE,
+    "RemoteBuckets/RefreshInventory": ANYONE,
     "Snapshots/CreateSnapshot": ANYONE,
     "Snapshots/ListSnapshots": ANYONE,
     "Snapshots/DeleteSnapshot": ANYONE,

@@ -289,7 +289,7 @@ class ObjectsService:
         if bucket is None:
             await self._delete(request)
         elif bucket.remote.is_write_back and write_back is not None:
-            mark = await write_back.deletion_mark(bucket, request.name, _condition_of(request))
+            mark = await write_back.deletion_mark(bucket, [request.name], _condition_of(request))
             with contextlib.suppress(ObjectNotFound):  # a cold object has no copy
                 await self._delete(request, mark)
         else:

@@ -54,6 +54,18 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
         )
         return pb.EvictResponse(objects=copies, bytes=freed_bytes)
 
+    @bounded_responses(deadline=False, many_requests=True)
+    async def RefreshInventory(
+        self, requests: AsyncIterator[pb.RefreshInventoryRequest], context: Context
+    ) -> AsyncIterator[pb.RefreshInventoryResponse]:
+        first = await anext(requests, None)
+        if first is None:
+            raise InvalidRequest("the refresh of an inventory begins with its bucket")
+        bucket = self._tier.require_remote(first.bucket)
+        async with aclosing(self._tier.inventories.refresh(bucket, first, requests)) as progress:
+            async for response in progress:
+                yield response
+
     @bounded
     async def Expect(self, request: pb.ExpectRequest, context: Context) -> pb.ExpectResponse:
         return self._prefetcher.expect(request)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from ais_loader.errors import DriveFailed, LoaderError
 from storage_node.store.drive.drive import Drive
 from storage_node.store.format import CatalogEntry
-from storage_node.store.names import PARTS_PREFIX
+from storage_node.store.names import HIDDEN
 from storage_node.store.pool.drive_set import DrivePlacement, DriveSet
 
 Named = tuple[str, CatalogEntry]
@@ -45,8 +45,8 @@ def merged(
     cut: int | None = None,
     skip_missing: bool = False,
 ) -> Iterator[Named]:
-    """Iterate over entries in name order. Parts of multipart uploads are included only if `prefix` or `tombstones` ask
-    for them.
+    """Iterate over entries in name order. Hidden objects are included only if `prefix` or `tombstones` ask for
+    them.
 
     With a `cut`, iterate over what a snapshot sees; nothing moves while there are snapshots. Raises DriveFailed if a
     drive is missing, unless `skip_missing`, StoreFormatError, Closed.
@@ -74,7 +74,7 @@ def merged(
             break
     scans = started[0] if len(started) == 1 else heapq.merge(*started, key=_by_name_bytes)
     if not tombstones and not prefix.startswith("/"):
-        scans = (pair for pair in scans if not pair[0].startswith(PARTS_PREFIX))
+        scans = (pair for pair in scans if not pair[0].startswith(HIDDEN))
     if not placement.moving:
         yield from scans
         return

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from ais_loader.errors import BucketNotFound, InvalidName
 from ais_loader.name_matching import nearest
+from ais_loader.wire.inventory import PREFIX as INVENTORY_PREFIX
 
 MAX_OBJECT_NAME_BYTES = 1024
 SNAPSHOT_MARK = "@"
@@ -16,7 +17,13 @@ PARTS_PREFIX = "/.parts/"
 """Prefix of objects that are parts of multipart uploads, followed by an upload's id and the part's name. No other name
 begins with it, and listings contain them only if this prefix is requested. They are placed, replicated and repaired
 like all objects."""
+HIDDEN = "/."
+"""Beginning of the names of parts, and of the objects of inventories (ais_loader/wire/inventory.py). No other name
+begins with a slash."""
 _PART = re.compile(r"/\.parts/[0-9a-f]{32}/(?:upload|[0-9]{5})\Z")
+_OF_INVENTORY = re.compile(
+    r"/\.inventory/[0-9a-f]{16}/(?:current|data-[0-9a-f]{16}|changed/(?P<changed>.+))\Z", re.DOTALL
+)
 _LOOKED_THROUGH = 100
 """Maximum number of buckets whose names are compared with one that does not exist."""
 _BUCKET = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,63}\Z")
@@ -53,6 +60,8 @@ def _check_short_name(of: str, name: str) -> None:
 
 def object_name_fault(name: str) -> str | None:
     """Return what is wrong with an object's name; None if it is valid."""
+    if name.startswith(INVENTORY_PREFIX) and (of_inventory := _OF_INVENTORY.match(name)):
+        return object_name_fault(of_inventory["changed"]) if of_inventory["changed"] else None
     try:
         size_bytes = len(name.encode())
     except UnicodeEncodeError:

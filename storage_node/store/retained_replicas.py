@@ -24,7 +24,7 @@ from storage_node.store.drive.ended_versions import Ended, Retained, find_seen, 
 from storage_node.store.files.object_files import drive_error
 from storage_node.store.files.staged_file import StagedFile
 from storage_node.store.format import CatalogEntry
-from storage_node.store.names import PARTS_PREFIX
+from storage_node.store.names import HIDDEN
 from storage_node.store.store import Store
 
 
@@ -67,7 +67,7 @@ def seen_after(
         scan_seen(drive.catalog, bucket_uuid, "", start_after, cut) for drive in drives
     ]
     merged = heapq.merge(*scans, key=lambda pair: pair[0].encode())
-    return list(itertools.islice((pair for pair in merged if not pair[0].startswith(PARTS_PREFIX)), limit))
+    return list(itertools.islice((pair for pair in merged if not pair[0].startswith(HIDDEN)), limit))
 
 
 class RetainedHere(NamedTuple):

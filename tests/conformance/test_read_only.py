@@ -24,6 +24,7 @@ CHANGES: dict[str, Callable[[Bucket], object]] = {
     "delete": lambda bucket: bucket.delete("a"),
     "delete_names": lambda bucket: bucket.delete_many(["a"]),
     "warm": lambda bucket: bucket.warm(["a"]),
+    "refresh_inventory": lambda bucket: bucket._transport.refresh_inventory(iter(())),
     "evict": lambda bucket: bucket.evict(["a"]),
     "promote": lambda bucket: bucket.promote("/nowhere"),
     "etl": lambda bucket: bucket.transform("b", etl="t"),

@@ -47,7 +47,7 @@ def test_a_batch_survives_the_kill_of_the_node_that_fetches(
     names = filled(remote_bucket, 12)
     with connect(cluster.url, options=PATIENT) as client, ThreadPoolExecutor(1) as pool:
         bucket = made(client, remote_bucket)
-        victim = cluster.nodes[_process_of(cluster, client, first_owner(client, "train", names[0]))]
+        victim = cluster.nodes[process_of(cluster, client, first_owner(client, "train", names[0]))]
         with proxy.held("GET", remote_bucket.path(names[0]), times=1) as held:
             entries = [Entry("train", name) for name in names]
             reading = pool.submit(lambda: [item.data.tobytes() for item in client.get_batch(entries, timeout_s=60)])
@@ -58,7 +58,7 @@ def test_a_batch_survives_the_kill_of_the_node_that_fetches(
         assert bucket.get(names[0]) == data_of(0)
 
 
-def _process_of(cluster: ClusterProcesses, client: Client, position: int) -> int:
+def process_of(cluster: ClusterProcesses, client: Client, position: int) -> int:
     transport = client._transport
     assert isinstance(transport, RemoteTransport)
     endpoint = transport.members.view.nodes[position].endpoint

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from ais_loader import errors
 from ais_loader.transport.base import PendingUploads, RemoteUsage, pending_row, require_bucket, usage_row
 from ais_loader.transport.cluster.expect import expect
 from ais_loader.transport.cluster.failover import Failover
+from ais_loader.transport.retry import RetryBudget
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.remote import Remote
 
@@ -22,10 +24,6 @@ class RemoteBucketCalls(Failover):
             return self._any(self._checked(bucket, lambda node: node.bucket(bucket, has_others=False))).remote
         found = members.view.buckets.get(bucket)
         return Remote.from_wire(found.remote) if found is not None and found.HasField("remote") else None
-
-    def _lists_remote(self, bucket: str) -> bool:
-        place = self._remote_of(bucket)
-        return place is not None and place.can_list
 
     def _remote_pages(self, bucket: str, prefix: str, start_after: str) -> Iterator[remote_pb.ListRemoteResponse]:
         request = remote_pb.ListRemoteRequest(bucket=bucket, prefix=prefix, start_after=start_after)
@@ -47,6 +45,35 @@ class RemoteBucketCalls(Failover):
             return self._any(lambda node: node.evict(bucket, names, prefix, patterns))
         freed = [members.calls(node.uuid).evict(bucket, names, prefix, patterns) for node in members.view.nodes]
         return sum(copies for copies, _ in freed), sum(size_bytes for _, size_bytes in freed)
+
+    def refresh_inventory(
+        self, requests: Iterable[remote_pb.RefreshInventoryRequest]
+    ) -> Iterator[remote_pb.RefreshInventoryResponse]:
+        following = iter(requests)
+        first = next(following)
+        self._require_known(first.bucket, first.id)
+        members = self.members
+        yield from members.calls(members.anybody()[0]).refresh_inventory(chain([first], following))
+
+    def _require_known(self, bucket: str, id_: str) -> None:
+        """Wait until all nodes that answer know the id of the bucket's inventory: from then on, each marks what it
+        changes. Raises NodeUnavailable."""
+        members = self.members
+        if not members.knows(bucket):
+            return
+        patience = RetryBudget(self._retry_s)
+        for node in members.view.nodes:
+            calls = members.calls(node.uuid)
+            while True:
+                try:
+                    remote = calls.bucket(bucket, has_others=True).remote
+                    if remote is not None and remote.inventory == id_:
+                        break
+                except (errors.NodeUnavailable, errors.SilenceTimeout):
+                    members.suspect(node.uuid)  # it learns the map before it serves again
+                    break
+                patience.pause(errors.NodeUnavailable(f"{calls.url} does not know the id of the inventory yet"))
+        members.refresh(force=True)
 
     def can_expect(self, bucket: str) -> bool:
         return self._remote_of(bucket) is not None

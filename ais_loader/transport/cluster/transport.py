@@ -34,6 +34,7 @@ from ais_loader.transport.cluster.put_many import put_many
 from ais_loader.transport.cluster.remote_bucket_calls import RemoteBucketCalls
 from ais_loader.transport.grpc.node_calls import NodeCalls
 from ais_loader.transport.grpc.watchdog import CALL_TIMEOUT_S
+from ais_loader.transport.remote_inventory import cold_objects
 from ais_loader.transport.remote_listing import merged, objects_of
 from ais_loader.transport.retry import NO_RETRY_S, RetryBudget, WriteTries
 from ais_loader.transport.session.batch_stream import GrpcStream, StreamPolicy
@@ -343,7 +344,14 @@ class RemoteTransport(RemoteBucketCalls):
             write(bucket, name, delete, retry=True)
 
     def objects(
-        self, bucket: str, *, prefix: str, page_size: int, start_after: str = "", skip_missing_drives: bool = False
+        self,
+        bucket: str,
+        *,
+        prefix: str,
+        page_size: int,
+        start_after: str = "",
+        skip_missing_drives: bool = False,
+        stored_only: bool = False,
     ) -> Iterator[ObjectInfo]:
         """List every name once, in its newest version, from all nodes. Raises NodeUnavailable if all replicas of some
         objects may be on nodes that do not answer."""
@@ -351,11 +359,16 @@ class RemoteTransport(RemoteBucketCalls):
         require_text(prefix, errors.InvalidRequest, "prefix")
         require_text(start_after, errors.InvalidRequest, "start_after")
         stored = self._stored(bucket, prefix, page_size, start_after, skip_missing_drives)
-        if self._lists_remote(bucket):
-            pages = self._remote_pages(bucket, prefix, start_after)
-            yield from merged(stored, map(object_info, objects_of(pages, bucket)))
-        else:
+        place = None if stored_only or prefix.startswith("/") else self._remote_of(bucket)
+        if place is None:
             yield from stored
+            return
+
+        def listed(after: str) -> Iterator[ObjectInfo]:
+            return map(object_info, objects_of(self._remote_pages(bucket, prefix, after), bucket))
+
+        asked = listed if place.can_list else None
+        yield from merged(stored, cold_objects(self, bucket, place, prefix, start_after, asked))
 
     def _stored(
         self, bucket: str, prefix: str, page_size: int, start_after: str, skip_missing_drives: bool

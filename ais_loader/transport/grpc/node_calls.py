@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -441,6 +441,15 @@ class NodeCalls:
             lambda conn: conn.remote.Expect(request, timeout=timeout_s, compression=grpc.Compression.Gzip)
         )
         return answer
+
+    def refresh_inventory(
+        self, requests: Iterable[remote_pb.RefreshInventoryRequest]
+    ) -> Iterator[remote_pb.RefreshInventoryResponse]:
+        """Raises the node's error, NodeUnavailable, SilenceTimeout."""
+        conn = self._unlocked_connection()
+        with conn.in_use():
+            call = conn.remote.RefreshInventory(iter(requests))
+        yield from streamed(conn, call, CALL_TIMEOUT_S)
 
     def remote_usage(self) -> remote_pb.RemoteUsageResponse:
         answer: remote_pb.RemoteUsageResponse = self._call(

@@ -25,7 +25,7 @@ class Bucket(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uuid: _Optional[bytes] = ..., copies: _Optional[int] = ..., min_copies: _Optional[int] = ..., reframe: bool = ..., settling: bool = ..., remote: _Optional[_Union[Remote, _Mapping]] = ...) -> None: ...
 
 class Remote(_message.Message):
-    __slots__ = ("url", "endpoint", "region", "profile", "validate_after_s", "cache_bytes", "write_back", "max_requests_per_s", "max_bytes_per_day")
+    __slots__ = ("url", "endpoint", "region", "profile", "validate_after_s", "cache_bytes", "write_back", "max_requests_per_s", "max_bytes_per_day", "inventory")
     URL_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class Remote(_message.Message):
     WRITE_BACK_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUESTS_PER_S_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_PER_DAY_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_FIELD_NUMBER: _ClassVar[int]
     url: str
     endpoint: str
     region: str
@@ -44,7 +45,8 @@ class Remote(_message.Message):
     write_back: bool
     max_requests_per_s: float
     max_bytes_per_day: int
-    def __init__(self, url: _Optional[str] = ..., endpoint: _Optional[str] = ..., region: _Optional[str] = ..., profile: _Optional[str] = ..., validate_after_s: _Optional[float] = ..., cache_bytes: _Optional[int] = ..., write_back: bool = ..., max_requests_per_s: _Optional[float] = ..., max_bytes_per_day: _Optional[int] = ...) -> None: ...
+    inventory: str
+    def __init__(self, url: _Optional[str] = ..., endpoint: _Optional[str] = ..., region: _Optional[str] = ..., profile: _Optional[str] = ..., validate_after_s: _Optional[float] = ..., cache_bytes: _Optional[int] = ..., write_back: bool = ..., max_requests_per_s: _Optional[float] = ..., max_bytes_per_day: _Optional[int] = ..., inventory: _Optional[str] = ...) -> None: ...
 
 class CreateBucketRequest(_message.Message):
     __slots__ = ("name", "copies", "exist_ok", "min_copies", "reframe", "remote")

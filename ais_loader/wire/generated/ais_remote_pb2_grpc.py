@@ -64,6 +64,11 @@ class RemoteBucketsStub(object):
                 request_serializer=protos_dot_ais__remote__pb2.PendingUploadsRequest.SerializeToString,
                 response_deserializer=protos_dot_ais__remote__pb2.PendingUploadsResponse.FromString,
                 _registered_method=True)
+        self.RefreshInventory = channel.stream_stream(
+                '/ais_loader.v1.RemoteBuckets/RefreshInventory',
+                request_serializer=protos_dot_ais__remote__pb2.RefreshInventoryRequest.SerializeToString,
+                response_deserializer=protos_dot_ais__remote__pb2.RefreshInventoryResponse.FromString,
+                _registered_method=True)
 
 
 class RemoteBucketsServicer(object):
@@ -112,6 +117,14 @@ class RemoteBucketsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RefreshInventory(self, request_iterator, context):
+        """List the remote storage, or take the rows that the client sends, and store them as the bucket's inventory, see
+        ais_loader/wire/inventory.py. Answers with what has been listed so far, and at the end with the result.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RemoteBucketsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -144,6 +157,11 @@ def add_RemoteBucketsServicer_to_server(servicer, server):
                     servicer.PendingUploads,
                     request_deserializer=protos_dot_ais__remote__pb2.PendingUploadsRequest.FromString,
                     response_serializer=protos_dot_ais__remote__pb2.PendingUploadsResponse.SerializeToString,
+            ),
+            'RefreshInventory': grpc.stream_stream_rpc_method_handler(
+                    servicer.RefreshInventory,
+                    request_deserializer=protos_dot_ais__remote__pb2.RefreshInventoryRequest.FromString,
+                    response_serializer=protos_dot_ais__remote__pb2.RefreshInventoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -308,6 +326,33 @@ class RemoteBuckets(object):
             '/ais_loader.v1.RemoteBuckets/PendingUploads',
             protos_dot_ais__remote__pb2.PendingUploadsRequest.SerializeToString,
             protos_dot_ais__remote__pb2.PendingUploadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RefreshInventory(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ais_loader.v1.RemoteBuckets/RefreshInventory',
+            protos_dot_ais__remote__pb2.RefreshInventoryRequest.SerializeToString,
+            protos_dot_ais__remote__pb2.RefreshInventoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,7 +33,7 @@ from storage_node.context.errors import ReplicaLost
 from storage_node.context.node import Node
 from storage_node.limits.counters import clock_s
 from storage_node.store.listing import PAGE_BYTES, within
-from storage_node.store.names import PARTS_PREFIX
+from storage_node.store.names import HIDDEN
 from storage_node.store.store import Store
 from storage_node.store.summary import NameSummary
 
@@ -243,7 +243,7 @@ def names_page(store: Store, request: pb.ListNamesRequest) -> pb.ListNamesRespon
     fits = within(PAGE_BYTES, (one.name for one in found))
     more, found = fits < len(found) or len(found) == limit, found[:fits]
     wanted = [one for one in found if not request.until or one.name <= request.until]
-    shown = [one for one in wanted if not (hidden and one.name.startswith(PARTS_PREFIX))]
+    shown = [one for one in wanted if not (hidden and one.name.startswith(HIDDEN))]
     page.name.extend(one.name for one in shown)
     page.size_bytes.extend(0 if one.is_tombstone else one.size_bytes for one in shown)
     page.is_tombstone.extend(one.is_tombstone for one in shown)

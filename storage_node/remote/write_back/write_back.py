@@ -85,8 +85,11 @@ class WriteBack:
         read: Callable[..., Awaitable[Any]],
         settings: RemoteSettings,
         owners: UploadOwners | AloneOwner,
+        note_changes: Callable[[RemoteBucket, Sequence[str]], Awaitable[None]],
     ) -> None:
+        """`note_changes`: marks objects that are about to be changed, for the bucket's inventory."""
         self._store = store
+        self._note_changes = note_changes
         self._buckets = buckets
         self._backend = backend
         self._read = read
@@ -291,16 +294,22 @@ class WriteBack:
 
     async def mark(self, bucket: RemoteBucket, name: str, condition: Condition | None) -> str:
         """Return the value of the REMOTE_PENDING metadata of a write. Waits for a drive if it is conditional."""
+        await self._note_changes(bucket, [name])
+        return await self._mark(bucket, name, condition)
+
+    async def _mark(self, bucket: RemoteBucket, name: str, condition: Condition | None) -> str:
         if condition is None or not (condition.if_absent or condition.if_version):
             return ANY.encode()
         entry = await self._read(self._store.uploads.newest, bucket.uuid, name)
         return base_of(entry, is_conditional=True).encode()
 
-    async def deletion_mark(self, bucket: RemoteBucket, name: str, condition: Condition | None) -> bytes:
-        """Return the metadata of a tombstone that is to be uploaded. Raises Unsupported."""
+    async def deletion_mark(self, bucket: RemoteBucket, names: Sequence[str], condition: Condition | None) -> bytes:
+        """Return the metadata of tombstones that are to be uploaded. `condition`: only for a single one. Raises
+        Unsupported."""
         if not bucket.remote.is_writable:
             raise Unsupported(f"bucket {bucket.name!r} is read-only: nothing can be deleted at {bucket.remote.url}")
-        return encode_metadata({REMOTE_PENDING: await self.mark(bucket, name, condition)})
+        await self._note_changes(bucket, names)
+        return encode_metadata({REMOTE_PENDING: await self._mark(bucket, names[0] if names else "", condition)})
 
     # -- uploading
 

@@ -69,7 +69,7 @@ from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles, drive_error
 from storage_node.store.files.segment_format import file_of
 from storage_node.store.format import CatalogEntry, Identity
-from storage_node.store.names import PARTS_PREFIX
+from storage_node.store.names import HIDDEN
 
 _TRIM_AT_ONCE = 500
 GRACE_S = 5.0
@@ -150,9 +150,9 @@ class Retention:
         return outcome
 
     def _is_kept(self, key: bytes, entry: CatalogEntry, ended: int) -> bool:
-        # Parts of multipart uploads are in no listing, and no client reads them from a snapshot.
-        is_part = key.startswith(PARTS_PREFIX.encode(), 17)
-        return not is_part and self.is_seen(fmt.bucket_of_key(key), entry.counter, ended)
+        # Hidden objects are in no listing, and no client reads them from a snapshot.
+        is_hidden = key.startswith(HIDDEN.encode(), 17)
+        return not is_hidden and self.is_seen(fmt.bucket_of_key(key), entry.counter, ended)
 
     def mark(self, kept: Sequence[Retained]) -> None:
         """Mark the files after the commit. The next start retries what fails."""

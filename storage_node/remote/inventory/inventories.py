@@ -1,0 +1,217 @@
+"""Inventories of the remote buckets of one process: made here, stored as hidden objects, and read by clients.
+
+The data are stored first, the description last: replacing that one is what makes the new inventory the valid one, so
+that a refresh that does not end leaves the old one. Before an object is put to the remote storage or deleted there, a
+mark with its name is stored. Readers of the inventory ask the remote storage for the marked objects, so a mark is
+correct whether the change then happens or not. The marks that are older than a listing are removed after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from ais_loader.errors import InvalidRequest
+from ais_loader.wire.generated import ais_objects_pb2 as pb
+from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
+from ais_loader.wire.inventory import PREFIX, Block, BlockIndex, Description, Row, changed_name, current_name, rows_of
+from storage_node.remote.inventory.inventory_writer import InventoryWriter
+from storage_node.remote.inventory.row_run import RowRun
+from storage_node.remote.inventory.split_listing import ListedRange, SplitListing
+from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.remote.remote_object import RemoteObject
+from storage_node.remote.skipped_names import SkippedNames
+from storage_node.store.store import Store
+
+if TYPE_CHECKING:
+    from storage_node.remote.arriving.object_intake import StoreObject
+    from storage_node.remote.backend import Backend
+
+STREAMS = 16
+"""Number of listing requests at the same time, of those that the host's limit admits."""
+PROGRESS_S = 0.5
+"""Time between two reports of progress."""
+MARKS_AT_ONCE = 32
+_MAX_ETAG_BYTES = 1024
+
+
+def is_hidden(name: str) -> bool:
+    """Whether an object is a part of an inventory, and has no remote object."""
+    return name.startswith(PREFIX)
+
+
+class Inventories:
+    """Belongs to one event loop. `read`: runs a function that may wait for a drive, off the loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        read: Callable[..., Awaitable[Any]],
+        store_object: StoreObject,
+        backend: Callable[[RemoteBucket], Backend],
+    ) -> None:
+        self._store, self._read = store, read
+        self._store_object, self._backend = store_object, backend
+
+    async def note_changes(self, bucket: RemoteBucket, names: Iterable[str]) -> None:
+        """Mark objects that are about to be changed in the remote storage. Raises what storing an object raises."""
+        if not (id_ := bucket.remote.inventory):
+            return
+        turns = asyncio.Semaphore(MARKS_AT_ONCE)
+
+        async def mark(name: str) -> None:
+            async with turns:
+                await self._put(bucket, changed_name(id_, name), iter(()), 0)
+
+        fault = self._backend(bucket).name_fault  # such a change is refused
+        await asyncio.gather(*(mark(name) for name in names if not fault(name)))
+
+    async def refresh(
+        self,
+        bucket: RemoteBucket,
+        first: remote_pb.RefreshInventoryRequest,
+        requests: AsyncIterator[remote_pb.RefreshInventoryRequest],
+    ) -> AsyncGenerator[remote_pb.RefreshInventoryResponse, None]:
+        """Make a new inventory of a bucket that has an id for it, and yield the progress. `requests`: those that
+        follow `first`, with rows.
+
+        Raises InvalidRequest for rows that are no inventory, Unsupported, RemoteUnavailable, RemoteDenied, DriveFull,
+        and what storing an object raises.
+        """
+        if not first.id or bucket.remote.inventory != first.id:
+            raise InvalidRequest(f"bucket {bucket.name!r} has another inventory, or has been given none, meanwhile")
+        refresh = _Refresh(self._store, self._read, self._backend(bucket), first)
+        task = asyncio.create_task(self._make(bucket, refresh, requests))
+        try:
+            while not (await asyncio.wait([task], timeout=PROGRESS_S))[0]:
+                yield remote_pb.RefreshInventoryResponse(listed=refresh.listed)
+            description = await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.shield(self._read(refresh.close))
+        yield remote_pb.RefreshInventoryResponse(listed=refresh.listed, description=description)
+
+    async def _make(
+        self, bucket: RemoteBucket, refresh: _Refresh, requests: AsyncIterator[remote_pb.RefreshInventoryRequest]
+    ) -> str:
+        id_, writer = bucket.remote.inventory, await self._read(InventoryWriter, self._store)
+        try:
+            listed_ns = refresh.first.listed_ns or time.time_ns()
+            await (refresh.take(requests) if refresh.first.has_rows else refresh.list())
+            index = await self._read(refresh.write_to, writer)
+            data = f"data-{secrets.token_hex(8)}"
+            await self._put(bucket, f"{PREFIX}{id_}/{data}", writer.chunks(), writer.size_bytes)
+            description = Description(
+                place=bucket.remote.place,
+                prefix=refresh.first.prefix,
+                source="manifest" if refresh.first.has_rows else "listing",
+                count=writer.count,
+                size_bytes=writer.content_bytes,
+                skipped=refresh.skipped.count,
+                skipped_names=tuple(refresh.skipped.names),
+                has_etags=writer.has_etags,
+                listed_ns=listed_ns,
+                data=data,
+            )
+            content: bytes = description.to_bytes(index)
+            await self._put(bucket, current_name(id_), iter((content,)), len(content))
+            return content.partition(b"\n")[0].decode()
+        finally:
+            await asyncio.shield(self._read(writer.close))
+
+    async def _put(self, bucket: RemoteBucket, name: str, content: Iterator[bytes], size_bytes: int) -> None:
+        async def chunks() -> AsyncGenerator[bytes, None]:
+            while chunk := await self._read(next, content, b""):
+                yield chunk
+
+        header = pb.PutHeader(bucket=bucket.name, name=name, size_bytes=size_bytes)
+        async with aclosing(chunks()) as content_of:
+            await self._store_object(header, content_of)
+
+
+class _Refresh:
+    """Rows of one refresh, on their way to the data of an inventory."""
+
+    def __init__(
+        self,
+        store: Store,
+        read: Callable[..., Awaitable[Any]],
+        backend: Backend,
+        first: remote_pb.RefreshInventoryRequest,
+    ) -> None:
+        self._store, self._read, self._backend = store, read, backend
+        self.first = first
+        self.listed = 0
+        self.skipped = SkippedNames()
+        self._runs: list[RowRun] = []
+        self._run_of: dict[int, RowRun] = {}
+
+    async def list(self) -> None:
+        """List the remote storage."""
+        # A folder is read by one thread at a time.
+        streams = 1 if self._backend.remote.scheme == "file" else STREAMS
+        listing = SplitListing(self._backend.list, self.first.prefix, streams=streams, take=self._take_page)
+        ranges = await listing.run()
+        self._runs = [self._run_of[id(one)] for one in ranges if id(one) in self._run_of]
+        for one in ranges:
+            self.skipped.add(one.skipped)
+
+    async def _take_page(self, range_: ListedRange, page: Sequence[RemoteObject]) -> None:
+        rows = [Row(one.name.encode(), one.size_bytes, max(0, one.modified_ns), one.etag.encode()) for one in page]
+        if (run := self._run_of.get(id(range_))) is None:
+            run = self._run_of[id(range_)] = RowRun(self._store)
+        await self._read(run.append, rows)
+        self.listed += len(rows)
+
+    async def take(self, requests: AsyncIterator[remote_pb.RefreshInventoryRequest]) -> None:
+        """Take the rows of a manifest, in any order. Raises InvalidRequest."""
+        async for request in requests:
+            if request.HasField("rows"):
+                await self._read(self._take_rows, request.rows)
+            if request.complete:
+                return
+        raise InvalidRequest("the manifest was not sent to its end")
+
+    def _take_rows(self, rows: remote_pb.InventoryRows) -> None:
+        try:
+            taken = sorted(rows_of(Block(rows.count, rows.names, rows.details)))
+            kept = [row for row in taken if self._is_name(row)]
+        except ValueError as error:
+            raise InvalidRequest(f"rows of an inventory that cannot be read: {error}") from None
+        self.listed += rows.count
+        if not kept:
+            return
+        for one, following in itertools.pairwise(kept):
+            if one.name == following.name:
+                raise InvalidRequest(f"the manifest has the name {one.name.decode()!r} twice")
+        if not self._runs or kept[0].name <= self._runs[-1].last:
+            self._runs.append(RowRun(self._store))
+        self._runs[-1].append(kept)
+
+    def _is_name(self, row: Row) -> bool:
+        name = row.name.decode("utf-8", "backslashreplace")
+        if not name.startswith(self.first.prefix):
+            return False
+        if row.size_bytes < 0:
+            raise InvalidRequest(f"the manifest has a size of {row.size_bytes:,} bytes for {name!r}")
+        if len(row.etag) > _MAX_ETAG_BYTES:
+            raise InvalidRequest(f"the manifest has an ETag of {len(row.etag):,} bytes for {name!r}")
+        if name.encode() == row.name and not self._backend.name_fault(name):
+            return True
+        self.skipped.note(name)
+        return False
+
+    def write_to(self, writer: InventoryWriter) -> BlockIndex:
+        """Write all rows. Returns the index of the blocks. Raises InvalidRequest if a name comes twice."""
+        return writer.write(self._runs, sorted_runs=not self.first.has_rows)
+
+    def close(self) -> None:
+        for run in {*self._runs, *self._run_of.values()}:
+            run.close()
