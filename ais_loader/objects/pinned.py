@@ -55,10 +55,12 @@ def pinned_members(
     transport: Transport, bucket: str, name: str, prefix: str, page_size: int, version: str
 ) -> Iterator[MemberInfo]:
     """Yield the members of the archive in this version. Raises ObjectNotFound, and the errors of listing members."""
-    pinned_head(transport, bucket, name, version)
+    versions = {version, pinned_head(transport, bucket, name, version).version}
     listed = False
     for member in transport.list_members(bucket, name, prefix=prefix, page_size=page_size):
-        if member.version != version:  # all pages are of one version
+        if member.version not in versions:  # a remote object has another one once it is stored
+            versions.add(pinned_head(transport, bucket, name, version).version)
+        if member.version not in versions:
             raise _replaced(bucket, name, version, member.version)
         listed = True
         yield member

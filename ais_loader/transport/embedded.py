@@ -7,7 +7,6 @@ imported only when such a store is opened.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import multiprocessing
 import os
@@ -35,12 +34,12 @@ from ais_loader.transport.base import (
     usage_row,
 )
 from ais_loader.transport.embedded_puts import header_of, put_groups, staged, stored_info
-from ais_loader.transport.embedded_streams import COLD, ColdStream, EmbeddedStream, GeneratedStream
+from ais_loader.transport.embedded_streams import COLD, ColdStream, EmbeddedStream, GeneratedStream, cold_part
 from ais_loader.transport.read_only import ETL_READS
 from ais_loader.transport.remote_inventory import cold_objects
 from ais_loader.transport.remote_listing import merged, objects_of
 from ais_loader.transport.retry import WriteTries
-from ais_loader.values.entry import MemberInfo, ObjectInfo, entry_error
+from ais_loader.values.entry import Entry, MemberInfo, ObjectInfo
 from ais_loader.values.options import EmbeddedOptions
 from ais_loader.values.promote import PromoteResult, PromoteSpec
 from ais_loader.values.snapshots import SnapshotAction, SnapshotInfo
@@ -60,7 +59,7 @@ from storage_node.store.archives.open_archives import ShardLimits
 from storage_node.store.compose import compose_object, tar_end
 from storage_node.store.drive.preconditions import parse_condition
 from storage_node.store.read.batch_reader import IMPLEMENTATION
-from storage_node.store.read.object_reader import list_members, open_member, open_object
+from storage_node.store.read.object_reader import MemberPage, list_members, open_member, open_object
 from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.summary import NameSummary
@@ -254,8 +253,10 @@ class EmbeddedTransport:
         require_object(bucket, name)
         store = self._store_here()
         if self._remote_bucket(bucket) is not None:
-            if member is None and (start or length is not None) and self._can_fetch:
-                return self._cold_range(bucket, name, start, -1 if length is None else length, verify=verify)
+            is_part = self._is_cold(bucket, name) if member else bool(start or length is not None)
+            if is_part and self._can_fetch:
+                part = Entry(bucket, name, member, start, length)
+                return cold_part(store, self._remote_here(), part, verify=verify)
             if member is None and self._can_fetch:
                 if (chunks := self._remote_here().chunks(bucket, name)) is not None:
                     return chunks
@@ -270,14 +271,12 @@ class EmbeddedTransport:
     def get_transformed(self, request: pb.BatchRequest, timeout_s: float) -> Buffer | None:
         return self._etl_here().kept(request)
 
-    def _cold_range(self, bucket: str, name: str, start: int, length: int, *, verify: bool) -> Iterator[Buffer]:
-        request = pb.BatchRequest(bucket=[bucket], name=[name], start=[start], length=[length], verify_ranges=verify)
-        with contextlib.closing(ColdStream(self._store_here(), request, self._remote_here())) as frames:
-            for frame in frames:
-                if frame.status.any():
-                    fault = frame.errors[0]
-                    raise entry_error(int(frame.status[0]), fault.message, fault.kind)
-                yield frame.payload
+    def _is_cold(self, bucket: str, name: str) -> bool:
+        try:
+            self._store_here().head(bucket, name)
+        except errors.ObjectNotFound:
+            return True
+        return False
 
     def head(self, bucket: str, name: str) -> ObjectInfo:
         require_object(bucket, name)
@@ -392,7 +391,7 @@ class EmbeddedTransport:
         require_text(prefix, errors.InvalidRequest, "prefix")
         first, version = 0, ""
         while True:
-            page = list_members(self._store_here(), bucket, name, prefix, first, page_size, version)
+            page = self._member_page(bucket, name, (prefix, first, page_size, version))
             for member in page.members:
                 yield MemberInfo(
                     bucket, name, member.name, member.size_bytes, member.checksum, page.version, page.hidden
@@ -400,6 +399,19 @@ class EmbeddedTransport:
             if not page.next:
                 return
             first, version = page.next, page.version
+
+    def _member_page(self, bucket: str, name: str, wanted: tuple[str, int, int, str]) -> MemberPage:
+        store = self._store_here()
+        try:
+            return list_members(store, bucket, name, *wanted)
+        except errors.ObjectNotFound:
+            place = self._remote_bucket(bucket) if self._can_fetch else None
+            if place is None:
+                raise
+        from storage_node.remote.archives.cold_parts import WantedPage
+
+        page = self._remote_here().member_page(place, name, WantedPage(*wanted))
+        return list_members(store, bucket, name, *wanted) if page is None else page
 
     # -- remote buckets
 
@@ -457,7 +469,7 @@ class EmbeddedTransport:
             raise errors.InvalidRequest(f"bucket {bucket!r} is not a remote one")
         from storage_node.remote.eviction import evict
 
-        return evict(store, bucket, names, prefix, patterns)
+        return evict(store, bucket, names, prefix, patterns, self._remote_here().tier.space.kept)
 
     def refresh_inventory(
         self, requests: Iterable[remote_pb.RefreshInventoryRequest]

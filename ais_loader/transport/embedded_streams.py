@@ -8,10 +8,13 @@ from concurrent.futures import Executor, wait
 from typing import TYPE_CHECKING
 
 from ais_loader import errors
+from ais_loader.values.entry import Entry, entry_error
+from ais_loader.values.source import Buffer
 from ais_loader.wire.frame import Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
+from storage_node.store.read.object_reader import open_member
 from storage_node.store.store import Store
 
 if TYPE_CHECKING:
@@ -135,3 +138,25 @@ class ColdStream(EmbeddedStream):
                 first = stop
         finally:
             cold.close()
+
+
+def cold_part(store: Store, remote: EmbeddedRemote, part: Entry, *, verify: bool) -> Iterator[Buffer]:
+    """Iterate over a range of an object of a remote bucket, or a member. Raises the errors of a batch."""
+    request = pb.BatchRequest(
+        bucket=[part.bucket],
+        name=[part.name],
+        start=[part.start],
+        length=[-1 if part.length is None else part.length],
+        member=[part.member] if part.member else [],
+        verify_ranges=verify,
+    )
+    with contextlib.closing(ColdStream(store, request, remote)) as frames:
+        for frame in frames:
+            if not frame.status.any():
+                yield frame.payload
+                continue
+            fault = frame.errors[0]
+            if not part.member or fault.kind != errors.ItemTooLarge.kind:
+                raise entry_error(int(frame.status[0]), fault.message, fault.kind)
+            # It is too large for a batch, and its archive is stored by now.
+            yield from open_member(store, part.bucket, part.name, part.member, start=part.start, length=part.length)

@@ -185,7 +185,7 @@ class MemberInfo:
     size_bytes: int
     """The member's size, unpacked."""
     checksum: int
-    """CRC-32C of the member's bytes."""
+    """CRC-32C of the member's bytes; 0 if it is not known, as of most members of archives that are not stored."""
     version: str
     """The version of the archive."""
     hidden: int = 0

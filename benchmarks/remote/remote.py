@@ -1,6 +1,7 @@
 """Remote buckets compared with the cloud itself, and with a bucket that has no remote storage.
 
     python -m benchmarks.remote.remote  # writes the table beside this file
+    python -m benchmarks.remote.remote members  # writes its section on members of cold shards
 
 The cloud is an S3 server (moto) behind a proxy that adds 50 ms to each request and shares a fixed bandwidth among all
 bodies. "direct" is obstore, the client library of the nodes, in this process, with the same number of requests in
@@ -33,6 +34,7 @@ from ais_loader import Bucket, Client, Entry, Remote
 from ais_loader.testing import NodeProcess, seeded_bytes
 from benchmarks.kit.harness import Claim, run_rounds
 from benchmarks.kit.pages import publish
+from benchmarks.remote.cold_members import cold_members, section_of, with_section
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import CREDENTIALS, S3Server
 
@@ -195,14 +197,17 @@ def counted(cloud: Cloud, client: Client, url: str) -> list[str]:
     ]
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--total-mb", default=64, show_default=True, help="Of the objects of one size, in each round.")
 @click.option("--bandwidth-mb-s", default=100.0, show_default=True, help="Of the simulated cloud.")
 @click.option("--folder", default="/dev/shm", show_default=True, help="For the node's store.")
 @click.option("--table/--no-table", default=True, show_default=True, help="Write remote.md.")
-def main(rounds: int, total_mb: int, bandwidth_mb_s: float, folder: str, table: bool) -> None:
+@click.pass_context
+def main(context: click.Context, rounds: int, total_mb: int, bandwidth_mb_s: float, folder: str, table: bool) -> None:
     os.environ.update(CREDENTIALS)
+    if context.invoked_subcommand is not None:
+        return
     contestants: dict[str, Callable[[], float]] = {}
     claims: list[Claim] = []
     with (
@@ -245,8 +250,21 @@ def main(rounds: int, total_mb: int, bandwidth_mb_s: float, folder: str, table: 
         "MB/s",
         claims,
         "\n".join(lines),
+        section_of(TABLE.read_text()),
         table=TABLE if table else None,
     )
+
+
+@main.command()
+@click.pass_context
+def members(context: click.Context) -> None:
+    """Read members of cold shards."""
+    given = context.parent.params if context.parent is not None else {}
+    with tempfile.TemporaryDirectory(dir=given["folder"]) as root:
+        section = cold_members(Path(root), given["rounds"], LATENCY_S, given["bandwidth_mb_s"])
+    click.echo(section)
+    if given["table"]:
+        TABLE.write_text(with_section(TABLE.read_text(), section))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from storage_node.store.store import Store
 
 CLUSTER_FOLDER = ".cluster"
 """Folder beside the nodes' folders, with settings and secrets."""
-_INSIDE = ("objects", "staging", "catalog", "members")
+_INSIDE = ("objects", "staging", "catalog", "members", "cold-members")
 _MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 

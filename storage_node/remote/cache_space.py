@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from ais_loader.errors import DriveFull, LoaderError, NotFound
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.limits.tasks import keep_going
+from storage_node.remote.archives.kept_indexes import KeptIndexes
 from storage_node.remote.eviction_order import EvictionOrder, NeededAt
 from storage_node.remote.object_metadata import is_copy
 from storage_node.remote.urgency import current_urgency
@@ -137,6 +138,8 @@ class CacheSpace:
         self._buckets = buckets
         self._read = read
         self._min_free_bytes = min_free_bytes
+        self.kept = KeptIndexes(store)
+        """Indexes of archives that are not stored."""
         self._needed_at = needed_at
         self._lock = threading.Lock()
         self._gone = threading.Condition(self._lock)
@@ -515,6 +518,7 @@ class CacheSpace:
                 drive, entry = self._store.locate(bucket.name, name)
                 if self._store.bucket(bucket.name).uuid_bytes != bucket.uuid or not is_copy(entry.metadata):
                     continue
+                self.kept.keep_stored(bucket.uuid, name, entry)
                 # By its version: an object that replaces the copy meanwhile need not be a copy.
                 self._store.delete(bucket.name, name, version=entry.version)
             except NotFound:

@@ -1,8 +1,9 @@
 """Cold entries of one batch: all fetches begin at once, and each entry is awaited in its place.
 
 Entries that are stored before a cold one do not wait for it, and the fetches of all cold entries run side by side. A
-fetch that fails ends in its entry's status, like any other failure. A range of a large cold object is read from the
-remote storage alone. A large object is read while it arrives; other entries have their objects stored first.
+fetch that fails ends in its entry's status, like any other failure. A range of a large cold object, and a member of a
+large cold archive, are read from the remote storage alone. A large object is read while it arrives; other entries have
+their objects stored first.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from ais_loader.errors import LoaderError, ObjectDeleted, ObjectNotFound, ObjectReplaced
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.reserved import ETAG_VERSION
+from storage_node.remote.archives.cold_index import KINDS
 from storage_node.remote.arriving.arriving_part import ArrivingPart, begun
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.remote_changed import RemoteChanged
 from storage_node.remote.tier import RemoteTier
+from storage_node.store.archives.kinds import kind_of_name
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.read.batch import StoreBatch
 from storage_node.store.read.frame_plan import FrameSpan
@@ -43,6 +46,8 @@ class ColdEntry(NamedTuple):
     """Range of a cold object; -1: to its end."""
     etag: str = ""
     """ETag that the bytes have to have, unless they are stored; "" for any."""
+    member: str = ""
+    """Member of a cold archive, of which `start` and `length` are a range."""
     streams: bool = False
     """Whether the whole object is the entry, so that it can be read while it arrives."""
 
@@ -52,6 +57,8 @@ class ColdEntry(NamedTuple):
 
     async def fetch(self, tier: RemoteTier) -> Part:
         """Have the object stored, or return its bytes. Raises what `RemoteTier.fetch` raises, RangeError."""
+        if self.member:
+            return await tier.fetch_member(self.bucket, self.name, self.member, self.start, self.length, self.etag)
         if self.is_range:
             return await tier.fetch_range(self.bucket, self.name, self.start, self.length, self.etag)
         if self.streams:
@@ -102,21 +109,21 @@ def _is_missing(batch: StoreBatch, position: int) -> bool:
 
 
 def _cold(request: pb.BatchRequest, position: int, bucket: RemoteBucket, name: str) -> ColdEntry:
+    member = request.member[position] if request.member else ""
     pinned = request.version[position] if request.version else ""
     is_resumed = position == 0 and bool(request.resume_version or request.resume_offset)
     if is_resumed:
         pinned = request.resume_version
-    if (request.member and request.member[position]) or (
-        (pinned or is_resumed) and not pinned.startswith(ETAG_VERSION)
-    ):
+    cannot_read = member and kind_of_name(name) not in KINDS
+    if cannot_read or ((pinned or is_resumed) and not pinned.startswith(ETAG_VERSION)):
         return ColdEntry(bucket, name, "")
     start, length = (request.start[position], request.length[position]) if request.start else (0, -1)
     etag = pinned.removeprefix(ETAG_VERSION)
-    if start == 0 and length == -1:
+    if start == 0 and length == -1 and not member:
         return ColdEntry(bucket, name, "", etag=etag, streams=True)
     if is_resumed:
         return ColdEntry(bucket, name, "")
-    return ColdEntry(bucket, name, "", start, length, etag)
+    return ColdEntry(bucket, name, "", start, length, etag, member)
 
 
 class ColdEntries(Generic[F]):

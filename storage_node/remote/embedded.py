@@ -18,6 +18,7 @@ from ais_loader.wire.object_info import info_of
 from ais_loader.wire.remote import Remote
 from ais_loader.wire.reserved import REMOTE_PENDING
 from storage_node.limits.loop_thread import LoopThread
+from storage_node.remote.archives.cold_parts import WantedPage
 from storage_node.remote.arriving.arriving_part import ArrivingPart
 from storage_node.remote.backends import Backends
 from storage_node.remote.cache_space import CacheSpace
@@ -32,6 +33,7 @@ from storage_node.remote.write_back.write_back import WriteBack
 from storage_node.settings.config import ServerConfig
 from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import condition_of, parse_condition
+from storage_node.store.read.object_reader import MemberPage
 from storage_node.store.reframe_on_put import Spooled, spool_for
 from storage_node.store.store import Store
 from storage_node.store.write import check_announced, check_content
@@ -120,6 +122,10 @@ class EmbeddedRemote:
             yield from self._thread.each(part.chunks())
         finally:
             part.close()
+
+    def member_page(self, bucket: RemoteBucket, name: str, wanted: WantedPage) -> MemberPage | None:
+        """See `RemoteTier.member_page`."""
+        return self._thread.run(self.tier.member_page(bucket, name, wanted))
 
     def ensure(self, bucket: str, name: str) -> None:
         """See `RemoteTier.ensure`."""

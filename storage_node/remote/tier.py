@@ -29,7 +29,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from ais_loader.errors import (
@@ -37,7 +36,6 @@ from ais_loader.errors import (
     InvalidRequest,
     LoaderError,
     ObjectNotFound,
-    RangeError,
     RemoteUnavailable,
     Unsupported,
     VersionConflict,
@@ -48,10 +46,11 @@ from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 from storage_node.limits.call_slots import current_tenant
 from storage_node.limits.name_locks import NameLocks
 from storage_node.limits.tasks import retrieve
+from storage_node.remote.archives.cold_parts import ColdParts, WantedPage
 from storage_node.remote.arriving.arrival import Arrival
 from storage_node.remote.arriving.arrivals import Arrivals
 from storage_node.remote.arriving.arriving_part import ArrivingPart, begun
-from storage_node.remote.arriving.cold_reader import ColdReader, replaced
+from storage_node.remote.arriving.cold_reader import ColdReader
 from storage_node.remote.arriving.object_intake import ObjectIntake, StoreObject
 from storage_node.remote.arriving.relay import Relay, TakeResponse, relayed
 from storage_node.remote.backend import Backend
@@ -70,8 +69,8 @@ from storage_node.remote.write_back.upload_plan import STAMP_KEY
 from storage_node.remote.write_back.write_back import WriteBack
 from storage_node.store.buckets import ReplicaStale
 from storage_node.store.format import CatalogEntry
-from storage_node.store.read.frame_plan import check_range
-from storage_node.store.reframe_on_put import Spooled, spool_for
+from storage_node.store.read.object_reader import MemberPage
+from storage_node.store.reframe_on_put import Spooled
 from storage_node.store.replica_state import not_found_message
 from storage_node.store.store import Store
 
@@ -81,19 +80,8 @@ FAILURE_KEPT_S = 1.0
 PAGE_OBJECTS = 5000
 """Number of objects after which a page of a remote listing ends."""
 DELETIONS_AT_ONCE = 32
-LARGE_KEPT = 10_000
-"""Number of large objects whose ranges are counted."""
-WHOLE_SHARE = 0.25
-"""When readers have asked for this share of a large object, it is stored."""
 VALIDATIONS_KEPT = 200_000
 """Number of copies whose last validation is remembered; further ones are validated again."""
-
-
-@dataclass(slots=True)
-class _Large:
-    info: RemoteObject
-    requested_bytes: int = 0
-    """Bytes that readers have asked for, repeatedly or not."""
 
 
 class Forward(Protocol):
@@ -161,8 +149,14 @@ class RemoteTier:
         """Fetches by this node, for all nodes."""
         self._validated: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()
         """Version of a copy, and when it was last found to be current."""
-        self._large: OrderedDict[tuple[bytes, str], _Large] = OrderedDict()
-        """Large cold objects of which ranges were read."""
+        self._parts = ColdParts(
+            store,
+            backend=self.backend,
+            read=read,
+            fetch=self.fetch,
+            kept=space.kept,
+            large_bytes=backends.large_object_bytes,
+        )
 
     def backend(self, bucket: RemoteBucket) -> Backend:
         """Return the remote location of a bucket. Raises RemoteDenied, InvalidRequest."""
@@ -325,60 +319,46 @@ class RemoteTier:
     async def fetch_range(
         self, bucket: RemoteBucket, name: str, start: int, length: int, etag: str = ""
     ) -> tuple[Spooled, str] | ArrivingPart | None:
-        """Read bytes of a large cold object without storing it. Returns them, and its version.
+        """See `ColdParts.range`. An object that is stored instead is streamed; see `stream`."""
+        self._begin_part(bucket, name)
+        return await self._parts.range(
+            bucket,
+            name,
+            start,
+            length,
+            etag,
+            whole=lambda: self.stream(bucket, name, etag=etag, start=start, length=length),
+            unstored=self._unstored,
+        )
 
-        Calls `stream` instead if the object is not large, or if readers have asked for a large share of it.
+    def _unstored(
+        self, bucket: RemoteBucket, info: RemoteObject, start: int, length: int, why: DriveFull
+    ) -> ArrivingPart:
+        self._reader.note_full(why)
+        return self._reader.unstored(bucket, info, start, length)
 
-        `length`: -1 for all bytes to the end. `etag`: the version that the reader wants; "" for the current one.
+    async def fetch_member(
+        self, bucket: RemoteBucket, name: str, member: str, start: int, length: int, etag: str = ""
+    ) -> tuple[Spooled, str] | None:
+        """See `ColdParts.member`."""
+        self._begin_part(bucket, name)
+        return await self._parts.member(bucket, name, member, start, length, etag)
 
-        Raises RangeError, ObjectReplaced, and what `fetch` raises.
-        """
+    def _begin_part(self, bucket: RemoteBucket, name: str) -> None:
         self._require_kept(bucket, name)
-        key = bucket.uuid, name
-        found = self._large.get(key)
         self._count_for(bucket, name)
         self._backends.require_budget(bucket)
-        if found is None or (etag and etag != found.info.etag):  # what is known may be outdated itself
-            found = _Large(await self.backend(bucket).head(name))
-            self._large.pop(key, None)
-            if etag and etag != found.info.etag:
-                raise replaced(bucket, name, etag)
-            if found.info.size_bytes > self._backends.large_object_bytes:
-                self._large[key] = found
-                while len(self._large) > LARGE_KEPT:
-                    self._large.popitem(last=False)
-        size_bytes = found.info.size_bytes
-        asked, length = length, size_bytes - start if length < 0 else length
-        found.requested_bytes += max(0, length)
-        if (
-            size_bytes <= self._backends.large_object_bytes
-            or found.requested_bytes >= WHOLE_SHARE * size_bytes
-            or length > self._backends.large_object_bytes
-        ):
-            self._large.pop(key, None)
-            return await self.stream(bucket, name, etag=etag, start=start, length=asked)
-        if fault := check_range(start, length, size_bytes):
-            raise RangeError(f"{bucket.name}/{name}: {fault}")
-        try:
-            with self._waiting(bucket, name):
-                data = await self.backend(bucket).read_range(name, start, length, found.info.etag)
-        except RemoteChanged:
-            self._large.pop(key, None)
-            if etag:
-                raise replaced(bucket, name, etag) from None
-            return await self.fetch_range(bucket, name, start, asked)
-        spooled: Spooled | None = None
-        try:
-            spooled = await self._read(spool_for, self._store, f"{bucket.name}/{name}")
-            await self._read(spooled.write, data)
-        except BaseException as error:
-            if spooled is not None:
-                spooled.close()
-            if not isinstance(error, DriveFull):
-                raise
-            self._reader.note_full(error)
-            return self._reader.unstored(bucket, found.info, start, length)
-        return spooled, ETAG_VERSION + found.info.etag
+
+    async def member_page(self, bucket: RemoteBucket, name: str, wanted: WantedPage) -> MemberPage | None:
+        """List members of an archive that is not stored here. Returns None when it is stored by now instead.
+
+        Raises what `ColdParts.member_page` raises.
+        """
+        self._begin_part(bucket, name)
+        with contextlib.suppress(RemoteUnavailable):  # another owner that has it
+            if await self._bring(bucket, name):
+                return None
+        return await self._parts.member_page(bucket, name, wanted)
 
     async def to_fetch(self, objects: Sequence[tuple[RemoteBucket, str]]) -> list[str | None]:
         """Return, for each object, the version with which to call `fetch_ahead`; None for an object that is not to be
@@ -679,6 +659,7 @@ class RemoteTier:
         if self.write_back is not None:
             await self.write_back.close()
         await self.space.close()
+        await self._parts.close()
         await self._fetches.close()
         await self._loads.close()
         await self._backends.close()

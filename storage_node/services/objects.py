@@ -24,6 +24,7 @@ from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Listed
 from storage_node.context.node import Node
 from storage_node.limits.call_slots import tenant_of
+from storage_node.remote.archives.cold_parts import WantedPage
 from storage_node.remote.arriving.arriving_part import ArrivingPart
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier, described
@@ -37,6 +38,7 @@ from storage_node.store.checksum import crc32c
 from storage_node.store.drive.preconditions import Condition, condition_of, parse_condition
 from storage_node.store.listing import PAGE_BYTES
 from storage_node.store.read.object_reader import (
+    MemberPage,
     MemberReader,
     StoredObjectReader,
     list_members,
@@ -45,7 +47,6 @@ from storage_node.store.read.object_reader import (
 )
 from storage_node.store.reframe_on_put import Spooled, reframed_bytes, replacement, spool_for
 from storage_node.store.replica_state import ListedPage
-from storage_node.store.store import Store
 from storage_node.store.store_record import BucketRecord
 from storage_node.store.write import Upload, check_announced, check_content
 
@@ -357,7 +358,21 @@ class ObjectsService:
     @bounded
     @counted("list")
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersResponse:
-        return await self._node.open_archives(tenant_of(context), _members_page, self._store, request)
+        page_size = min(request.page_size or 1000, MAX_PAGE_SIZE)
+        wanted = WantedPage(request.prefix, request.first, page_size, request.version, PAGE_BYTES)
+
+        async def stored() -> MemberPage:
+            return await self._node.open_archives(
+                tenant_of(context), list_members, self._store, request.bucket, request.name, *wanted
+            )
+
+        try:
+            return _members_response(await stored())
+        except ObjectNotFound:
+            if (bucket := self._tier.remote_bucket(request.bucket)) is None:
+                raise
+        cold = await self._tier.member_page(bucket, request.name, wanted)
+        return _members_response(await stored() if cold is None else cold)
 
 
 async def _all(first: pb.PutRequest, messages: AsyncIterator[pb.PutRequest]) -> AsyncGenerator[pb.PutRequest, None]:
@@ -366,17 +381,7 @@ async def _all(first: pb.PutRequest, messages: AsyncIterator[pb.PutRequest]) -> 
         yield message
 
 
-def _members_page(store: Store, request: pb.ListMembersRequest) -> pb.ListMembersResponse:
-    page = list_members(
-        store,
-        request.bucket,
-        request.name,
-        request.prefix,
-        request.first,
-        min(request.page_size or 1000, MAX_PAGE_SIZE),
-        request.version,
-        PAGE_BYTES,
-    )
+def _members_response(page: MemberPage) -> pb.ListMembersResponse:
     return pb.ListMembersResponse(
         name=[member.name for member in page.members],
         size=[member.size_bytes for member in page.members],

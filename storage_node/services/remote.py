@@ -50,7 +50,14 @@ class RemoteBucketsService(ais_remote_pb2_grpc.RemoteBucketsServicer):
             raise InvalidRequest(f"{len(request.name):,} names in one message: at most {MAX_NAMES:,}")
         names = list(request.name) or None
         copies, freed_bytes = await self._node.open_archives(
-            current_tenant.get(), evict, self._node.store, bucket.name, names, request.prefix, list(request.pattern)
+            current_tenant.get(),
+            evict,
+            self._node.store,
+            bucket.name,
+            names,
+            request.prefix,
+            list(request.pattern),
+            self._tier.space.kept,
         )
         return pb.EvictResponse(objects=copies, bytes=freed_bytes)
 

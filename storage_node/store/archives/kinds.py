@@ -75,6 +75,14 @@ def kind_of_name(name: str) -> ArchiveKind | None:
     return next((kind for suffix, kind in SUFFIXES.items() if lowered.endswith(suffix)), None)
 
 
+def require_archive(name: str) -> ArchiveKind:
+    """Return the kind by suffix. Raises NotAnArchive if the name is not an archive's."""
+    kind = kind_of_name(name)
+    if kind is None:
+        raise NotAnArchive(f"{name!r} has no members: its name ends in none of {', '.join(SUFFIXES)}")
+    return kind
+
+
 def can_reframe(name: str) -> bool:
     """Whether a name is that of an archive which the store may give more restart points."""
     return kind_of_name(name) in (ArchiveKind.TAR_ZST, ArchiveKind.TAR_LZ4)
@@ -85,9 +93,7 @@ def recognise(name: str, head: bytes) -> ArchiveKind:
 
     Raises NotAnArchive if the name is not an archive's, or if the bytes are of another format.
     """
-    kind = kind_of_name(name)
-    if kind is None:
-        raise NotAnArchive(f"{name!r} has no members: its name ends in none of {', '.join(SUFFIXES)}")
+    kind = require_archive(name)
     if any(head.startswith(magic) for magic, name in _COMPRESSIONS.items() if name == _NAMES[kind]):
         return kind  # a compressed small tar may contain bytes that look like a tar header
     found = content_of(head)

@@ -236,6 +236,13 @@ class OpenArchives:
 
     # -- indexes
 
+    def saved(self, entry: CatalogEntry) -> MemberIndex | None:
+        """Return the saved index of a shard; None if there is none that can be used. Builds none."""
+        try:
+            return MemberIndex.open(self._path(entry.path), _state(entry))
+        except (OSError, ArchiveError):
+            return None
+
     def _indexed(self, source: FdSource, entry: CatalogEntry, name: str) -> Archive:
         self._sweep()
         path, state = self._path(entry.path), _state(entry)

@@ -1,8 +1,9 @@
 """Tar indexer: one pass over the incoming chunks finds the offset and checksum of each member.
 
 The parser holds at most one header (512 bytes, or an extended header up to its limit). Content is checksummed in place
-and never copied. A tar ends at its first block of zeros, or where the stream ends between two members. Everything after
-a block of zeros is ignored, so in two tars joined by `cat` the first one counts, as in `tarfile`.
+and never copied. A caller that has only the headers passes over content with `skip`; its members have no checksums. A
+tar ends at its first block of zeros, or where the stream ends between two members. Everything after a block of zeros is
+ignored, so in two tars joined by `cat` the first one counts, as in `tarfile`.
 
 Members are regular files (types `0`, NUL, `7`). A hard link is a member with the bytes of the file that it names, if
 that exact name belongs to an earlier member; otherwise it is not a member. Directories, symbolic links, devices and
@@ -70,6 +71,30 @@ class TarIndexer:
     def border_bytes(self) -> int:
         """Start of the latest member, including all of its headers: a good position to cut the tar."""
         return self._border
+
+    @property
+    def needed_bytes(self) -> int:
+        """Number of the next bytes that have to be fed: the rest of a header. 0: the next bytes can be skipped."""
+        if self._ended or self._skip_left or self._file is not None:
+            return 0
+        return BLOCK_BYTES - len(self._head) if self._extended is None else self._extended_left
+
+    @property
+    def skippable_bytes(self) -> int:
+        """Number of the next bytes that can be skipped: content or padding, or everything behind the end of the tar."""
+        if self._ended:
+            return _MAX_OFFSET
+        return self._skip_left or (self._content_left if self._file is not None else 0)
+
+    def skip(self, length: int) -> None:
+        """Pass over `length` of the `skippable_bytes`. A member whose bytes are skipped has the checksum 0."""
+        if not self._ended and self._skip_left:
+            self._skip_left -= length
+        elif not self._ended:
+            self._checksum, self._content_left = 0, self._content_left - length
+            if not self._content_left:
+                self._end_file()
+        self._at += length
 
     def feed(self, chunk: Buffer) -> None:
         """Index the next bytes of the tar, any number of them.

@@ -148,41 +148,82 @@ def read_entries(source: ByteSource, directory: Directory) -> Iterator[ZipEntry]
         raise ArchiveDamaged(f"byte {at}: the zip announces {directory.entries} entries, its directory has {found}")
 
 
-def data_offset(source: ByteSource, entry: ZipEntry, directory: Directory) -> int:
-    """Return the offset of the member's packed bytes. Raises ArchiveDamaged if its local header contradicts the
-    directory, and ArchiveUnsupported if members of its kind cannot be read."""
-    where = f"byte {entry.header_at}: {entry.raw_name[:200]!r}"
+class LocalHeader(NamedTuple):
+    """Header of a member right before its packed bytes."""
+
+    raw_name: bytes
+    name: bytes
+    """UTF-8, converted from the encoding in the zip if necessary."""
+    method: int
+    crc32: int
+    packed_bytes: int
+    size_bytes: int
+    is_encrypted: bool
+    has_sizes: bool
+    """Whether `crc32`, `packed_bytes` and `size_bytes` are known here, and not only behind the packed bytes."""
+    data_at: int
+    """Offset of the packed bytes."""
+
+
+def read_local(source: ByteSource, at: int, where: str) -> LocalHeader:
+    """Read the local header at byte `at`. `where` begins the messages. Raises ArchiveDamaged."""
+    name_bytes: int
+    extra_bytes: int
+    signature, _, flags, method, _, _, crc32, packed, size, name_bytes, extra_bytes = _LOCAL.unpack(
+        read_exactly(source, _LOCAL.size, at)
+    )
+    if signature != b"PK\3\4":
+        raise ArchiveDamaged(f"{where} has no header here, but {signature!r}")
+    name_at = at + _LOCAL.size
+    raw_name = read_exactly(source, name_bytes, name_at)
+    extra = _extra_fields(read_exactly(source, extra_bytes, name_at + name_bytes), at)
+    has_sizes = not flags & _DESCRIPTOR
+    if has_sizes:
+        longs = extra.get(_EXTRA_ZIP64, b"")
+        size, longs = _long(size, longs, at)
+        packed, _ = _long(packed, longs, at)
+    encrypted = bool(flags & (_ENCRYPTED | _STRONG))
+    data_at = name_at + name_bytes + extra_bytes
+    return LocalHeader(
+        raw_name, _name(raw_name, flags, extra), method, crc32, packed, size, encrypted, has_sizes, data_at
+    )
+
+
+def require_readable(entry: ZipEntry, directory: Directory) -> None:
+    """Check what the directory says of a member. Raises ArchiveUnsupported if members of its kind cannot be read,
+    ArchiveDamaged if it cannot be true."""
+    where = _where(entry)
     if entry.flags & (_ENCRYPTED | _STRONG):
         raise ArchiveUnsupported(f"{where} is encrypted; store the zip without a password")
     if entry.method not in (STORED, DEFLATED) or entry.flags & _PATCH:
         raise ArchiveUnsupported(f"{where} is packed by method {entry.method}; stored (0) and deflate (8) are served")
     if entry.header_at + _LOCAL.size > directory.at:
         raise ArchiveDamaged(f"{where} has no header before the zip directory")
-    name_bytes: int
-    extra_bytes: int
-    signature, _, flags, method, _, _, crc32, packed, size, name_bytes, extra_bytes = _LOCAL.unpack(
-        read_exactly(source, _LOCAL.size, entry.header_at)
-    )
-    if signature != b"PK\3\4":
-        raise ArchiveDamaged(f"{where} has no header here, but {signature!r}")
-    name_at = entry.header_at + _LOCAL.size
-    start = name_at + name_bytes + extra_bytes
-    if start + entry.packed_bytes > directory.at:
+
+
+def data_offset(source: ByteSource, entry: ZipEntry, directory: Directory) -> int:
+    """Return the offset of the member's packed bytes. Raises ArchiveDamaged if its local header contradicts the
+    directory, and ArchiveUnsupported if members of its kind cannot be read."""
+    require_readable(entry, directory)
+    where = _where(entry)
+    local = read_local(source, entry.header_at, where)
+    if local.data_at + entry.packed_bytes > directory.at:
         raise ArchiveDamaged(f"{where} would end after byte {directory.at}, where the zip directory begins")
-    if method != entry.method or (flags ^ entry.flags) & (_ENCRYPTED | _STRONG):
+    if local.method != entry.method or local.is_encrypted:
         raise ArchiveDamaged(f"{where}: its header and the zip directory say different methods")
-    if name_bytes != len(entry.raw_name) or read_exactly(source, name_bytes, name_at) != entry.raw_name:
+    if local.raw_name != entry.raw_name:
         raise ArchiveDamaged(f"{where} has another name in its own header")
-    if not flags & _DESCRIPTOR:
-        extra = read_exactly(source, extra_bytes, name_at + name_bytes)
-        longs = _extra_fields(extra, entry.header_at).get(_EXTRA_ZIP64, b"")
-        size, longs = _long(size, longs, entry.header_at)
-        packed, _ = _long(packed, longs, entry.header_at)
-        if (crc32, packed, size) != (entry.crc32, entry.packed_bytes, entry.size_bytes):
+    if local.has_sizes:
+        found = local.crc32, local.packed_bytes, local.size_bytes
+        if found != (entry.crc32, entry.packed_bytes, entry.size_bytes):
             raise ArchiveDamaged(f"{where}: its header and the zip directory say different sizes or checksums")
     if entry.method == STORED and entry.packed_bytes != entry.size_bytes:
         raise ArchiveDamaged(f"{where} is stored, but takes {entry.packed_bytes} bytes for {entry.size_bytes}")
-    return start
+    return local.data_at
+
+
+def _where(entry: ZipEntry) -> str:
+    return f"byte {entry.header_at}: {entry.raw_name[:200]!r}"
 
 
 def _extra_fields(extra: bytes, at: int) -> dict[int, bytes]:

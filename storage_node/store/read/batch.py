@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ais_loader.errors import LoaderError, NotFound, RangeError
+from ais_loader.errors import LoaderError, MemberNotFound, NotFound, RangeError
 from ais_loader.wire.frame import TARGET_PAYLOAD_BYTES, U8, EntryFault, Frame
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.store.format import CatalogEntry
@@ -110,6 +110,8 @@ class StoreBatch:
         status = (
             pb.RANGE
             if isinstance(error, RangeError)
+            else pb.MEMBER_NOT_FOUND
+            if isinstance(error, MemberNotFound)
             else pb.NOT_FOUND
             if isinstance(error, NotFound)
             else pb.UNAVAILABLE

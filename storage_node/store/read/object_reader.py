@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ais_loader.errors import CorruptObject, DriveFailed, LoaderError, RangeError
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from ais_loader.wire.object_info import has_version
+from storage_node.store.archives.index import MemberIndex
 from storage_node.store.archives.member import Member
 from storage_node.store.archives.source import CHUNK_BYTES as ARCHIVE_CHUNK_BYTES
 from storage_node.store.checksum import crc32c
@@ -291,17 +292,24 @@ def list_members(
 
     def page(drive: Drive, entry: CatalogEntry) -> MemberPage:
         index = drive.shards.open(entry, name).archive.index
-        found: list[Member] = []
-        size_bytes = 0
-        for at, member in index.listed(start=first):
-            if member.name.startswith(prefix):
-                if len(found) == page_size or size_bytes >= page_bytes:
-                    return MemberPage(str(entry.version), found, at, index.hidden)
-                found.append(member)
-                size_bytes += len(member.name)
-        return MemberPage(str(entry.version), found, 0, index.hidden)
+        return page_of(index, str(entry.version), prefix, first, page_size, page_bytes)
 
     return open_current(store, bucket, name, version, page)
+
+
+def page_of(
+    index: MemberIndex, version: str, prefix: str, first: int, page_size: int, page_bytes: int = 1 << 20
+) -> MemberPage:
+    """Return one page of `list_members` from the archive's index."""
+    found: list[Member] = []
+    size_bytes = 0
+    for at, member in index.listed(start=first):
+        if member.name.startswith(prefix):
+            if len(found) == page_size or size_bytes >= page_bytes:
+                return MemberPage(version, found, at, index.hidden)
+            found.append(member)
+            size_bytes += len(member.name)
+    return MemberPage(version, found, 0, index.hidden)
 
 
 def open_current(

@@ -1,0 +1,31 @@
+"""Large object: a cold object of which readers want parts, until they have asked for much of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from storage_node.remote.remote_object import RemoteObject
+
+WHOLE_SHARE = 0.25
+"""When readers have asked for this share of a large object, it is stored."""
+
+
+@dataclass(slots=True)
+class LargeObject:
+    info: RemoteObject
+    large_bytes: int
+    """Objects of at most this size are stored at once. So is one of which a longer part is wanted."""
+    described_s: float = 0.0
+    """When the storage was asked for `info`, on the monotonic clock."""
+    requested_bytes: int = 0
+    """Bytes that readers have asked for, repeatedly or not."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the object is to be stored."""
+        return self.info.size_bytes <= self.large_bytes or self.requested_bytes >= WHOLE_SHARE * self.info.size_bytes
+
+    def note(self, length: int) -> bool:
+        """Count a part that a reader asks for. Returns whether the object is to be stored."""
+        self.requested_bytes += max(0, length)
+        return self.is_due or length > self.large_bytes

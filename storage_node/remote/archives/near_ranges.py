@@ -1,0 +1,32 @@
+"""Near ranges: those of one object that one request reads together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+GAP_BYTES = 64 << 10
+"""Members with at most this many bytes between them are read together: reading a gap takes less time than a request."""
+
+
+class Together(NamedTuple):
+    start: int
+    stop: int
+    of: Sequence[int]
+    """Positions of the ranges that are within, in the order of their bytes."""
+
+
+def near_ranges(ranges: Sequence[tuple[int, int]], *, gap_bytes: int = GAP_BYTES, most_bytes: int) -> list[Together]:
+    """Group ranges (start, stop), so that each lies in one group. A group of several has at most `most_bytes`."""
+    groups: list[tuple[int, int, list[int]]] = []
+    for at in sorted(range(len(ranges)), key=ranges.__getitem__):
+        start, stop = ranges[at]
+        if groups:
+            first, last, of = groups[-1]
+            last = max(stop, last)
+            if start - groups[-1][1] <= gap_bytes and last - first <= most_bytes:
+                of.append(at)
+                groups[-1] = first, last, of
+                continue
+        groups.append((start, stop, [at]))
+    return [Together(*group) for group in groups]
