@@ -113,7 +113,7 @@ $(EMULATORS)/.fake-gcs-$(FAKE_GCS):
 
 # Elsewhere, what needs an emulator is skipped.
 test-remote: setup $(EMULATORS)/.azurite-$(AZURITE) $(EMULATORS)/.fake-gcs-$(FAKE_GCS)
-	AIS_LOADER_EMULATORS=$(abspath $(EMULATORS)) $(BIN)/python -m pytest $(FAILURES) --timeout 300 $(or $(ONLY),tests/remote/test_backend.py)
+	AIS_LOADER_EMULATORS=$(abspath $(EMULATORS)) $(BIN)/python -m pytest $(FAILURES) --timeout 300 $(or $(ONLY),tests/remote/test_backend.py tests/remote/test_services.py)
 
 .venv-%/.ais-loader-ready: tests/front/requirements-%.txt $(PACKAGE)
 	$(REQUIRE_PYTHON)

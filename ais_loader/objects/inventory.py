@@ -19,6 +19,7 @@ from ais_loader.wire.inventory import PREFIX, Block, Description, changed_name, 
 from ais_loader.wire.remote import Remote
 
 _PAGE_SIZE = 1000
+_STORED_PAGE = 10_000
 _DELETED_AT_ONCE = 5000
 
 
@@ -95,7 +96,7 @@ def table_of_inventory(transport: Transport, bucket: str, prefix: str, *, skip_m
         tried = reader.description.data
         changed = list(reader.changed(prefix))
         stored = transport.objects(
-            bucket, prefix=prefix, page_size=_PAGE_SIZE, skip_missing_drives=skip_missing, stored_only=True
+            bucket, prefix=prefix, page_size=_STORED_PAGE, skip_missing_drives=skip_missing, stored_only=True
         )
         there = {info.name for info in itertools.chain(stored, reader.looked_up(changed))}
         try:

@@ -14,7 +14,6 @@ import csv
 import gzip
 import hashlib
 import io
-import itertools
 import json
 import os
 import zlib
@@ -31,6 +30,8 @@ from ais_loader.wire.inventory import Block, Row, encoded
 from ais_loader.wire.remote import Remote
 
 _ROWS_AT_ONCE = 32_768
+_BYTES_AT_ONCE = 2 << 20
+"""Size of names and ETags after which a message ends."""
 _MAX_TEXT_BYTES = (1 << 16) - 1
 _MAX_NUMBER = (1 << 63) - 1
 _SIZE: Final = ("size", "sizebytes")
@@ -63,7 +64,15 @@ class Manifest:
     def blocks(self) -> Iterator[Block]:
         """Yield the objects in the order of the file. Raises InvalidRequest, OSError, MissingExtra."""
         rows = self._rows_of_s3() if self._listing is not None else self._rows(self._path, _form(self._path))
-        while group := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        group: list[Row] = []
+        size_bytes = 0
+        for row in rows:
+            group.append(row)
+            size_bytes += len(row.name) + len(row.etag)
+            if len(group) >= _ROWS_AT_ONCE or size_bytes >= _BYTES_AT_ONCE:
+                yield encoded(group)
+                group, size_bytes = [], 0
+        if group:
             yield encoded(group)
 
     def _rows(self, path: Path, form: str) -> Iterator[Row]:

@@ -34,8 +34,8 @@ from ais_loader.wire.reserved import ETAG_VERSION
 _TIMEOUT_S = 60.0
 _HEADS_AT_ONCE = 1000
 _PAGE_SIZE = 1000
-_BLOCKS_AT_ONCE = 256
-"""Blocks whose names are requested together, about 100 MB."""
+_BYTES_AT_ONCE = 64 << 20
+"""Names that are requested together, approximately."""
 
 
 UNREADABLE = errors.NodeUnavailable, errors.SilenceTimeout, errors.DriveFailed, errors.CorruptObject
@@ -126,8 +126,10 @@ class InventoryReader:
     def names(self, prefix: str) -> Iterator[NamesBlock]:
         """Yield all names with this prefix, in blocks, in order. Raises ObjectNotFound if the inventory is replaced."""
         begin, blocks = prefix.encode(), self._index.blocks_with(prefix.encode())
-        for first in range(blocks.start, blocks.stop, _BLOCKS_AT_ONCE):
-            stop = min(first + _BLOCKS_AT_ONCE, blocks.stop)
+        stop = blocks.start
+        while (first := stop) < blocks.stop:
+            while stop < blocks.stop and (stop == first or self._index.names_range(first, stop)[1] < _BYTES_AT_ONCE):
+                stop += 1
             start, length = self._index.names_range(first, stop)
             content = self._bytes(start, length)
             for block in range(first, stop):

@@ -13,11 +13,13 @@ ORIGINAL_CHECKSUM = "ais-original-crc32c"
 RESERVED = frozenset({ORIGINAL_SIZE, ORIGINAL_CHECKSUM})
 STORE_PREFIX = "ais."
 """Prefix of the keys by which the store says how it made an object: by a job, or by a promotion."""
-REMOTE_ETAG = f"{STORE_PREFIX}remote-etag"
+REMOTE_PREFIX = f"{STORE_PREFIX}remote-"
+"""Prefix of the keys that describe an object's remote object."""
+REMOTE_ETAG = f"{REMOTE_PREFIX}etag"
 """ETag of the remote object that a stored object is a copy of."""
-REMOTE_PENDING = f"{STORE_PREFIX}remote-pending"
+REMOTE_PENDING = f"{REMOTE_PREFIX}pending"
 """Condition of an upload that has not been done yet; see `storage_node.remote.write_back.upload_plan`."""
-REMOTE_DELETED = f"{STORE_PREFIX}remote-deleted"
+REMOTE_DELETED = f"{REMOTE_PREFIX}deleted"
 """In a tombstone: the remote object has been deleted as well."""
 ETAG_VERSION = "etag:"
 """Beginning of the version of a remote object that is not stored; its ETag follows."""
@@ -52,5 +54,5 @@ def of_client(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_store(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The other part of it."""
-    return {key: value for key, value in metadata.items() if is_reserved(key)}
+    """Metadata that the store has set, without those of a remote object, which do not hold for a copy."""
+    return {key: value for key, value in metadata.items() if is_reserved(key) and not key.startswith(REMOTE_PREFIX)}

@@ -88,7 +88,7 @@ def measured(kind: str, root: Path, server: S3Server, names: int, rounds: int) -
         assert_pages(bucket)
     spread = f"{min(times):.2f} – {max(times):.2f}"
     line = f"| {kind} | {names:,} | {refresh_s:.1f} | **{statistics.median(times):.2f}** | {spread} | {memory} |"
-    return [line], max(times) < WANTED_S
+    return [line], statistics.median(times) < WANTED_S
 
 
 def assert_pages(bucket: Bucket) -> None:

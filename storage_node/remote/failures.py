@@ -25,6 +25,8 @@ from storage_node.remote.driver import NotModified, PreconditionFailed, RequestF
 MAX_MESSAGE = 300
 """Maximum length of a message, in characters."""
 _STATUS = re.compile(r"non-2xx status code: (\d{3})[^:]*: ?(.*)", re.S)
+_DELETION = re.compile(r"Bulk delete request failed for key .*?: (?P<said>[^:]*) \(code: (?P<status>\d{3})\)", re.S)
+"""The failure of a deletion in Azure, where obstore sends deletions in batches."""
 _CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{1,400})</Message>")
 _QUERY = re.compile(r"\?\S*")
@@ -123,6 +125,8 @@ def failure_of(error: BaseException, place: str, scheme: str, secrets: Sequence[
     text = str(error).partition("\n\nDebug source")[0]
     found = _STATUS.search(text)
     status, body = (int(found[1]), found[2]) if found else (0, "")
+    if deletion := _DELETION.search(text):
+        found, status, body = deletion, int(deletion["status"]), deletion["said"]
     return failure_of_answer(
         status, body, place, scheme, secrets, reason="" if found else _IN_URL.sub("", text), kind=kind, url=text
     )

@@ -177,7 +177,10 @@ class DecidedServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Http(ThreadingHTTPServer):
+            request_queue_size = 128  # with the default, 5, many connections at once wait a second
+
+        self._http = Http(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})

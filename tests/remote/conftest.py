@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -15,8 +16,16 @@ from ais_loader.testing import throwaway_folder
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
 from ais_loader.wire.remote import Remote
+from storage_node.remote import embedded
+from storage_node.settings.config import ServerConfig
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import CREDENTIALS, S3Server
+
+LARGE_BYTES, RANGE_BYTES = 8 << 20, 2 << 20
+"""Objects of more bytes are fetched in ranges of this size, by the nodes and embedded stores of these tests: a quarter
+of the defaults, as the servers of tests are slow."""
+SETTINGS = {"remote_large_object_bytes": LARGE_BYTES, "remote_range_bytes": RANGE_BYTES}
+_ARGUMENTS = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
 
 
 @pytest.fixture(scope="session")
@@ -25,20 +34,21 @@ def s3() -> Iterator[S3Server]:
     with S3Server() as server, pytest.MonkeyPatch.context() as patch:
         for name, value in CREDENTIALS.items():
             patch.setenv(name, value)
+        patch.setattr(embedded, "ServerConfig", partial(ServerConfig, **SETTINGS))
         yield server
 
 
 @pytest.fixture(scope="session")
 def node(s3: S3Server) -> Iterator[NodeProcess]:
     """A node with the credentials of the S3 server. Never pause or kill it."""
-    with throwaway_folder() as folder, NodeProcess(folder / "drive") as running:
+    with throwaway_folder() as folder, NodeProcess(folder / "drive", arguments=_ARGUMENTS) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def shared_cluster(s3: S3Server) -> Iterator[ClusterProcesses]:
     """Three nodes with the credentials of the S3 server. Never pause or kill one."""
-    with throwaway_folder() as folder, ClusterProcesses(folder, 3) as running:
+    with throwaway_folder() as folder, ClusterProcesses(folder, 3, arguments=_ARGUMENTS) as running:
         yield running
 
 

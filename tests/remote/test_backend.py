@@ -17,7 +17,15 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
 
-from ais_loader.errors import ContentMismatch, InvalidName, ObjectNotFound, RangeError, RemoteDenied, VersionConflict
+from ais_loader.errors import (
+    ContentMismatch,
+    InvalidName,
+    ObjectNotFound,
+    RangeError,
+    RemoteDenied,
+    Unsupported,
+    VersionConflict,
+)
 from ais_loader.wire.remote import Remote
 from storage_node.remote import azure_listing
 from storage_node.remote.object_stores import ObjectStores
@@ -350,3 +358,42 @@ def test_public_objects_of_google(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         profiles.write_text(f'[gs]\nanonymous = true\nendpoint = "{server.url}"\n')
         asyncio.run(run())
     assert not any("authorization" in asked.headers for asked in server.asked)
+
+
+def test_pages_of_azure_continue_at_their_markers_and_must_be_in_order(tmp_path: Path) -> None:
+    pages = {"": ["a", "b"], "m1": ["c", "d"], "m2": ["😀", "\uffee"], "m3": ["\ue000"]}
+
+    def decide(asked: Asked) -> Reply:
+        query = dict(parse_qsl(urlsplit(asked.path).query))
+        assert asked.headers["authorization"].startswith("SharedKey account:")
+        marker = query.get("marker", "")
+        blobs = "".join(
+            f"<Blob><Name>{key}</Name><Properties><Etag>0x{ord(key):X}</Etag><Content-Length>1</Content-Length>"
+            "</Properties></Blob>"
+            for key in pages[marker]
+        )
+        after = list(pages)[list(pages).index(marker) + 1 :][:1]
+        more = f"<NextMarker>{after[0]}</NextMarker>" if after else "<NextMarker />"
+        return Reply(200, f"<EnumerationResults><Blobs>{blobs}</Blobs>{more}</EnumerationResults>".encode())
+
+    async def run() -> None:
+        async with OneBackend(Remote("az://container", profile="az"), profiles=str(profiles)) as backend:
+            listing = backend.list()
+            assert [[one.name for one in await anext(listing)] for _ in range(3)] == [
+                ["a", "b"],
+                ["c", "d"],
+                ["\uffee", "😀"],
+            ]
+            with pytest.raises(Unsupported, match="name the objects in your entries"):
+                await anext(listing)
+            before = len(server.asked)
+            following = backend.list("", "d")
+            assert [one.etag for one in await anext(following)] == ['"0xFFEE"', '"0x1F600"']
+            await following.aclose()
+            assert [asked.path.partition("marker=")[2][:2] for asked in server.asked[before:]] == ["m2"]
+
+    with DecidedServer(decide) as server:
+        profiles = tmp_path / "profiles.toml"
+        profiles.touch(0o600)
+        profiles.write_text(f'[az]\naccount_name = "account"\naccount_key = "a2V5"\nendpoint = "{server.url}"\n')
+        asyncio.run(run())

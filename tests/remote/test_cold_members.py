@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -316,6 +317,23 @@ def test_a_cloud_that_fails_for_a_moment_is_asked_again(
     proxy.on("GET", remote_bucket.path(NAME), Fault(cut_after=100), skip=9, times=2)
     assert read(client, cold, ["0005.wav", "0019.wav"]) == [members["0005.wav"], members["0019.wav"]]
     assert not is_stored(cold)
+
+
+def test_an_index_of_lhotse_beside_a_tar_is_asked_for_once(
+    client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, tar: bytes, members: dict[str, bytes]
+) -> None:
+    offsets = [tar.index(name.encode()) for name in members][::2]
+    for name, shift in (("right.tar", 0), ("wrong.tar", 512)):
+        remote_bucket.put(name, tar)
+        written = [*(offset + shift for offset in offsets[1:]), len(tar)]
+        remote_bucket.put(f"{name}.idx", struct.pack(f"<{len(written)}Q", *written))
+        assert read(client, cold, ["0019.wav", "0004.wav"], name) == [members["0019.wav"], members["0004.wav"]]
+        assert proxy.count("GET", remote_bucket.path(f"{name}.idx")) <= 2 * nodes_of(client)
+    for name in ("en/a.tar", "en/b.tar"):
+        remote_bucket.put(name, tar)
+        assert read(client, cold, ["0004.wav"], name) == [members["0004.wav"]]
+    asked = [proxy.count("GET", remote_bucket.path(f"en/{name}.tar.idx")) for name in "ab"]
+    assert asked[0] and (nodes_of(client) > 1 or not asked[1])  # where one has none, the others have none
 
 
 def test_a_map_dataset_reads_members(

@@ -9,10 +9,10 @@ import pytest
 from ais_loader import Entry, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from tests.remote.conftest import RemoteBucket
+from tests.remote.conftest import LARGE_BYTES, RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 
-SIZE_BYTES = 40 << 20
+SIZE_BYTES = LARGE_BYTES + (2 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def test_ranges_of_a_large_object_are_read_alone(
 ) -> None:
     remote_bucket.put("large", data)
     remote_bucket.put("small", data[:5000])
-    ranges = [(0, 100), (2 << 20, 6 << 20), (SIZE_BYTES - 7, 7), (1 << 20, 300_000), (1 << 20, 300_000), (5, 0)]
+    ranges = [(0, 100), (2 << 18, 6 << 18), (SIZE_BYTES - 7, 7), (1 << 18, 300_000), (1 << 18, 300_000), (5, 0)]
     entries = [Entry(cold.name, "large", start=start, length=length) for start, length in ranges]
     entries += [Entry(cold.name, "small", start=4990), Entry(cold.name, "large", start=SIZE_BYTES, length=1)]
     items = list(client.get_batch(entries, on_error="placeholder"))
@@ -36,7 +36,7 @@ def test_ranges_of_a_large_object_are_read_alone(
     with pytest.raises(errors.RangeError):
         cold.get("large", start=SIZE_BYTES + 1)
     sent_bytes = sum(one.sent_bytes for one in proxy.requests if one.matches("GET", remote_bucket.path("large")))
-    assert sent_bytes < 8 << 20
+    assert sent_bytes < 8 << 18
     assert [info.is_stored for info in cold.objects()] == [False, True]  # the small one is stored
 
 
@@ -44,8 +44,8 @@ def test_a_large_object_is_stored_when_much_of_it_was_read(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, data: bytes
 ) -> None:
     remote_bucket.put("large", data)
-    for at in range(0, SIZE_BYTES, 2 << 20):
-        assert cold.get("large", start=at, length=2 << 20) == data[at : at + (2 << 20)]
+    for at in range(0, SIZE_BYTES, 2 << 18):
+        assert cold.get("large", start=at, length=2 << 18) == data[at : at + (2 << 18)]
     assert cold.head("large").is_stored
     proxy.forget()
     with cold.open("large") as file:

@@ -120,6 +120,29 @@ def test_a_copy_of_before_a_start_is_compared_if_the_clock_was_set(
         assert client.bucket("train").get("a") == b"second" and proxy.count() > 0
 
 
+def test_two_stores_over_one_remote_bucket_each_follow_their_own_rule(
+    remote_bucket: RemoteBucket, tmp_path: Path
+) -> None:
+    with connect(tmp_path / "one") as here, connect(tmp_path / "two") as there:
+        place = remote_bucket.url, remote_bucket.endpoint
+        writer = here.create_bucket("b", remote=Remote(*place))
+        strict = there.create_bucket("strict", remote=Remote(*place, validate="always"))
+        relaxed = there.create_bucket("relaxed", remote=Remote(*place, validate=600.0))
+        writer.put("a", b"first")
+        assert [bucket.get("a") for bucket in (writer, strict, relaxed)] == [b"first"] * 3
+        writer.put("a", b"second")
+        assert [bucket.get("a") for bucket in (writer, strict, relaxed)] == [b"second", b"second", b"first"]
+        with pytest.raises(errors.VersionConflict):  # what it saw is gone, by whatever rule
+            relaxed.put("a", b"third", if_version=there.bucket("relaxed").head("a").version)
+        writer.delete("a")
+        with pytest.raises(errors.ObjectNotFound):
+            strict.get("a")
+        assert relaxed.get("a") == b"first"
+        relaxed.evict()
+        with pytest.raises(errors.ObjectNotFound):
+            relaxed.get("a")
+
+
 def test_an_entry_pinned_to_a_version_is_not_replaced_by_a_newer_one(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket
 ) -> None:

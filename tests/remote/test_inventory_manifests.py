@@ -252,6 +252,17 @@ def test_a_manifest_is_listed_as_the_cloud_would_be(
         cold.refresh_inventory(manifest=tmp_path / "none.csv")
 
 
+def test_names_of_any_length_are_marked_and_sent(cold: Bucket, remote_bucket: RemoteBucket, tmp_path: Path) -> None:
+    names = [f"{number:04}" + "ü" * 510 for number in range(5000)]  # 1,024 bytes each
+    (file := tmp_path / "m.csv").write_text("name,size\n" + "".join(f"{name},1\n" for name in names))
+    assert cold.refresh_inventory(manifest=file).count == 5000
+    cold.put(names[0], b"22")
+    cold.delete(names[1])
+    table = cold.entries()
+    assert isinstance(table, EntryTable) and table.names(range(len(table))) == [names[0], *names[2:]]
+    assert [info.size_bytes for info in cold.objects(names[0])] == [2]
+
+
 @pytest.mark.slow
 def test_a_large_manifest_in_no_order_is_sorted_and_a_late_duplicate_found(
     cold: Bucket, tmp_path: Path, remote_bucket: RemoteBucket

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ais_loader.errors import LoaderError, RemoteDenied
+from ais_loader.errors import LoaderError, ObjectNotFound, RemoteDenied, RemoteUnavailable
 from ais_loader.wire.remote import Remote
 from storage_node.remote import remote_requests
+from storage_node.remote.driver import RequestFailure
+from storage_node.remote.failures import failure_of
 from tests.remote.backend_kit import BUCKET, Asked, DecidedServer, OneBackend, Reply, chunked, content, names, read
 
 SECRET = "wJalrXUtnFEMIsecret"
@@ -64,6 +66,18 @@ def test_a_refusal_says_what_to_do(reply: Reply, said: str, caplog: pytest.LogCa
         assert len(str(error)) <= 300
     for secret in (SECRET, TOKEN):
         assert secret not in f"{errors} {caplog.text}"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "retry"),
+    [(403, RemoteDenied, False), (404, ObjectNotFound, False), (503, RemoteUnavailable, True)],
+)
+def test_a_deletion_that_azure_refuses(status: int, kind: type[LoaderError], retry: bool) -> None:
+    error = OSError(f"Generic error: Bulk delete request failed for key a/b: This is not permitted. (code: {status})")
+    failure = failure_of(error, "az://c/a/b", "az", ())
+    assert isinstance(failure, RequestFailure)
+    assert (type(failure.error), failure.retry) == (kind, retry)
+    assert str(failure.error) == f"az://c/a/b: status {status}: This is not permitted."
 
 
 def test_a_bucket_that_can_be_listed_but_not_read() -> None:

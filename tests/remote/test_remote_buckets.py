@@ -11,7 +11,7 @@ import pytest
 from ais_loader import Entry, Remote, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
-from tests.remote.conftest import RemoteBucket
+from tests.remote.conftest import LARGE_BYTES, RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 
 
@@ -44,7 +44,7 @@ def test_a_cold_object_leaves_the_cloud_once(
 def test_a_large_object_is_fetched_in_ranges_of_one_version(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    data = os.urandom((36 << 20) + 17)
+    data = os.urandom(LARGE_BYTES + (1 << 20) + 17)
     etag = remote_bucket.put("large", data)
     assert b"".join(cold.reader("large").chunks()) == data
     requests = [one for one in proxy.requests if one.matches("GET", remote_bucket.path("large"))]

@@ -12,7 +12,7 @@ from ais_loader import Entry, Remote, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
 from ais_loader.testing.waiting import eventually
-from tests.remote.conftest import RemoteBucket
+from tests.remote.conftest import LARGE_BYTES, RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_remote_buckets import data_of, filled
 
@@ -104,31 +104,35 @@ def test_a_fault_that_passes_is_not_noticed(
 def test_an_object_that_is_replaced_while_it_is_fetched_is_never_a_mix(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    first, second = b"1" * (40 << 20), b"2" * (40 << 20)
+    first, second = b"1" * (2 * LARGE_BYTES), b"2" * (2 * LARGE_BYTES)
     remote_bucket.put("a", first)
+    replaced = threading.Event()
 
     def replace() -> None:
         remote_bucket.put("a", second)
+        replaced.set()
 
     proxy.on("GET", remote_bucket.path("a"), Fault(call_after=(1 << 20, replace)), times=1)
     try:
         assert b"".join(cold.reader("a").chunks()) in (first, second)
     except errors.ObjectNotFound as error:
         assert "a" in str(error)  # the version that was opened is gone
+    assert replaced.wait(30)
+    cold.evict(["a"])  # it may have been stored before
     assert b"".join(cold.reader("a").chunks()) == second
 
 
 def test_an_object_that_is_deleted_while_it_is_fetched_is_not_found(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
-    remote_bucket.put("a", b"1" * (24 << 20))
+    remote_bucket.put("a", b"1" * (2 * LARGE_BYTES))
 
     def delete() -> None:
         remote_bucket.delete("a")
 
     proxy.on("GET", remote_bucket.path("a"), Fault(call_after=(1 << 20, delete)), times=1)
     try:
-        assert cold.get("a") == b"1" * (24 << 20)  # all ranges were answered before
+        assert cold.get("a") == b"1" * (2 * LARGE_BYTES)  # all ranges were answered before
     except errors.ObjectNotFound as error:
         assert "a" in str(error)
         assert list(cold.objects()) == []

@@ -21,7 +21,7 @@ from storage_node.settings.config import ServerConfig
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import FaultProxy
 from tests.remote.s3_server import S3Server
-from tests.remote.test_cluster_faults import PATIENT, _process_of, first_owner, made
+from tests.remote.test_cluster_faults import PATIENT, first_owner, made, process_of
 from tests.remote.test_streaming import FIRST_BYTES, HELD_BYTES, MIB, frames_of, take
 from tests.store.small_drive import SmallDrive, small_drive
 
@@ -134,10 +134,10 @@ def test_the_limit_of_a_fetch_is_one_on_silence(
     config = ServerConfig(port=0, remote_fetch_timeout_s=1.5)
     with NodeServer([tmp_path / "drive"], config) as node, connect(node.url) as client:
         bucket = client.create_bucket("train", remote=Remote(remote_bucket.url, endpoint=remote_bucket.endpoint))
-        proxy.bandwidth_bytes_s = 3 * MIB
+        proxy.bytes_per_s = 3 * MIB
         assert bucket.get("a") == data  # in 4 s
         bucket.evict()
-        proxy.bandwidth_bytes_s = None
+        proxy.bytes_per_s = None
         with proxy.held("GET", remote_bucket.path("a"), after=HELD_BYTES), pytest.raises(errors.RemoteUnavailable):
             bucket.get("a")
 
@@ -172,7 +172,7 @@ def test_a_batch_survives_the_kill_of_the_node_that_fetches_and_sends(
     remote_bucket.put("a", data)
     with connect(cluster.url, options=PATIENT) as client, ThreadPoolExecutor(1) as pool:
         bucket = made(client, remote_bucket)
-        victim = cluster.nodes[_process_of(cluster, client, first_owner(client, "train", "a"))]
+        victim = cluster.nodes[process_of(cluster, client, first_owner(client, "train", "a"))]
         with proxy.held("GET", remote_bucket.path("a"), times=1, after=HELD_BYTES) as held:
             entries = [Entry("train", "a")] * 2
             reading = pool.submit(
@@ -192,7 +192,7 @@ def test_a_node_that_does_not_fetch_sends_bytes_while_they_arrive(
     remote_bucket.put("a", data)
     with connect(cluster.url, options=PATIENT) as client:
         bucket = made(client, remote_bucket)
-        fetching = _process_of(cluster, client, first_owner(client, "train", "a"))
+        fetching = process_of(cluster, client, first_owner(client, "train", "a"))
         others = [node for at, node in enumerate(cluster.nodes) if at != fetching]
         with proxy.held("GET", remote_bucket.path("a"), after=HELD_BYTES) as held:
             streams = []

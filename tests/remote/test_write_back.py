@@ -231,6 +231,21 @@ def _try(bucket: Bucket) -> None:
         bucket.get("a")
 
 
+def test_a_copy_of_what_is_pending_is_not_pending_elsewhere(
+    client: Client, back: Bucket, proxy: FaultProxy, bucket_name: str
+) -> None:
+    if client.url.startswith("file:"):
+        pytest.skip("an embedded store does not copy out of a remote bucket")
+    ordinary = client.create_bucket(f"{bucket_name}-copies")
+    with proxy.held("*", "*"):
+        back.put("a", b"one", metadata={"kind": "first"})
+        back.copy("a", "b", to_bucket=ordinary.name)
+        assert ordinary.get("b") == b"one"
+        assert ordinary.head("b").metadata == {"kind": "first"}
+    back.flush(timeout_s=20)
+    client.delete_bucket(ordinary.name, force=True)
+
+
 def test_places_that_keep_no_metadata_are_refused(client: Client) -> None:
     for url in ("file:///tmp/x", "https://example.org/x"):
         with pytest.raises(errors.InvalidRequest, match="write"):

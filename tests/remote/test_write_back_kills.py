@@ -14,7 +14,7 @@ from ais_loader.testing.node import NodeProcess
 from ais_loader.testing.waiting import eventually
 from tests.remote.conftest import RemoteBucket
 from tests.remote.fault_proxy import Fault, FaultProxy
-from tests.remote.test_cluster_faults import _process_of, first_owner
+from tests.remote.test_cluster_faults import first_owner, process_of
 
 pytestmark = pytest.mark.slow
 UPLOAD_POINTS = ["upload.noted", "upload.sent", "upload.done", "upload.settled"]
@@ -165,7 +165,7 @@ def test_the_next_owner_uploads_when_the_first_is_killed(
             down = proxy.on("*", "*", Fault(status=503))
             names = [f"{at}" for at in range(12)]
             versions = {name: bucket.put(name, name.encode()).version for name in names}
-            victim = cluster.nodes[_process_of(cluster, client, first_owner(client, "train", names[0]))]
+            victim = cluster.nodes[process_of(cluster, client, first_owner(client, "train", names[0]))]
             victim.kill()
             down.remove()
             eventually(lambda: set(remote_bucket.keys()) >= set(names), 60.0)

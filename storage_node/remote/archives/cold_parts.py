@@ -232,9 +232,7 @@ class ColdParts:
         described_s = time.monotonic()
         return LargeObject(await self._backend(bucket).head(name), self._large_bytes, described_s)
 
-    async def _spooled(
-        self, bucket: RemoteBucket, name: str, data: Data, version: str
-    ) -> tuple[Spooled, str]:
+    async def _spooled(self, bucket: RemoteBucket, name: str, data: Data, version: str) -> tuple[Spooled, str]:
         spooled: Spooled = await self._read(spool_for, self._store, f"{bucket.name}/{name}")
         try:
             await self._read(spooled.write, data)

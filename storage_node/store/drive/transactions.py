@@ -223,7 +223,7 @@ class Transactions:
         self.retention = Retention(files, catalog)
         self.deletions = DeletionLog(catalog)
         self.stripes = Stripes()
-        self.journal = UploadJournal(catalog, cache, self.stripes.of, require_writable, sync=sync)
+        self.journal = UploadJournal(catalog, files, cache, self.stripes.of, require_writable, sync=sync)
         self.dead_buckets: set[bytes] = set()  # guarded by all stripes
 
     # -- putting

@@ -11,9 +11,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from ais_loader.errors import LoaderError
 from storage_node.store import format as fmt
 from storage_node.store.drive.catalog import Catalog, EntryCache, WriteBatch
 from storage_node.store.failpoints import failpoint
+from storage_node.store.files.object_files import RawFiles
+from storage_node.store.files.segment_format import is_slot
 from storage_node.store.format import CatalogEntry, Version
 
 
@@ -23,6 +26,7 @@ class UploadJournal:
     def __init__(
         self,
         catalog: Catalog,
+        files: RawFiles,
         cache: EntryCache,
         stripes_of: Callable[[Sequence[bytes]], contextlib.AbstractContextManager[object]],
         require_writable: Callable[[], None],
@@ -32,6 +36,7 @@ class UploadJournal:
         """Reads the journal from the drive. `require_writable`: see `Transactions`. Raises DriveFailed,
         StoreFormatError."""
         self._catalog = catalog
+        self._files = files
         self._cache = cache
         self._stripes_of = stripes_of
         self._require_writable = require_writable
@@ -113,7 +118,20 @@ class UploadJournal:
                 self._catalog.write(batch, sync=self._sync)
             self.committed(journaled)
         failpoint("upload.settled")
+        self._describe_file(bucket_uuid, name, entry)
         return entry
+
+    def _describe_file(self, bucket_uuid: bytes, name: str, entry: CatalogEntry) -> None:
+        """Write the new metadata to an object's own file as well, for a catalog that is rebuilt, if that is possible.
+
+        Otherwise the object is uploaded again then, unless the remote storage still has it.
+        """
+        if entry.is_tombstone or is_slot(entry.path):
+            return
+        content = entry.size_bytes, entry.checksum, entry.modified_ns
+        identity = fmt.identity_of(bucket_uuid, name, entry.version, entry.generation, *content, entry.raw_metadata)
+        with contextlib.suppress(OSError, LoaderError):
+            self._files.own(entry.path, identity)
 
     def _entry(self, key: bytes) -> CatalogEntry | None:
         value = self._catalog.get(key)
