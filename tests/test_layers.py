@@ -25,6 +25,7 @@ ais_loader.wire.gather
 """
 CLIENT = f"""
 {WIRE}
+ais_loader.plans
 ais_loader.values
 ais_loader.transport
 ais_loader.transport.session

@@ -1,14 +1,15 @@
-"""Collating batches in which some entries failed."""
+"""Collating batches in which some entries failed, and batches of packed documents."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ais_loader.errors import EntryFailed
+from ais_loader.errors import EntryFailed, InvalidRequest
 from ais_loader.extras import needs
 
 with needs("torch", "drop_placeholders"):
+    import torch
     from torch.utils.data import default_collate
 
 
@@ -32,6 +33,35 @@ def drop_placeholders(samples: list[Any], collate: Callable[[list[Any]], Any] | 
             'collate; on_error="raise" says why an entry fails'
         )
     return default_collate(kept) if collate is None else collate(kept)
+
+
+def collate_packed(packs: list[list[Any]], *, tokens: int, pad: int = 0) -> dict[str, torch.Tensor]:
+    """Collate the packs of a PackPlan's batch, as `collate` of a BatchIterableDataset: `partial(..., tokens=2048)`.
+
+    Args:
+        packs: b packs, each a list of pieces of documents: one-dimensional arrays or lists of token ids.
+        tokens: The number of tokens of a pack.
+        pad: The token id of places that no document fills.
+
+    Returns tensors of shape (b, tokens), int64. `input_ids` has the tokens. `doc_ids` has the number of the piece
+    within its pack, and -1 for padding. `position_ids` counts from 0 in each piece, and is 0 for padding.
+
+    Raises InvalidRequest if the pieces of a pack have more tokens.
+    """
+    ids = torch.full((len(packs), tokens), pad, dtype=torch.int64)
+    documents = torch.full_like(ids, -1)
+    positions = torch.zeros_like(ids)
+    for row, pack in enumerate(packs):
+        first = 0
+        for number, piece in enumerate(pack):
+            stop = first + len(piece)
+            if stop > tokens:
+                raise InvalidRequest(f"collate_packed: pack {row} has more than tokens={tokens} tokens")
+            ids[row, first:stop] = torch.as_tensor(piece)
+            documents[row, first:stop] = number
+            positions[row, first:stop] = torch.arange(len(piece))
+            first = stop
+    return {"input_ids": ids, "doc_ids": documents, "position_ids": positions}
 
 
 def _is_placeholder(sample: Any) -> bool:

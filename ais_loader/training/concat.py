@@ -8,7 +8,8 @@ from typing import Any
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
-from ais_loader.training.datasets import MapDataset, as_integers, checked_index, take_samples
+from ais_loader.training.datasets import MapDataset, take_samples
+from ais_loader.training.number_batches import as_integers, checked_index
 from ais_loader.values.entry import Item
 
 with needs("torch", "concat"):

@@ -15,17 +15,21 @@ import operator
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias, cast
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
 from ais_loader.objects.bucket import Bucket
+from ais_loader.plans.groups import Tail, check_world_size
+from ais_loader.plans.number_plan import NumberPlan
+from ais_loader.training.number_batches import as_integers, checked_index, in_packs, part_digests, sample_numbers
 from ais_loader.training.plan import (
     Plan,
     Position,
-    Tail,
     WorkerShare,
+    check_plan,
     parse_state,
     position_state,
     split_steps,
@@ -34,6 +38,7 @@ from ais_loader.training.plan import (
 from ais_loader.training.plan_sender import PlanSender
 from ais_loader.training.process_client import ClientOrUrl, ProcessClient
 from ais_loader.training.refused_loaders import refuse_accelerate, refuse_batches_of_batches
+from ais_loader.training.run import Run
 from ais_loader.values.batch import Batch
 from ais_loader.values.entry import Entry, EntryLike, Item, ObjectInfo, to_entry
 from ais_loader.values.entry_table import EntryTable
@@ -222,15 +227,17 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
 
     def __init__(
         self,
-        client_or_url: ClientOrUrl,
+        client_or_url: ClientOrUrl | Dataset[Any],
         plan: Plan,
         decode: Decode | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
+        entries: Iterable[EntryLike] | Bucket | None = None,
+        bucket: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         in_flight: int = 3,
-        tail: Tail = "repeat",
+        tail: Tail | None = None,
         collate: Collate | None = None,
         on_error: OnError = "raise",
         timeout_s: float = 30.0,
@@ -240,8 +247,12 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
     ) -> None:
         """
         Args:
-            client_or_url, decode, transform, on_error, timeout_s, retry_s, on_batch, options: See MapDataset.
+            client_or_url, decode, transform, bucket, on_error, timeout_s, retry_s, on_batch, options: See MapDataset.
+                Instead of a client, a map-style dataset with `__getitems__` has the samples of a plan over numbers. All
+                of a MapDataset's own arguments apply. Other datasets, such as that of `concat`, read one batch at a
+                time in each worker.
             plan: An object with the pure functions `batch(epoch, step)` and `steps(epoch)`. See `Plan`.
+            entries: The entries that the numbers of a plan from `ais_loader.plans` stand for. See MapDataset.
             rank, world_size: The part of the plan to read here. By default, they come from torch.distributed when the
                 iteration starts, or else from the environment (RANK, WORLD_SIZE). If neither is set, everything is
                 read.
@@ -250,7 +261,8 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
                 ranks without one repeat the first batches of the epoch, as torch's DistributedSampler repeats samples.
                 With "drop", no rank reads the last batches. In both cases, all ranks have equally many batches. With
                 "uneven", every batch is read exactly once, and some ranks have one batch more. This suits evaluation.
-                Training that waits for all ranks at every step, such as DistributedDataParallel, would hang.
+                Training that waits for all ranks at every step, such as DistributedDataParallel, would hang. Plans over
+                numbers have a `tail` of their own. For other plans, the default is "repeat".
             collate: A function from a list of samples to a batch. It runs in the process that fetched the batch.
                 Without it, a batch is that list.
 
@@ -263,24 +275,48 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
             )
         if (rank is None) != (world_size is None):
             raise InvalidRequest(f"rank={rank}, world_size={world_size}: give both or neither")
-        split_steps(0, rank=rank or 0, world_size=1 if world_size is None else world_size, tail=tail)
+        own_tail = plan.tail if isinstance(plan, NumberPlan) else None
+        if tail is not None and own_tail is not None and tail != own_tail:
+            raise InvalidRequest(f"tail={tail!r}: the plan has tail={own_tail!r}")
+        self._tail: Tail = own_tail or tail or "repeat"
+        split_steps(0, rank=rank or 0, world_size=1 if world_size is None else world_size, tail=self._tail)
         if in_flight < 1:
             raise InvalidRequest(f"in_flight={in_flight}: need at least 1")
         self.plan = plan
-        self._client = ProcessClient(client_or_url, retry_s)
-        self._decode = _decoder(decode, transform)
+        self._grouped: NumberPlan | None = None
+        self._group = 0
+        """The plan's group in the state that was loaded, or 0."""
+        self._samples: Any = None
+        self._entries: Sequence[EntryLike] | None = None
+        self._digests: list[tuple[int, str]] | None = None
+        if hasattr(client_or_url, "__getitems__"):
+            if any(given is not None for given in (decode, transform, entries, bucket, retry_s, on_batch)) or options:
+                raise InvalidRequest("a dataset of samples has its own entries, decode, transform, and options")
+            self._samples = client_or_url
+        else:
+            self._client = ProcessClient(client_or_url, retry_s)
+            self._decode = _decoder(decode, transform)
+            self._on_batch, self._bucket = on_batch, bucket
+            self._options = _checked_options(BatchIterableDataset, options, on_error, timeout_s)
+            if entries is not None:
+                self._entries = _sequence(self._client, entries, bucket, False)
+        if type(self._samples) is MapDataset:
+            for name in ("_client", "_decode", "_on_batch", "_bucket", "_options", "_entries"):
+                setattr(self, name, getattr(self._samples, name))
+            self._samples = None
+        samples = self._entries if self._samples is None else self._samples
+        if isinstance(plan, NumberPlan) and (samples is None or len(samples) != plan.n):
+            found = "no entries: pass entries=..." if samples is None else f"{len(samples):,} samples"
+            raise InvalidRequest(f"the plan has n={plan.n:,} numbers, for {found}")
         self._collate = collate
-        self._on_batch = on_batch
         self._place = None if rank is None or world_size is None else (rank, world_size)
         self._in_flight = in_flight
-        self._tail = tail
-        self._options = _checked_options(BatchIterableDataset, options, on_error, timeout_s)
         self._start = Position()
         self._share: WorkerShare | None = None
         self._run: Run | None = None
         self._find_start = False
-        # The start position where workers that outlive an iteration can see it: (epoch, step) in shared memory.
-        self._shared_start = torch.zeros(2, dtype=torch.int64).share_memory_()
+        # The start where workers that outlive an iteration can see it: (epoch, step, group) in shared memory.
+        self._shared_start = torch.zeros(3, dtype=torch.int64).share_memory_()
         self._owner_pid = os.getpid()
         self._drawing = threading.Lock()
 
@@ -297,7 +333,37 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         self._shared_start.share_memory_()  # no change when it arrived as shared memory, as it does in a worker
 
     def __repr__(self) -> str:
-        return f"<BatchIterableDataset of {self.plan!r}, {self._client!r}>"
+        return f"<BatchIterableDataset of {self.plan!r}, {self._client if self._samples is None else self._samples!r}>"
+
+    @property
+    def _is_numbered(self) -> bool:
+        return self._samples is not None or self._entries is not None
+
+    def _plan(self, step: int = 0) -> Plan:
+        """Return the plan with its group of steps, which these ranks can divide from a step on.
+
+        The group of a plan without one is that of the loaded state, or else the world size.
+        """
+        if not isinstance(self.plan, NumberPlan):
+            return self.plan
+        world_size = self.place()[1]
+        group = self._group or self.plan.group or world_size
+        if self._grouped is None or self._grouped.group != group:
+            self._grouped = self.plan.with_group(group)
+        check_world_size(group, world_size, step)
+        return self._grouped
+
+    def _fingerprint(self, position: Position, share: WorkerShare | None = None) -> str | None:
+        """Return a text that two runs have in common if the plan gave them the same batches before a position."""
+        plan = self._plan()
+        if not isinstance(plan, NumberPlan):
+            return getattr(plan, "fingerprint", None)
+        step = position.step + (0 if share is None else share.batches * share.num_workers * share.world_size)
+        if self._digests is None:
+            self._digests = part_digests(getattr(self._samples, "datasets", []) if self._entries is None else [self])
+        used = plan.numbers_before(position.epoch, step)
+        entries = ",".join(digest for first, digest in self._digests if first < used)
+        return f"{plan.fingerprint_at(position.epoch, step)} entries={entries}"
 
     def own_position(self) -> None:
         """For BatchLoader: A rank that got this dataset from its launcher shares no position with the others."""
@@ -327,7 +393,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
 
         Raises TypeError if the epoch has no end.
         """
-        steps = self.plan.steps(self.epoch)
+        steps = self._plan().steps(self.epoch)
         if steps is None:
             raise TypeError("the plan's epoch has no end, and so no length")
         rank, world_size = self.place()
@@ -349,7 +415,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
 
     def _begin(self, position: Position) -> Position:
         """Return the position, or the beginning of the next epoch if no rank has a batch left in this one."""
-        if position.step and (steps := self.plan.steps(position.epoch)) is not None:
+        if position.step and (steps := self._plan().steps(position.epoch)) is not None:
             # Rank 0 has a batch whenever another rank has one.
             left = split_steps(steps, start=position.step, world_size=self.place()[1], tail=self._tail)
             return position if left else Position(position.epoch + 1)
@@ -359,7 +425,7 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         self._start, self._share, self._run = start, share, None
         self._find_start = False
         if get_worker_info() is None:
-            self._shared_start[0], self._shared_start[1] = start.epoch, start.step
+            self._shared_start[:] = torch.tensor((start.epoch, start.step, self._group))
 
     def begin_run(self) -> Run:
         """For BatchLoader: Restart the count at the position set last. `state_dict` reads the latest run's count."""
@@ -368,12 +434,13 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         if info is not None:
             # A worker begins with the position that it was made with or given; used again, it looks where that is now.
             if self._find_start:
-                self._start, self._share = Position(*self._shared_start.tolist()), None
+                *start, self._group = self._shared_start.tolist()
+                self._start, self._share = Position(*start), None
             self._find_start = True
         rank, world_size = self.place()
         start = self._begin(self._start) if self._share is None else self._start
         mine = split_steps(
-            self.plan.steps(start.epoch),
+            self._plan(start.step).steps(start.epoch),
             start=start.step,
             rank=rank,
             world_size=world_size,
@@ -396,28 +463,56 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
 
     def _deliver(self, run: Run) -> Iterator[Any]:
         epoch = run.start.epoch
-        steps = self.plan.steps(epoch) or sys.maxsize
-        wanted = (self._draw(epoch, step, steps) for step in run.left)
-        for batch in self._client.get().get_batches(wanted, in_flight=self._in_flight, **self._options):
-            samples = take_samples(batch, self._decode, self._on_batch)
+        steps = self._plan().steps(epoch) or sys.maxsize
+        drawn: deque[Sequence[Any]] = deque()
+        """Batches of the plan whose samples have not arrived."""
+
+        def wanted() -> Iterator[Sequence[Any]]:
+            for step in run.left:
+                drawn.append(self._draw(epoch, step, steps))
+                yield self._fetched(drawn[-1])
+
+        for samples in self._read(wanted()):
+            samples = in_packs(samples, drawn.popleft()) if self._is_numbered else samples
             result = samples if self._collate is None else self._collate(samples)
             run.delivered += 1
             yield result
 
-    def _draw(self, epoch: int, step: int, steps: int) -> Sequence[EntryLike]:
-        """Return the entries of a step. Past the end of the epoch's `steps`, ranks repeat: `split_steps`."""
+    def _read(self, wanted: Iterator[Sequence[Any]]) -> Iterator[list[Any]]:
+        """Return the samples of each batch."""
+        if self._samples is not None:
+            yield from (list(self._samples.__getitems__(numbers)) for numbers in wanted)
+            return
+        for batch in self._client.get().get_batches(
+            wanted, in_flight=self._in_flight, bucket=self._bucket, **self._options
+        ):
+            yield take_samples(batch, self._decode, self._on_batch)
+
+    def _draw(self, epoch: int, step: int, steps: int) -> Sequence[Any]:
+        """Return the plan's batch of a step. Past the end of the epoch's `steps`, ranks repeat: `split_steps`."""
         if get_worker_info() is not None:  # has its own plan, and perhaps a lock that was inherited while it was held
-            return self.plan.batch(epoch, step % steps)
+            return self._plan().batch(epoch, step % steps)
         with self._drawing:
-            return self.plan.batch(epoch, step % steps)
+            return self._plan().batch(epoch, step % steps)
+
+    def _fetched(self, batch: Sequence[Any]) -> Sequence[Any]:
+        """Return the entries that a batch of the plan needs, or its numbers for a dataset of samples."""
+        if not self._is_numbered:
+            return batch
+        wanted = sample_numbers(batch)
+        return wanted if self._entries is None else [self._entries[at] for at in wanted]
 
     def send_plan(self, run: Run, expect_steps: int) -> PlanSender | None:
         """For BatchLoader: Begin to tell the store what a run will read; None if this is of no use there."""
-        if not expect_steps or not run.left or not self._client.is_shared:
+        if not expect_steps or not run.left or self._samples is not None or not self._client.is_shared:
             return None
         epoch = run.start.epoch
-        steps = self.plan.steps(epoch) or sys.maxsize
-        return PlanSender(self._client, lambda step: self._draw(epoch, step, steps), run.left, expect_steps, epoch)
+        steps = self._plan().steps(epoch) or sys.maxsize
+
+        def draw(step: int) -> Sequence[EntryLike]:
+            return [to_entry(entry, self._bucket) for entry in self._fetched(self._draw(epoch, step, steps))]
+
+        return PlanSender(self._client, draw, run.left, expect_steps, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the batches that the latest iteration has yielded, as numbers and strings only.
@@ -429,64 +524,32 @@ class BatchIterableDataset(IterableDataset[Any]):  # type: ignore[misc]  # torch
         *worker* returns, as torchdata's StatefulDataLoader requests it, applies only to that worker. It can be resumed
         only with the same number of workers and ranks.
         """
-        fingerprint = getattr(self.plan, "fingerprint", None)
         run = self._run
-        if run is None:
-            if self._share is not None:
-                return worker_state(self._start, self._share, fingerprint)
-            return position_state(self._begin(self._start), self.place()[1], fingerprint)
-        if run.is_workers:
-            return worker_state(run.start, run.share(), fingerprint)
-        return position_state(self._begin(run.position()), run.world_size, fingerprint)
+        group: int | None = getattr(self._plan(), "group", None)
+        if run is None or not run.is_workers:
+            start = self._start if run is None else run.position()
+            if run is None and self._share is not None:
+                return worker_state(start, self._share, self._fingerprint(start, self._share), group)
+            start = self._begin(start)
+            world_size = self.place()[1] if run is None else run.world_size
+            return position_state(start, world_size, self._fingerprint(start), group)
+        return worker_state(run.start, run.share(), self._fingerprint(run.start, run.share()), group)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue from this state.
 
-        Raises InvalidRequest if it is not a state, or belongs to another plan.
+        Raises InvalidRequest if it is not a state, or belongs to another plan, or if the ranks cannot divide the group
+        of steps that form one update.
         """
-        position, share = parse_state(state, getattr(self.plan, "fingerprint", None))
+        position, share, group = parse_state(state)
+        before, self._group = self._group, group
+        try:
+            check_plan(state["plan"], self._fingerprint(position, share))
+            self._plan(position.step)
+        except BaseException:
+            self._group = before
+            raise
         self._move(position, share)
-
-
-class Run:
-    """One iteration's share of the plan, and how much of it has been delivered."""
-
-    def __init__(
-        self,
-        start: Position,
-        resumed: WorkerShare | None,
-        rank: int,
-        world_size: int,
-        worker: int,
-        num_workers: int,
-        mine: range,
-    ) -> None:
-        self.start = start
-        self.mine = mine
-        self.rank, self.world_size = rank, world_size
-        self.worker, self.num_workers = worker, num_workers
-        self.is_workers = resumed is not None or get_worker_info() is not None
-        self.delivered = 0
-        if resumed is not None:
-            share = WorkerShare(worker, num_workers, world_size, resumed.batches)
-            if share != resumed:
-                raise InvalidRequest(
-                    f"the state of worker {resumed.worker} of {resumed.num_workers} under {resumed.world_size} ranks "
-                    f"cannot resume worker {worker} of {num_workers} under {world_size}; a state of BatchLoader could"
-                )
-            self.delivered = resumed.batches
-
-    @property
-    def left(self) -> range:
-        """The steps that are left to deliver here."""
-        return self.mine[self.delivered :]
-
-    def position(self) -> Position:
-        """Return the position. Ranks take turns, so each batch delivered here stands for a whole round."""
-        return Position(self.start.epoch, self.start.step + self.delivered * self.world_size)
-
-    def share(self) -> WorkerShare:
-        return WorkerShare(self.worker, self.num_workers, self.world_size, self.delivered)
 
 
 def _distributed() -> bool:
@@ -526,19 +589,3 @@ def _sequence(
     if pinned:
         entries = [entry.entry(pinned=True) if isinstance(entry, ObjectInfo) else entry for entry in entries]
     return EntryTable.of(entries, bucket) or entries
-
-
-def as_integers(indices: Iterable[int]) -> Iterable[int]:
-    # A numpy array or a tensor gives Python integers all at once; a list may hold any kind of integer.
-    tolist = getattr(indices, "tolist", None)
-    return indices if tolist is None else tolist()
-
-
-def checked_index(index: Any, count: int) -> int:
-    try:
-        at = operator.index(index)
-    except TypeError:
-        raise TypeError(f"a dataset's index is an int or a slice, not {index!r}; get_batch fetches by name") from None
-    if not -count <= at < count:
-        raise IndexError(f"index {at} of a dataset of {count:,} entries")
-    return at + count if at < 0 else at

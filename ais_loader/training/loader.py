@@ -7,8 +7,9 @@ from typing import Any
 
 from ais_loader.errors import InvalidRequest
 from ais_loader.extras import needs
-from ais_loader.training.datasets import BatchIterableDataset, Run
+from ais_loader.training.datasets import BatchIterableDataset
 from ais_loader.training.plan_sender import MAX_STEPS, PlanSender
+from ais_loader.training.run import Run
 
 with needs("torch", "BatchLoader"):
     from torch.utils.data import DataLoader

@@ -13,19 +13,19 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ais_loader.errors import InvalidRequest
+from ais_loader.plans.groups import TAILS, Tail
+from ais_loader.plans.permutation import ORDER
 from ais_loader.values.entry import EntryLike, to_entry
 from ais_loader.values.entry_table import EntryTable
 from ais_loader.values.pipeline import args_text, to_pipeline
 
 STATE_VERSION = 1
-Tail: TypeAlias = Literal["repeat", "drop", "uneven"]
-"""Choice of what ranks do at the end of an epoch whose steps they cannot divide equally: see `split_steps`."""
 _CHECKED_ENTRIES = 64
 
 
@@ -161,14 +161,14 @@ class ShufflePlan:
         for other sequences. The plan, and its copies in workers that start later, then keep it.
         """
         if self._digest is None:
-            self._digest = _digest(self.entries, self._bucket)
+            self._digest = entries_digest(self.entries, self._bucket)
         return (
             f"ShufflePlan entries={len(self.entries)} batch_size={self.batch_size} seed={self.seed} "
             f"shuffle={bool(self.shuffle)} drop_last={bool(self.drop_last)} digest={self._digest}"
         )
 
 
-def _digest(entries: Sequence[EntryLike], bucket: str | None) -> str:
+def entries_digest(entries: Sequence[EntryLike], bucket: str | None) -> str:
     """Return a digest of what the entries fetch, in their order. It is the same for equal entries in any form."""
     table = entries if isinstance(entries, EntryTable) else EntryTable.of(entries, bucket)
     if table is not None:
@@ -213,7 +213,7 @@ def split_steps(
 
     Raises InvalidRequest.
     """
-    if tail not in get_args(Tail):
+    if tail not in TAILS:
         raise InvalidRequest(f"tail={tail!r}: need 'repeat', 'drop' or 'uneven'")
     if not 0 <= rank < world_size:
         raise InvalidRequest(f"rank={rank} of world_size={world_size}: need 0 <= rank < world_size")
@@ -251,9 +251,11 @@ class WorkerShare:
     batches: int
 
 
-def position_state(position: Position, world_size: int, fingerprint: str | None) -> dict[str, Any]:
-    """Return a position as numbers and strings, for a checkpoint."""
-    return {
+def position_state(
+    position: Position, world_size: int, fingerprint: str | None, group: int | None = None
+) -> dict[str, Any]:
+    """Return a position as numbers and strings, for a checkpoint. `group` is that of a plan over numbers."""
+    return ({} if group is None else {"group": group}) | {
         "version": STATE_VERSION,
         "epoch": position.epoch,
         "step": position.step,
@@ -262,19 +264,21 @@ def position_state(position: Position, world_size: int, fingerprint: str | None)
     }
 
 
-def worker_state(position: Position, share: WorkerShare, fingerprint: str | None) -> dict[str, Any]:
+def worker_state(
+    position: Position, share: WorkerShare, fingerprint: str | None, group: int | None = None
+) -> dict[str, Any]:
     """Return the position of one worker. Only the same worker of an equal division can resume it."""
-    return position_state(position, share.world_size, fingerprint) | {
+    return position_state(position, share.world_size, fingerprint, group) | {
         "worker": share.worker,
         "num_workers": share.num_workers,
         "batches": share.batches,
     }
 
 
-def parse_state(state: Mapping[str, Any], fingerprint: str | None) -> tuple[Position, WorkerShare | None]:
-    """Parse what `position_state` or `worker_state` returned.
+def parse_state(state: Mapping[str, Any]) -> tuple[Position, WorkerShare | None, int]:
+    """Parse what `position_state` or `worker_state` returned: the position, the worker's share, and the group or 0.
 
-    Raises InvalidRequest if it is not a state, or belongs to another plan.
+    Raises InvalidRequest if it is not a state.
     """
     try:
         version = state["version"]
@@ -282,13 +286,25 @@ def parse_state(state: Mapping[str, Any], fingerprint: str | None) -> tuple[Posi
             raise InvalidRequest(f"state of version {version!r}; this ais_loader reads version {STATE_VERSION}")
         position = Position(operator.index(state["epoch"]), operator.index(state["step"]))
         world_size = operator.index(state["world_size"])
-        saved = state["plan"]
+        group = operator.index(state.get("group", 0))
+        if group < 0 or (state["plan"] is not None and not isinstance(state["plan"], str)):
+            raise TypeError("not a group or a fingerprint")
         share = None
         if "worker" in state:
             worker, num_workers, batches = (operator.index(state[key]) for key in ("worker", "num_workers", "batches"))
             share = WorkerShare(worker, num_workers, world_size, batches)
     except (KeyError, TypeError) as error:
         raise InvalidRequest(f"not a state of a BatchIterableDataset or BatchLoader: {state!r}") from error
-    if saved is not None and fingerprint is not None and saved != fingerprint:
-        raise InvalidRequest(f"the state belongs to another plan: saved under {saved!r}, loaded under {fingerprint!r}")
-    return position, share
+    return position, share, group
+
+
+def check_plan(saved: str | None, loaded: str | None) -> None:
+    """Raise InvalidRequest if a state was saved under the fingerprint of another plan."""
+    if saved is None or loaded is None or saved == loaded:
+        return
+    if saved.startswith("ShufflePlan entries=") and f"order={ORDER}" in loaded:
+        raise InvalidRequest(
+            f"the state has the order of an earlier ShufflePlan, by numpy's Philox; this plan has order {ORDER!r}. It "
+            "cannot resume there: begin with the next epoch"
+        )
+    raise InvalidRequest(f"the state belongs to another plan: saved under {saved!r}, loaded under {loaded!r}")

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ais_loader.errors import InvalidRequest
-from ais_loader.training.plan import Position, WorkerShare, parse_state, position_state, split_steps, worker_state
+from ais_loader.training.plan import (
+    Position,
+    WorkerShare,
+    check_plan,
+    parse_state,
+    position_state,
+    split_steps,
+    worker_state,
+)
 
 COUNTS = st.integers(1, 7)
 
@@ -134,24 +142,28 @@ class TestState:
 
     def test_a_state_reads_back_as_what_was_written(self) -> None:
         position, share = Position(3, 17), WorkerShare(1, 2, 4, 5)
-        assert parse_state(position_state(position, 4, "plan"), "plan") == (position, None)
-        assert parse_state(worker_state(position, share, "plan"), "plan") == (position, share)
+        assert parse_state(position_state(position, 4, "plan")) == (position, None, 0)
+        assert parse_state(worker_state(position, share, "plan", 8)) == (position, share, 8)
 
     def test_a_plan_without_a_fingerprint_is_not_compared(self) -> None:
-        assert parse_state(position_state(Position(1, 2), 1, None), "plan")[0] == Position(1, 2)
-        assert parse_state(position_state(Position(1, 2), 1, "plan"), None)[0] == Position(1, 2)
+        for saved, loaded in ((None, "plan"), ("plan", None), ("plan", "plan")):
+            assert parse_state(position_state(Position(1, 2), 1, saved))[0] == Position(1, 2)
+            check_plan(saved, loaded)
+        with pytest.raises(InvalidRequest, match="belongs to another plan"):
+            check_plan("plan", "another")
 
     @pytest.mark.parametrize(
-        "change", [{"version": 2}, {"epoch": -1}, {"step": -3}, {"step": "4"}, {"epoch": None}, {"plan": "another"}]
+        "change",
+        [{"version": 2}, {"epoch": -1}, {"step": -3}, {"step": "4"}, {"epoch": None}, {"plan": 3}, {"group": -1}],
     )
     def test_what_is_no_state_of_this_plan_is_refused(self, change: dict[str, object]) -> None:
         state = position_state(Position(1, 2), 1, "plan")
         with pytest.raises(InvalidRequest):
-            parse_state(state | change, "plan")
+            parse_state(state | change)
 
     @pytest.mark.parametrize("key", ["version", "epoch", "step", "world_size", "plan"])
     def test_a_state_with_a_part_missing_is_refused(self, key: str) -> None:
         state = position_state(Position(1, 2), 1, "plan")
         del state[key]
         with pytest.raises(InvalidRequest, match="not a state"):
-            parse_state(state, "plan")
+            parse_state(state)

@@ -17,6 +17,7 @@ import pytest
 from ais_loader import BatchIterableDataset, BatchLoader, Remote, ShufflePlan, connect, errors
 from ais_loader.objects.bucket import Bucket
 from ais_loader.objects.client import Client
+from ais_loader.plans import ShufflePlan as NumberedShufflePlan
 from ais_loader.testing import eventually
 from ais_loader.testing.cluster import ClusterProcesses
 from ais_loader.testing.node import NodeProcess
@@ -104,6 +105,20 @@ def test_objects_of_the_next_steps_are_fetched_before_they_are_read(
     eventually(all_requested(remote_bucket, proxy, names_of(plan, *range(8))))
     assert not any(proxy.count("GET", remote_bucket.path(name)) for name in names_of(plan, *range(9, 20)))
     assert list(batches) == [contents(plan, step) for step in range(1, 20)]
+    assert_fetched_once(client, cold, remote_bucket, proxy, names)
+
+
+def test_a_plan_over_numbers_is_sent_too(
+    client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
+) -> None:
+    names = filled(remote_bucket, 40)
+    plan = NumberedShufflePlan(len(names), BATCH, seed=3)
+    dataset = BatchIterableDataset(client, plan, entries=names, bucket=cold.name, in_flight=1)
+    batches = iter(BatchLoader(dataset, expect_steps=4))
+    next(batches)
+    ahead = [names[at] for step in range(4) for at in plan.batch(0, step)]
+    eventually(all_requested(remote_bucket, proxy, ahead))
+    assert len(list(batches)) == 7
     assert_fetched_once(client, cold, remote_bucket, proxy, names)
 
 

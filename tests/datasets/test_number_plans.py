@@ -1,0 +1,133 @@
+"""Plans over numbers with a store: the numbers stand for entries, or for the samples of a dataset."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import islice
+from typing import Any
+
+import pytest
+from datasets_kit import CORPUS, URLS, collate_joined, contents
+
+from ais_loader import BatchIterableDataset, BatchLoader, Client, MapDataset, concat
+from ais_loader.errors import InvalidRequest
+from ais_loader.plans import BucketPlan, MixPlan, PackPlan, ShufflePlan
+
+PLAN = ShufflePlan(len(URLS), 4, seed=3)
+
+
+def planned(plan: Any, epoch: int = 0) -> list[list[bytes]]:
+    return [contents([URLS[at] for at in plan.batch(epoch, step)]) for step in range(plan.steps(epoch))]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_entries_of_a_client(store: Client, num_workers: int) -> None:
+    loader = BatchLoader(BatchIterableDataset(store, PLAN, entries=URLS), num_workers=num_workers)
+    assert list(loader) == planned(PLAN)
+    assert list(loader) == planned(PLAN, 1)
+
+
+def test_names_of_a_bucket_and_the_url_of_a_prefix(local_store: Client) -> None:
+    names = list(CORPUS)
+    assert list(BatchIterableDataset(local_store, PLAN, entries=names, bucket="speech")) == planned(PLAN)
+    ordered = ShufflePlan(len(URLS), 5, shuffle=False)
+    listed = BatchIterableDataset(local_store, ordered, entries="ais://speech/en/")
+    assert list(listed) == [contents(sorted(URLS)[first : first + 5]) for first in range(0, len(URLS), 5)]
+
+
+def test_a_map_dataset_keeps_its_decoder_and_options(store: Client) -> None:
+    samples = MapDataset(store, [*URLS[:-1], "ais://speech/missing"], decode_length, on_error="placeholder")
+    dataset = BatchIterableDataset(samples, PLAN, collate=tuple)
+    expected = [tuple(length_of(at) for at in PLAN.batch(0, step)) for step in range(PLAN.steps(0) or 0)]
+    assert list(dataset) == expected
+    assert "ShufflePlan(47" in repr(dataset)
+
+
+def decode_length(item: Any) -> int | None:
+    return len(item.data) if item.ok else None
+
+
+def length_of(at: int) -> int | None:
+    return len(contents([URLS[at]])[0]) if at < len(URLS) - 1 else None
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_mixture_of_concatenated_datasets(store: Client) -> None:
+    parts = [MapDataset(store, URLS[:30]), MapDataset(store, URLS[30:])]
+    plan = MixPlan({"first": 30, "second": 17}, {"first": 1, "second": 2}, batch_size=6, at_end="leave")
+    loader = BatchLoader(BatchIterableDataset(concat(parts), plan), num_workers=2)
+    state = None
+    found = []
+    for batch in islice(loader, 3):
+        found.append(batch)
+        state = loader.state_dict()
+    assert state is not None
+    resumed = BatchLoader(BatchIterableDataset(concat(parts), plan))
+    resumed.load_state_dict(state)
+    assert [*found, *resumed] == planned(plan)
+    assert sorted(one for batch in planned(plan) for one in batch) == sorted(contents(URLS))
+
+
+def test_buckets_by_size_and_packs_of_bytes(store: Client) -> None:
+    sizes = [len(CORPUS[name]) for name in CORPUS]
+    buckets = BucketPlan(sizes, [1000, 2000, 3000], [8, 4, 2], group=2)
+    assert buckets.left_out.tolist() == [46]
+    assert list(BatchIterableDataset(store, buckets, entries=URLS, rank=0, world_size=1)) == planned(buckets)
+    packs = PackPlan(sizes[:40], 4096, 2, seed=1)
+    dataset = BatchIterableDataset(store, packs, entries=URLS[:40], collate=collate_packs)
+    expected = [
+        [b"".join(contents([URLS[at]])[0][start : start + length] for at, start, length in pack) for pack in batch]
+        for batch in (packs.batch(0, step) for step in range(packs.steps(0)))
+    ]
+    assert list(dataset) == expected
+    assert sum(len(pack) for batch in expected for pack in batch) == sum(sizes[:40])
+
+
+def collate_packs(packs: list[list[bytes]]) -> list[bytes]:
+    return [collate_joined(pack) for pack in packs]
+
+
+def test_a_state_is_refused_if_an_entry_has_changed(local_store: Client) -> None:
+    loader = BatchLoader(BatchIterableDataset(local_store, PLAN, entries=URLS))
+    next(iter(loader))
+    state = loader.state_dict()
+    same = BatchLoader(BatchIterableDataset(MapDataset(local_store, tuple(URLS)), PLAN))
+    same.load_state_dict(state)
+    assert list(same) == planned(PLAN)[1:]
+    other = BatchLoader(BatchIterableDataset(local_store, PLAN, entries=[*URLS[:-1], URLS[0]]))
+    with pytest.raises(InvalidRequest, match="another plan"):
+        other.load_state_dict(state)
+
+
+def test_a_state_of_a_mixture_depends_on_the_entries_of_its_past_only(local_store: Client) -> None:
+    def loader_of(urls: list[list[str]], weights: Any) -> BatchLoader:
+        plan = MixPlan({str(at): len(part) for at, part in enumerate(urls)}, weights, batch_size=4)
+        return BatchLoader(BatchIterableDataset(concat(MapDataset(local_store, part) for part in urls), plan))
+
+    parts = [URLS[:20], URLS[20:40]]
+    loader = loader_of(parts, {"0": 1})
+    for _ in islice(loader, 2):
+        pass
+    state = loader.state_dict()
+    changed = [URLS[:20], URLS[21:41]]
+    resumed = loader_of([*changed, URLS[41:]], [(0, {"0": 1}), (2, {"2": 1})])
+    resumed.load_state_dict(state)
+    assert set(next(iter(resumed))) <= set(contents(URLS[41:]))
+    for other in (loader_of([URLS[1:21], URLS[20:40]], {"0": 1}), loader_of(changed, {"0": 1, "1": 1})):
+        with pytest.raises(InvalidRequest, match="another plan"):
+            other.load_state_dict(state)
+
+
+def test_a_dataset_crosses_into_a_process(local_store: Client) -> None:
+    dataset = BatchIterableDataset(MapDataset(local_store, URLS), PLAN, rank=0, world_size=1)
+    assert list(pickle.loads(pickle.dumps(dataset))) == planned(PLAN)
+
+
+def test_numbers_need_samples(local_store: Client) -> None:
+    with pytest.raises(InvalidRequest, match="n=47 numbers, for 46 samples"):
+        BatchIterableDataset(local_store, PLAN, entries=URLS[:-1])
+    with pytest.raises(InvalidRequest, match="entries"):
+        BatchIterableDataset(local_store, PLAN)
+    with pytest.raises(InvalidRequest, match="has its own"):
+        BatchIterableDataset(MapDataset(local_store, URLS), PLAN, entries=URLS)
