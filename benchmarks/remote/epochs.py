@@ -39,7 +39,7 @@ TABLE = Path(__file__).with_suffix(".md")
 LATENCY_S = 0.05
 BATCH = 16
 EPOCHS = 4
-"""Of the half cache; the first one, which fetches everything, does not count."""
+"""Epochs with the half cache; the first one, which fetches everything, does not count."""
 
 
 def filled(server: S3Server, objects: int, size_bytes: int) -> tuple[str, list[str]]:

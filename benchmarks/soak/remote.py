@@ -53,7 +53,7 @@ VALIDATE_S = 2.0
 SLACK_S = 30.0
 """Age of the rule, and the longest fetch that a reader may join."""
 CACHE_BYTES = 1_000_000
-"""Of each node: less than what is there."""
+"""Budget of each node: less than what is there."""
 FLUSH_S = 120.0
 SIZES = Sizes(large_share=0.005, most_bytes=100_000)
 NODE_EVENTS: Mapping[str, float] = {

@@ -50,7 +50,7 @@ FOLLOW_S = 1.0
 SLACK = 64
 """Eviction continues until one part in this many of the budget is free, so that it is done for many objects at once."""
 AHEAD_SHARE = 8
-"""What is fetched ahead takes at most one part in this many of a budget that is full. A quarter of a cache for half the
+"""Objects fetched ahead take at most one part in this many of a budget that is full. A quarter of a cache for half the
 objects costs a quarter more requests, an eighth an eighth: simulated for loaders of 4,000 objects."""
 LARGE_BYTES = 1 << 30
 """Objects of more bytes are compared with the size of their drive before they are fetched."""
