@@ -215,7 +215,15 @@ def cost(prices: IO[str] | None, as_json: bool, store: StoreChoice) -> None:
 @remote.command()
 @click.argument("bucket", metavar="BUCKET", **named_by(parse_target))
 @click.option("--prefix", default="", help="Wait only for objects whose names begin with this.")
-@click.option("--timeout", "timeout_s", metavar="SECONDS", type=float, default=600.0, show_default=True)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=float,
+    default=600.0,
+    show_default=True,
+    help="Fail if something is not uploaded after this time.",
+)
 @takes_store
 def flush(bucket: Target, prefix: str, timeout_s: float, store: StoreChoice) -> None:
     """Wait until everything put or deleted before is uploaded, in a bucket that is written back.
