@@ -176,7 +176,7 @@ def _wanted(
 @click.group(cls=HintingGroup)
 @store_of_commands
 def remote(store: str | None) -> None:
-    """Show what remote buckets cost and what is still to be uploaded; list them once for all listings."""
+    """Show costs and pending uploads of remote buckets, and list them once."""
 
 
 @remote.command()

@@ -389,7 +389,13 @@ class RemoteTier:
             await self._bring(bucket, name)
         else:
             with contextlib.suppress(LoaderError):
-                self._note(bucket, name, str((await self._read(self.stored, bucket, name)).version))
+                entry = await self._read(self.stored, bucket, name)
+                if relay.version not in ("", str(entry.version)) and is_copy(entry.metadata):
+                    # This copy missed a change of the remote object that the node that fetches has seen.
+                    await self._read(self._store.delete, bucket.name, name, entry.version)
+                    await self._bring(bucket, name)
+                    entry = await self._read(self.stored, bucket, name)
+                self._note(bucket, name, str(entry.version))
 
     async def _bring(self, bucket: RemoteBucket, name: str) -> bool:
         """Have an object here, if this node is an owner that lacks what another owner has. Returns whether it is here.
@@ -411,12 +417,19 @@ class RemoteTier:
         """Fetch on this node, which is the one that fetches the object for the cluster. Raises what `fetch` raises."""
         await self._loads.join((bucket.uuid, name), lambda: self._look_and_load(bucket, name))
 
-    def fetch_for_node(
+    async def fetch_for_node(
         self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool
     ) -> AsyncGenerator[remote_pb.FetchResponse, None]:
         """Call `fetch_here` for another node of the cluster. Yields what it is told meanwhile; see `relayed`."""
         fetch = self.fetch_here(bucket, name, version)
-        return relayed(self.arrivals, (bucket.uuid, name), fetch, self._read, with_bytes=with_bytes)
+        responses = relayed(self.arrivals, (bucket.uuid, name), fetch, self._read, with_bytes=with_bytes)
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
+        if version:
+            with contextlib.suppress(LoaderError):
+                entry = await self._read(self.stored, bucket, name)
+                yield remote_pb.FetchResponse(version=str(entry.version))
 
     async def _look_and_load(self, bucket: RemoteBucket, name: str) -> None:
         """Fetch, unless the object is stored here, or on another owner, and is current."""

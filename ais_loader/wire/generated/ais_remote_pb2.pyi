@@ -25,12 +25,14 @@ class FetchRequest(_message.Message):
     def __init__(self, bucket: _Optional[str] = ..., bucket_uuid: _Optional[bytes] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., tenant: _Optional[str] = ..., with_bytes: bool = ...) -> None: ...
 
 class FetchResponse(_message.Message):
-    __slots__ = ("object", "data")
+    __slots__ = ("object", "data", "version")
     OBJECT_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     object: FetchedObject
     data: bytes
-    def __init__(self, object: _Optional[_Union[FetchedObject, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    version: str
+    def __init__(self, object: _Optional[_Union[FetchedObject, _Mapping]] = ..., data: _Optional[bytes] = ..., version: _Optional[str] = ...) -> None: ...
 
 class SettleFetchesRequest(_message.Message):
     __slots__ = ("bucket", "bucket_uuid", "name")

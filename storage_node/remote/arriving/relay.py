@@ -27,10 +27,13 @@ class Relay:
         self._arrivals = arrivals
         self._key, self._name = key, name
         self._arrival: Arrival | None = None
+        self.version = ""
+        """Version of the current copy, if the other node has told it."""
 
     async def take(self, response: pb.FetchResponse) -> None:
         """Take a message of the node that fetches. The first ones may come again, from another node."""
         self._arrivals.note(self._key)
+        self.version = response.version
         if response.HasField("object"):
             self._end()
             found = response.object
