@@ -22,6 +22,7 @@ from ais_loader.errors import BucketNotFound, DriveFailed, LoaderError
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.cluster_map import ClusterView, most_copies
 from ais_loader.wire.generated import ais_cluster_pb2 as pb
+from ais_loader.wire.reserved import REMOTE_ETAG
 from storage_node.cluster.repair.peers import PAGE_NAMES, RepairPeers
 from storage_node.cluster.repair.plan import UNKNOWN, State, batches, compare, owned_by
 from storage_node.cluster.repair.transfers import GROUP_BYTES, GROUP_NAMES, RepairMetrics, chunks
@@ -286,17 +287,26 @@ class Reconciler:
             if best_node is not None and best is not None and name in owned:
                 sources.setdefault(best_node, []).append((name, best))
             elif best_node is None and name in stale and all(state is not UNKNOWN for state in known.values()):
-                self._give_up(bucket, name, stale[name])
+                await self._give_up(bucket, name, stale[name])
         for node, wanted in sources.items():
             try:
                 await self._fetch(view.nodes[node].peer_endpoint, bucket, wanted)
             except ReplicaLost as lost:
                 log.info("newer versions of %d names cannot be fetched for now: %s", len(wanted), lost)
 
-    def _give_up(self, bucket: pb.MapBucket, name: str, stale: StaleName) -> None:
+    async def _give_up(self, bucket: pb.MapBucket, name: str, stale: StaleName) -> None:
         """Stop treating a name as stale if no node has the announced version."""
         if time.monotonic() - stale.since_s > invalidation.GIVEN_UP_S:
+            if bucket.HasField("remote"):
+                await self._node.read(self._remove_copy, bucket, name)
             self._store.replicas.stale.trust_name(bucket.uuid, name, stale.version)
+
+    def _remove_copy(self, bucket: pb.MapBucket, name: str) -> None:
+        """Remove a copy of a remote object. The announced version may have been evicted everywhere, and this older one
+        must not come back in its place."""
+        entry = self._store.replicas.newest_entry(bucket.uuid, name)
+        if entry is not None and not entry.is_tombstone and REMOTE_ETAG in entry.metadata:
+            self._store.delete(bucket.name, name, entry.version)
 
     async def _fetch(self, endpoint: str, bucket: pb.MapBucket, wanted: Sequence[tuple[str, State]]) -> None:
         names, sizes = [name for name, _ in wanted], [state.size_bytes for _, state in wanted]
