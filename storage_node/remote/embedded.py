@@ -205,7 +205,9 @@ class EmbeddedRemote:
     async def _put(self, bucket: RemoteBucket, header: pb.PutHeader, spool: Spooled) -> pb.ObjectInfo:
         if bucket.remote.is_write_back:
             async with self.write_back.admitted(bucket, header.name, spool.size_bytes):
-                mark = await self.write_back.mark(bucket, header.name, condition_of(header))
+                if etag := await self.write_back.cold_etag(bucket, header.name, header.condition.if_version):
+                    header.condition.if_version = ""
+                mark = await self.write_back.mark(bucket, header.name, condition_of(header), etag)
                 header.metadata[REMOTE_PENDING] = mark
                 async with aclosing(self._chunks(spool)) as chunks:
                     return await self._store_object(header, chunks)
@@ -228,8 +230,10 @@ class EmbeddedRemote:
     def delete_later(self, bucket: RemoteBucket, name: str, if_version: str) -> None:
         """Delete an object whose remote object is deleted afterwards. Raises VersionConflict and what `Store.delete`
         raises."""
+        if etag := self._thread.run(self.write_back.cold_etag(bucket, name, if_version)):
+            if_version = ""
         condition = parse_condition(False, if_version)
-        mark = self._thread.run(self.write_back.deletion_mark(bucket, [name], condition))
+        mark = self._thread.run(self.write_back.deletion_mark(bucket, [name], condition, etag))
         self._store.delete(bucket.name, name, keep_tombstone=True, condition=condition, raw_metadata=mark)
 
     def require_settable(self, bucket: RemoteBucket, remote: Remote | str | None) -> None:

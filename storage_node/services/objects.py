@@ -161,7 +161,9 @@ class ObjectsService:
             raise InvalidRequest("a PUT begins with its header")
         header = first.header
         async with write_back.admitted(bucket, header.name, header.size_bytes):
-            header.metadata[REMOTE_PENDING] = await write_back.mark(bucket, header.name, condition_of(header))
+            if etag := await write_back.cold_etag(bucket, header.name, header.condition.if_version):
+                header.condition.if_version = ""
+            header.metadata[REMOTE_PENDING] = await write_back.mark(bucket, header.name, condition_of(header), etag)
             async with aclosing(_all(first, messages)) as marked:
                 return await self._put_writer.store(marked, take_from_socket)
 
@@ -290,7 +292,9 @@ class ObjectsService:
         if bucket is None:
             await self._delete(request)
         elif bucket.remote.is_write_back and write_back is not None:
-            mark = await write_back.deletion_mark(bucket, [request.name], _condition_of(request))
+            if etag := await write_back.cold_etag(bucket, request.name, request.if_version):
+                request.if_version = ""
+            mark = await write_back.deletion_mark(bucket, [request.name], _condition_of(request), etag)
             with contextlib.suppress(ObjectNotFound):  # a cold object has no copy
                 await self._delete(request, mark)
         else:

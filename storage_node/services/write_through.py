@@ -134,18 +134,25 @@ class WriteThrough:
             small.metadata.clear()
             small.metadata.update(metadata)
 
+        failed: dict[int, LoaderError] = {}
         wanted: dict[int, RemoteBucket] = {}
         for position, small in enumerate(request.object):
             bucket = self._tier.remote_bucket(small.bucket)
             if bucket is not None and bucket.remote.is_write_back and self._tier.write_back is not None:
-                mark = await self._tier.write_back.mark(bucket, small.name, condition_of(small))
+                write_back, condition = self._tier.write_back, small.condition
+                try:
+                    if etag := await write_back.cold_etag(bucket, small.name, condition.if_version):
+                        condition.if_version = ""
+                    mark = await write_back.mark(bucket, small.name, condition_of(small), etag)
+                except LoaderError as error:
+                    failed[position] = error
+                    continue
                 small.metadata[REMOTE_PENDING] = mark
             elif bucket is not None:
                 wanted[position] = bucket
         results = await asyncio.gather(
             *(put(request.object[position], bucket) for position, bucket in wanted.items()), return_exceptions=True
         )
-        failed: dict[int, LoaderError] = {}
         for position, result in zip(wanted, results, strict=True):
             if isinstance(result, LoaderError):
                 failed[position] = result

@@ -121,7 +121,7 @@ class TestCollatePacked:
         samples = Tokens(len(counts), counts)
         dataset = BatchIterableDataset(samples, plan, collate=partial(collate_packed, tokens=10))
         found: Counter[int] = Counter()
-        for batch in BatchLoader(dataset, num_workers=1):
+        for batch in BatchLoader(dataset):
             assert batch["input_ids"].shape[1] == 10
             found.update(batch["input_ids"][batch["doc_ids"] >= 0].tolist())
         assert found == Counter(100 * at + token for at, count in enumerate(counts) for token in range(count))

@@ -224,7 +224,7 @@ def test_workers_that_stay_know_the_group_of_a_loaded_state() -> None:
         next(iter(rank))
     state = ranks[0].state_dict()
     dataset = BatchIterableDataset(Numbers(40), plan, rank=1, world_size=2)
-    loader = BatchLoader(dataset, num_workers=1, persistent_workers=True)
+    loader = BatchLoader(dataset, num_workers=1, persistent_workers=True, multiprocessing_context="forkserver")
     next(iter(loader))
     loader.load_state_dict(state)
     expected = [plan.with_group(4).batch(0, step).tolist() for step in range(5, 20, 2)]

@@ -22,8 +22,8 @@ from tests.remote.fault_proxy import Fault, FaultProxy
 from tests.remote.test_cluster_faults import first_owner
 
 MIB = 1 << 20
-SIZE_BYTES = (12 << 20) + 17
-HELD_BYTES = 7 << 20
+SIZE_BYTES = (7 << 20) + 17
+HELD_BYTES = 5 << 20
 FIRST_BYTES = 4 << 20
 
 

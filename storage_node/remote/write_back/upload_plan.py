@@ -152,7 +152,7 @@ class Step(enum.Enum):
     REPLACED = "replaced"
     """Others have changed the object after a request that may have been done: theirs is the last write."""
     OBSOLETE = "obsolete"
-    """The remote storage has a newer version of this bucket: another node has uploaded it."""
+    """The remote storage has a newer version of this bucket: another node has uploaded it. This one is removed."""
 
     @property
     def is_over(self) -> bool:

@@ -75,6 +75,14 @@ class Uploader:
             return step
         raise RemoteUnavailable(f"{bucket.name}/{name}: others keep changing the remote object; not uploaded yet")
 
+    async def _drop(self, bucket: RemoteBucket, upload: PendingUpload, entry: CatalogEntry) -> None:
+        """Remove an entry that a newer one of this bucket has replaced on other nodes, which may have evicted it since:
+        repair would not bring it here."""
+        name, version = upload.name, upload.version
+        settle = functools.partial(self._store.uploads.settle, bucket.uuid, name, version, _settled(entry, None))
+        if await self._read(settle) and not upload.is_deletion:
+            await self._read(self._store.delete, bucket.name, name, version)
+
     async def _look(self, backend: Backend, name: str) -> RemoteObject | None:
         with contextlib.suppress(ObjectNotFound):
             return await backend.head(name)

@@ -21,16 +21,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import dataclass
 from typing import Any
 
-from ais_loader.errors import LoaderError, Overloaded, Unsupported, VersionConflict
+from ais_loader.errors import LoaderError, ObjectNotFound, Overloaded, Unsupported, VersionConflict
 from ais_loader.wire.backoff import Backoff
 from ais_loader.wire.generated import ais_objects_pb2 as objects
 from ais_loader.wire.generated import ais_remote_pb2 as pb
-from ais_loader.wire.reserved import REMOTE_DELETED, REMOTE_ETAG, REMOTE_PENDING
+from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_DELETED, REMOTE_ETAG, REMOTE_PENDING
 from storage_node.limits.tasks import keep_going
 from storage_node.remote.backend import Backend
 from storage_node.remote.remote_buckets import RemoteBucket, RemoteBuckets
 from storage_node.remote.write_back.upload_owners import AloneOwner, UploadOwners
-from storage_node.remote.write_back.upload_plan import ANY, PendingUpload, Step, base_of, pending_upload
+from storage_node.remote.write_back.upload_plan import ANY, Base, PendingUpload, Step, base_of, pending_upload
 from storage_node.remote.write_back.uploader import Uploader
 from storage_node.settings.declarations import RemoteSettings
 from storage_node.store.drive.preconditions import Condition
@@ -292,10 +292,28 @@ class WriteBack:
         pending = max(self._bytes + self._admitted_bytes, elsewhere)
         return not pending or pending + size_bytes <= self._settings.write_back_bytes
 
-    async def mark(self, bucket: RemoteBucket, name: str, condition: Condition | None) -> str:
-        """Return the value of the REMOTE_PENDING metadata of a write. Waits for a drive if it is conditional."""
+    async def mark(self, bucket: RemoteBucket, name: str, condition: Condition | None, etag: str = "") -> str:
+        """Return the value of the REMOTE_PENDING metadata of a write. Waits for a drive if it is conditional. `etag`:
+        of a cold object that the write replaces, see `cold_etag`."""
         await self._note_changes(bucket, [name])
-        return await self._mark(bucket, name, condition)
+        return Base(etag).encode() if etag else await self._mark(bucket, name, condition)
+
+    async def cold_etag(self, bucket: RemoteBucket, name: str, if_version: str) -> str:
+        """Return the ETag that a condition names as the version of a cold object; "" if it names none.
+
+        Raises VersionConflict if the object is not cold, or has another ETag; ObjectNotFound.
+        """
+        etag = if_version.removeprefix(ETAG_VERSION)
+        if etag == if_version:
+            return ""
+        entry = await self._read(self._store.uploads.newest, bucket.uuid, name)
+        if entry is not None and not entry.is_tombstone:
+            raise VersionConflict(f"{bucket.name}/{name}: it has version {entry.version} now; nothing was changed")
+        if entry is not None and is_pending(entry.raw_metadata):
+            raise ObjectNotFound(f"{bucket.name}/{name}: it was deleted")
+        if (found := (await self._backend(bucket).head(name)).etag) != etag:
+            raise VersionConflict(f"{bucket.name}/{name}: the remote ETag is {found} now; nothing was changed")
+        return etag
 
     async def _mark(self, bucket: RemoteBucket, name: str, condition: Condition | None) -> str:
         if condition is None or not (condition.if_absent or condition.if_version):
@@ -303,13 +321,16 @@ class WriteBack:
         entry = await self._read(self._store.uploads.newest, bucket.uuid, name)
         return base_of(entry, is_conditional=True).encode()
 
-    async def deletion_mark(self, bucket: RemoteBucket, names: Sequence[str], condition: Condition | None) -> bytes:
+    async def deletion_mark(
+        self, bucket: RemoteBucket, names: Sequence[str], condition: Condition | None, etag: str = ""
+    ) -> bytes:
         """Return the metadata of tombstones that are to be uploaded. `condition`: only for a single one. Raises
         Unsupported."""
         if not bucket.remote.is_writable:
             raise Unsupported(f"bucket {bucket.name!r} is read-only: nothing can be deleted at {bucket.remote.url}")
         await self._note_changes(bucket, names)
-        return encode_metadata({REMOTE_PENDING: await self._mark(bucket, names[0] if names else "", condition)})
+        base = Base(etag).encode() if etag else await self._mark(bucket, names[0] if names else "", condition)
+        return encode_metadata({REMOTE_PENDING: base})
 
     # -- uploading
 
@@ -403,8 +424,7 @@ class WriteBack:
             return
         if error is not None and now.failures in (1, 10, 100):
             log.warning("%s/%s is not uploaded for now: %s", bucket.name, key[1], error)
-        # Another node has a newer version, which repair brings here.
-        self._later(key, _RETRY.longest_s if step is Step.OBSOLETE else _RETRY.pause_s(now.failures))
+        self._later(key, _RETRY.pause_s(now.failures))
 
     # -- other owners
 
