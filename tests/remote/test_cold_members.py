@@ -137,6 +137,7 @@ def test_members_keep_their_places_and_bytes(
     assert sent_bytes(proxy, remote_bucket.path(NAME)) < 0.25 * nodes_of(client) * len(tar)
 
 
+@pytest.mark.slow
 def test_an_error_is_that_of_a_stored_archive(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, tar: bytes
 ) -> None:
@@ -153,6 +154,7 @@ def test_an_error_is_that_of_a_stored_archive(
     assert is_stored(cold) and failures() == cold_ones
 
 
+@pytest.mark.slow
 def test_members_are_listed_without_the_archive(
     cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, tar: bytes, members: dict[str, bytes]
 ) -> None:
@@ -174,6 +176,7 @@ def test_members_are_listed_without_the_archive(
         list(cold.members("none.tar"))
 
 
+@pytest.mark.slow
 def test_an_archive_is_stored_when_much_of_it_was_read(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, tar: bytes, members: dict[str, bytes]
 ) -> None:
@@ -187,6 +190,7 @@ def test_an_archive_is_stored_when_much_of_it_was_read(
     assert proxy.count("GET") == 0
 
 
+@pytest.mark.slow
 def test_an_index_is_kept_over_an_eviction(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, tar: bytes, members: dict[str, bytes]
 ) -> None:
@@ -205,6 +209,7 @@ def test_an_index_is_kept_over_an_eviction(
     assert read(client, cold, ["0015.wav"]) == [other["0015.wav"]]
 
 
+@pytest.mark.slow
 def test_readers_of_one_archive_share_one_walk(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, tar: bytes, members: dict[str, bytes]
 ) -> None:
@@ -218,6 +223,7 @@ def test_readers_of_one_archive_share_one_walk(
 
 
 @pytest.mark.parametrize("skip", [2, 14], ids=["early", "late"])
+@pytest.mark.slow
 def test_an_archive_that_is_replaced_while_it_is_walked(
     client: Client,
     cold: Bucket,
@@ -238,6 +244,7 @@ def test_an_archive_that_is_replaced_while_it_is_walked(
     assert [one.size_bytes for one in cold.members(NAME)] == [len(data) for data in other.values()]
 
 
+@pytest.mark.slow
 def test_an_archive_that_is_replaced_after_it_was_walked(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, tar: bytes, members: dict[str, bytes]
 ) -> None:
@@ -257,6 +264,7 @@ def test_an_archive_that_is_replaced_after_it_was_walked(
 
 
 @pytest.mark.parametrize("cut", ["in a member", "in a header"])
+@pytest.mark.slow
 def test_a_truncated_tar_is_fetched_and_refused_as_ever(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, tar: bytes, cut: str
 ) -> None:
@@ -267,6 +275,7 @@ def test_a_truncated_tar_is_fetched_and_refused_as_ever(
     assert is_stored(cold)
 
 
+@pytest.mark.slow
 def test_a_damaged_header_is_left_to_the_stored_archive(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, tar: bytes
 ) -> None:
@@ -278,6 +287,7 @@ def test_a_damaged_header_is_left_to_the_stored_archive(
         list(cold.members(NAME))
 
 
+@pytest.mark.slow
 def test_members_of_a_zip_are_read_by_range(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -309,6 +319,7 @@ def test_compressed_tars_are_fetched_as_a_whole(client: Client, cold: Bucket, re
     assert is_stored(cold, "a.tar.gz")
 
 
+@pytest.mark.slow
 def test_a_cloud_that_fails_for_a_moment_is_asked_again(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, tar: bytes, members: dict[str, bytes]
 ) -> None:
@@ -319,6 +330,7 @@ def test_a_cloud_that_fails_for_a_moment_is_asked_again(
     assert not is_stored(cold)
 
 
+@pytest.mark.slow
 def test_an_index_of_lhotse_beside_a_tar_is_asked_for_once(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy, tar: bytes, members: dict[str, bytes]
 ) -> None:
@@ -336,6 +348,7 @@ def test_an_index_of_lhotse_beside_a_tar_is_asked_for_once(
     assert asked[0] and (nodes_of(client) > 1 or not asked[1])  # where one has none, the others have none
 
 
+@pytest.mark.slow
 def test_a_map_dataset_reads_members(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, tar: bytes, members: dict[str, bytes]
 ) -> None:
@@ -347,6 +360,7 @@ def test_a_map_dataset_reads_members(
     assert not is_stored(cold)
 
 
+@pytest.mark.slow
 def test_samples_of_webdataset_shards_are_read_alone(
     client: Client, cold: Bucket, remote_bucket: RemoteBucket, proxy: FaultProxy
 ) -> None:
@@ -363,6 +377,7 @@ def test_samples_of_webdataset_shards_are_read_alone(
     assert not is_stored(cold)
 
 
+@pytest.mark.slow
 def test_an_index_survives_a_restart(
     tmp_path: Path, remote_bucket: RemoteBucket, proxy: FaultProxy, tar: bytes, members: dict[str, bytes]
 ) -> None:
