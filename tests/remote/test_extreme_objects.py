@@ -61,7 +61,7 @@ def test_ranges_of_an_object_of_5_tib(client: Client, virtual_bucket: Bucket) ->
 def test_an_object_of_5_tib_is_sent_through_but_not_stored(virtual_bucket: Bucket) -> None:
     with virtual_bucket.open("a") as file:
         assert file.read(1000) == virtual(0, 1000)
-    with pytest.raises(errors.DriveFull, match="a: 5,497,558,138,880 bytes cannot be stored .*; read ranges"):
+    with pytest.raises(errors.DriveFull, match=r"a: 5,497,558,138,880 bytes cannot be stored .*; read ranges"):
         virtual_bucket.warm(["a"])
     assert not virtual_bucket.head("a").is_stored
 
