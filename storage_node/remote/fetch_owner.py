@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc.aio
 
-from ais_loader.errors import RemoteUnavailable
+from ais_loader.errors import ObjectNotFound, RemoteUnavailable
 from ais_loader.wire.cluster_map import ClusterView
 from ais_loader.wire.generated import ais_remote_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2_grpc as rpc
@@ -27,6 +27,7 @@ from storage_node.context.membership import Membership
 from storage_node.limits.call_slots import current_tenant
 from storage_node.remote.arriving.relay import TakeResponse
 from storage_node.remote.remote_buckets import RemoteBucket
+from storage_node.store.replica_state import not_found_message
 
 
 class FetchOwner:
@@ -99,17 +100,24 @@ class FetchOwner:
     async def copy_here(self, bucket: RemoteBucket, name: str) -> bool:
         """Have another owner send its copy, if this node is an owner that lacks it. Returns whether one has sent it.
 
-        Raises RemoteUnavailable if no other owner has it, as far as they answer, and not all do.
+        Raises RemoteUnavailable if no other owner has it, as far as they answer, and not all do; ObjectNotFound if one
+        has deleted it, and the deletion is still to be uploaded. In a bucket that is written back, the newest write may
+        be on `min_copies` owners alone: it raises RemoteUnavailable if so many do not answer, and returns False if
+        fewer do not.
         """
         if (found := self._placed(bucket)) is None:
             return False
         view, placed = found
+        is_back = bucket.remote.is_write_back
         owners = [view.nodes[node] for node in view.owners(placed, name)]
         own_uuid = self._membership.node_uuid
         if own_uuid not in [owner.uuid for owner in owners]:
+            if is_back:
+                raise RemoteUnavailable(f"{bucket.name}/{name}: no node answers that may have a write of it")
             return False
         request = wire.PushRequest(bucket=bucket_ref(placed), name=[name], node_uuid=own_uuid)
-        silent = ""
+        silent: list[str] = []
+        is_withheld = False
         for endpoint in [owner.peer_endpoint for owner in owners if owner.uuid != own_uuid]:
             try:
                 if self._channels.avoided(endpoint):
@@ -118,12 +126,18 @@ class FetchOwner:
                 with self._channels.reporting(endpoint):
                     answer: wire.PushResponse = await stub.Push(request, timeout=STEP_TIMEOUT_S)
             except ReplicaLost as lost:
-                silent = str(lost)
+                silent.append(str(lost))
                 continue
             if answer.objects:
                 return True
-        if silent:
-            raise RemoteUnavailable(f"{bucket.name}/{name}: another node may have it, which did not send it: {silent}")
+            if answer.deleted:
+                raise ObjectNotFound(not_found_message(bucket.name, name))
+            if answer.withheld:
+                is_withheld = True
+                silent.append(f"{endpoint} compares it with other nodes first")
+        if is_withheld or len(silent) >= (max(1, placed.min_copies) if is_back else 1):
+            why = "; ".join(silent)
+            raise RemoteUnavailable(f"{bucket.name}/{name}: another node may have it, which did not send it: {why}")
         return False
 
     async def _ask(self, endpoint: str, request: pb.FetchRequest, take: TakeResponse) -> None:

@@ -42,6 +42,7 @@ from ais_loader.errors import (
 )
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
+from ais_loader.wire.object_info import info_of
 from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_ETAG
 from storage_node.limits.call_slots import current_tenant
 from storage_node.limits.name_locks import NameLocks
@@ -320,7 +321,8 @@ class RemoteTier:
         self, bucket: RemoteBucket, name: str, start: int, length: int, etag: str = ""
     ) -> tuple[Spooled, str] | ArrivingPart | None:
         """See `ColdParts.range`. An object that is stored instead is streamed; see `stream`."""
-        self._begin_part(bucket, name)
+        if await self._begin_part(bucket, name):
+            return None
         return await self._parts.range(
             bucket,
             name,
@@ -341,20 +343,24 @@ class RemoteTier:
         self, bucket: RemoteBucket, name: str, member: str, start: int, length: int, etag: str = ""
     ) -> tuple[Spooled, str] | None:
         """See `ColdParts.member`."""
-        self._begin_part(bucket, name)
+        if await self._begin_part(bucket, name):
+            return None
         return await self._parts.member(bucket, name, member, start, length, etag)
 
-    def _begin_part(self, bucket: RemoteBucket, name: str) -> None:
+    async def _begin_part(self, bucket: RemoteBucket, name: str) -> bool:
+        """Begin to read a part of an object from the remote storage; return True if the object is stored by now."""
         self._require_kept(bucket, name)
         self._count_for(bucket, name)
         self._backends.require_budget(bucket)
+        return bucket.remote.is_write_back and await self._bring(bucket, name)
 
     async def member_page(self, bucket: RemoteBucket, name: str, wanted: WantedPage) -> MemberPage | None:
         """List members of an archive that is not stored here. Returns None when it is stored by now instead.
 
         Raises what `ColdParts.member_page` raises.
         """
-        self._begin_part(bucket, name)
+        if await self._begin_part(bucket, name):
+            return None
         with contextlib.suppress(RemoteUnavailable):  # another owner that has it
             if await self._bring(bucket, name):
                 return None
@@ -438,8 +444,11 @@ class RemoteTier:
             entry = await self._read(self.stored, bucket, name)
         except ObjectNotFound:
             brought = False
-            with contextlib.suppress(RemoteUnavailable):  # the remote storage has it, too
+            try:
                 brought = await self._bring(bucket, name)
+            except RemoteUnavailable:
+                if bucket.remote.is_write_back:
+                    raise  # the remote storage may not have it yet
             try:
                 entry = await self._read(self.stored, bucket, name) if brought else None
             except ObjectNotFound:
@@ -512,6 +521,8 @@ class RemoteTier:
     async def head(self, bucket: RemoteBucket, name: str) -> pb.ObjectInfo:
         """Describe a remote object that is not stored. Raises ObjectNotFound, RemoteUnavailable, RemoteDenied."""
         self._require_kept(bucket, name)
+        if bucket.remote.is_write_back and await self._bring(bucket, name):
+            return info_of(bucket.name, name, await self._read(self.stored, bucket, name))
         return described(bucket.name, await self.backend(bucket).head(name))
 
     async def heads(self, bucket: RemoteBucket, names: Sequence[str]) -> list[pb.ObjectInfo | LoaderError]:

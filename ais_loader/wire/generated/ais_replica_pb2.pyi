@@ -90,10 +90,14 @@ class PushRequest(_message.Message):
     def __init__(self, bucket: _Optional[_Union[BucketRef, _Mapping]] = ..., name: _Optional[_Iterable[str]] = ..., node_uuid: _Optional[bytes] = ...) -> None: ...
 
 class PushResponse(_message.Message):
-    __slots__ = ("objects",)
+    __slots__ = ("objects", "withheld", "deleted")
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
     objects: int
-    def __init__(self, objects: _Optional[int] = ...) -> None: ...
+    withheld: int
+    deleted: int
+    def __init__(self, objects: _Optional[int] = ..., withheld: _Optional[int] = ..., deleted: _Optional[int] = ...) -> None: ...
 
 class TooFewRequest(_message.Message):
     __slots__ = ("bucket", "name")

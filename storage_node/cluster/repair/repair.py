@@ -57,7 +57,7 @@ from storage_node.context.membership import Membership
 from storage_node.context.node import Node
 from storage_node.limits.tasks import keep_going
 from storage_node.store.drive.drive import Drive
-from storage_node.store.format import CatalogEntry, Version
+from storage_node.store.format import CatalogEntry, Version, is_pending
 
 SETTLE_S = 0.25
 """Replicas that differ may belong to a write that is being committed; they are checked again after this time."""
@@ -499,8 +499,18 @@ class Repair:
         bucket = view.bucket_with_uuid(request.bucket.uuid) if view is not None else None
         if view is None or at is None or bucket is None:
             raise BucketNotFound("the map has no such node or bucket")
-        done = await self.transfers.push(view.nodes[at].peer_endpoint, bucket, list(request.name))
-        return wire.PushResponse(objects=done)
+        names = list(request.name)
+        done = await self.transfers.push(view.nodes[at].peer_endpoint, bucket, names)
+        written, deleted = await self._node.read(self._pending, bucket, names)
+        return wire.PushResponse(objects=done, withheld=max(0, written - done), deleted=deleted)
+
+    def _pending(self, bucket: pb.MapBucket, names: Sequence[str]) -> tuple[int, int]:
+        """Return how many of these objects, and of their deletions, are still to be uploaded from here."""
+        if not bucket.HasField("remote"):
+            return 0, 0
+        entries = (self._store.replicas.newest_entry(bucket.uuid, name) for name in names)
+        pending = [entry.is_tombstone for entry in entries if entry is not None and is_pending(entry.raw_metadata)]
+        return pending.count(False), pending.count(True)
 
     def too_few(self, request: wire.TooFewRequest) -> wire.TooFewResponse:
         """Accept a report of objects with too few replicas, one of which is here."""
