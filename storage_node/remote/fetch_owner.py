@@ -74,6 +74,8 @@ class FetchOwner:
                     raise lost.refusal from lost
                 continue
             return True
+        if bucket.remote.is_write_back:
+            raise RemoteUnavailable(f"{bucket.name}/{name}: no node answers that may have a write of it")
         return False
 
     async def settle(self, bucket: RemoteBucket, names: Sequence[str]) -> None:
@@ -112,8 +114,6 @@ class FetchOwner:
         owners = [view.nodes[node] for node in view.owners(placed, name)]
         own_uuid = self._membership.node_uuid
         if own_uuid not in [owner.uuid for owner in owners]:
-            if is_back:
-                raise RemoteUnavailable(f"{bucket.name}/{name}: no node answers that may have a write of it")
             return False
         request = wire.PushRequest(bucket=bucket_ref(placed), name=[name], node_uuid=own_uuid)
         silent: list[str] = []
