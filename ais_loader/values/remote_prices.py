@@ -26,8 +26,8 @@ LIST_PRICES: dict[str, dict[str, float]] = {scheme: dict.fromkeys(KEYS, 0.0) for
 }
 """Prices in US dollars: of 1,000 requests of a class, and of 1 GB (10^9 bytes), by scheme."""
 ASSUMPTIONS = (
-    f"List prices in US dollars as of {_READ}, read within the region, where bytes are free: S3 Standard in us-east-1, "
-    "Google Cloud Storage Standard in a region of the USA, Azure Blob Storage Hot LRS in East US. Not included: "
+    f"Approximate list prices in US dollars, entered on {_READ} and not checked for your region, where bytes are free: "
+    "S3 Standard, Google Cloud Storage Standard, Azure Blob Storage Hot LRS. Replace them with --prices. Not included: "
     "storage, transfer to other regions and the internet (bytes_in), retrieval from colder classes, taxes, discounts. "
     "The parts of a large PUT count as one request."
 )

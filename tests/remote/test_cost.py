@@ -144,7 +144,7 @@ def test_the_cost_is_shown_by_epoch_with_prices_of_the_user(
         line for line in table.stdout.splitlines() if line.split()[-1] == cold.name or f"  {cold.name} (" in line
     ]
     assert " 7  " in line and "0.0000" in line
-    assert "List prices" in table.stderr and "Not included" in table.stderr
+    assert "list prices" in table.stderr and "Not included" in table.stderr
 
 
 def test_prices_replace_list_prices() -> None:
