@@ -200,9 +200,10 @@ def judge(folders: Sequence[Path]) -> None:
 
 @main.command()
 @click.argument("outcomes", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def page(outcomes: Sequence[Path]) -> None:
+@click.option("--to", type=click.Path(dir_okay=False, path_type=Path), default=TABLE, help="The page's file.")
+def page(outcomes: Sequence[Path], to: Path) -> None:
     """Write the page of figures of OUTCOMES, the .json files that runs leave in their output folder."""
-    TABLE.write_text(table([Outcome.of_json(json.loads(path.read_text())) for path in outcomes]))
+    to.write_text(table([Outcome.of_json(json.loads(path.read_text())) for path in outcomes]))
 
 
 if __name__ == "__main__":

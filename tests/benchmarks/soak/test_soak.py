@@ -11,6 +11,7 @@ from benchmarks.soak.embedded import EmbeddedSoak
 from benchmarks.soak.fuzz import fuzz
 from benchmarks.soak.history import Operation, read_history
 from benchmarks.soak.outcome import Outcome, judge_again
+from benchmarks.soak.remote import RemoteSoak
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +41,13 @@ def test_a_cluster_delivers_nothing_damaged_and_everything_that_has_an_intact_co
         assert_clean(outcome)
         assert outcome.events["bytes flipped"] == 4 and outcome.figures["damaged copies that were found"] > 0
         assert outcome.counts["read ok"] > 20
+
+
+def test_a_remote_bucket_and_its_cloud_agree_after_faults_of_both() -> None:
+    with throwaway_folder() as folder, RemoteSoak(folder, seed=3, say=print) as soak:
+        outcome = soak.run(events=4, duration_s=100)
+        assert_clean(outcome)
+        assert outcome.events.total() == 4 and outcome.counts["put ok"] > 3 and outcome.counts["read ok"] > 20
 
 
 def test_what_is_found_is_kept_and_found_again_in_what_was_kept() -> None:
