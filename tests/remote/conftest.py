@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,14 @@ LARGE_BYTES, RANGE_BYTES = 8 << 20, 2 << 20
 of the defaults, as the servers of tests are slow."""
 SETTINGS = {"remote_large_object_bytes": LARGE_BYTES, "remote_range_bytes": RANGE_BYTES}
 _ARGUMENTS = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a cluster as slow. Those of a node and of an embedded store cover what they share."""
+    folder = Path(__file__).parent
+    for item in items:
+        if folder in item.path.parents and "[cluster" in item.name:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
