@@ -67,6 +67,8 @@ class ColdReader:
             try:
                 await flight
             except DriveFull as full:
+                if bucket.remote.is_write_back and not isinstance(full, NotStored):
+                    raise  # an owner may have a newer write than the remote storage
                 info = full.info if isinstance(full, NotStored) else await self._backend(bucket).head(name)
                 self.note_full(full)
             else:
