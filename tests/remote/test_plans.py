@@ -324,7 +324,8 @@ def test_a_node_of_a_cluster_that_restarts_is_told_its_part_again(
         eventually(lambda: min(expected_keys(client)) > 0, 30)
         read += list(batches)
         assert read == [contents(plan, step) for step in range(1, 60)]
-        eventually(lambda: not any(expected_keys(client)), 45.0)  # a node that could not be told forgets after a lifetime
+        # A node that could not be told forgets the loader after its lifetime.
+        eventually(lambda: not any(expected_keys(client)), 45.0)
         assert all_requested(remote_bucket, proxy, names)()
 
 
