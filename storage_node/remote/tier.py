@@ -361,9 +361,10 @@ class RemoteTier:
         """
         if await self._begin_part(bucket, name):
             return None
-        with contextlib.suppress(RemoteUnavailable):  # another owner that has it
-            if await self._bring(bucket, name):
-                return None
+        if not bucket.remote.is_write_back:  # otherwise the owners have been asked
+            with contextlib.suppress(RemoteUnavailable):
+                if await self._bring(bucket, name):
+                    return None
         return await self._parts.member_page(bucket, name, wanted)
 
     async def to_fetch(self, objects: Sequence[tuple[RemoteBucket, str]]) -> list[str | None]:
@@ -390,7 +391,7 @@ class RemoteTier:
         with Relay(self.arrivals, (bucket.uuid, name), name) as relay:
             is_fetched = await self._forward(bucket, name, version, relay.take, with_bytes=with_bytes)
         if not is_fetched:
-            await self.fetch_here(bucket, name, version)
+            await self.fetch_here(bucket, name)
         elif not version:
             await self._bring(bucket, name)
         else:
@@ -419,7 +420,7 @@ class RemoteTier:
             return False
         return True
 
-    async def fetch_here(self, bucket: RemoteBucket, name: str, version: str = "") -> None:
+    async def fetch_here(self, bucket: RemoteBucket, name: str) -> None:
         """Fetch on this node, which is the one that fetches the object for the cluster. Raises what `fetch` raises."""
         await self._loads.join((bucket.uuid, name), lambda: self._look_and_load(bucket, name))
 
@@ -427,7 +428,7 @@ class RemoteTier:
         self, bucket: RemoteBucket, name: str, version: str, *, with_bytes: bool
     ) -> AsyncGenerator[remote_pb.FetchResponse, None]:
         """Call `fetch_here` for another node of the cluster. Yields what it is told meanwhile; see `relayed`."""
-        fetch = self.fetch_here(bucket, name, version)
+        fetch = self.fetch_here(bucket, name)
         responses = relayed(self.arrivals, (bucket.uuid, name), fetch, self._read, with_bytes=with_bytes)
         async with aclosing(responses):
             async for response in responses:

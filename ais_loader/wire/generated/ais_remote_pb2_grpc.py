@@ -415,7 +415,7 @@ class RemotePeerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UploadStates(self, request, context):
-        """What an owner knows of puts and deletions that are to be uploaded, asked by another owner.
+        """State of puts and deletions that are to be uploaded, asked of one owner by another.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
