@@ -16,7 +16,6 @@ from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.generated import ais_remote_pb2 as remote_pb
 from ais_loader.wire.object_info import info_of
 from ais_loader.wire.remote import Remote
-from ais_loader.wire.reserved import REMOTE_PENDING
 from storage_node.limits.loop_thread import LoopThread
 from storage_node.remote.archives.cold_parts import WantedPage
 from storage_node.remote.arriving.arriving_part import ArrivingPart
@@ -205,10 +204,7 @@ class EmbeddedRemote:
     async def _put(self, bucket: RemoteBucket, header: pb.PutHeader, spool: Spooled) -> pb.ObjectInfo:
         if bucket.remote.is_write_back:
             async with self.write_back.admitted(bucket, header.name, spool.size_bytes):
-                if etag := await self.write_back.cold_etag(bucket, header.name, header.condition.if_version):
-                    header.condition.if_version = ""
-                mark = await self.write_back.mark(bucket, header.name, condition_of(header), etag)
-                header.metadata[REMOTE_PENDING] = mark
+                await self.write_back.mark(bucket, header)
                 async with aclosing(self._chunks(spool)) as chunks:
                     return await self._store_object(header, chunks)
         async with self.tier.writing.hold([(bucket.uuid, header.name)]):

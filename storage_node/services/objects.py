@@ -18,7 +18,7 @@ from ais_loader import errors
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound
 from ais_loader.wire.generated import ais_objects_pb2 as pb
 from ais_loader.wire.object_info import info_of
-from ais_loader.wire.reserved import REMOTE_PENDING, require_unreserved
+from ais_loader.wire.reserved import require_unreserved
 from storage_node.cluster.map.buckets import ClusterBuckets, requested_remote, requested_settings
 from storage_node.cluster.replication.coordinator import WriteCoordinator
 from storage_node.cluster.replication.listing_filter import Listed
@@ -161,9 +161,7 @@ class ObjectsService:
             raise InvalidRequest("a PUT begins with its header")
         header = first.header
         async with write_back.admitted(bucket, header.name, header.size_bytes):
-            if etag := await write_back.cold_etag(bucket, header.name, header.condition.if_version):
-                header.condition.if_version = ""
-            header.metadata[REMOTE_PENDING] = await write_back.mark(bucket, header.name, condition_of(header), etag)
+            await write_back.mark(bucket, header)
             async with aclosing(_all(first, messages)) as marked:
                 return await self._put_writer.store(marked, take_from_socket)
 

@@ -15,11 +15,10 @@ from typing import TypeAlias
 
 from ais_loader.errors import InvalidRequest, LoaderError, ObjectNotFound, OutcomeUnknown
 from ais_loader.wire.generated import ais_objects_pb2 as pb
-from ais_loader.wire.reserved import ETAG_VERSION, REMOTE_PENDING
+from ais_loader.wire.reserved import ETAG_VERSION
 from storage_node.context.node import Node
 from storage_node.remote.remote_buckets import RemoteBucket
 from storage_node.remote.tier import RemoteTier
-from storage_node.store.drive.preconditions import condition_of
 from storage_node.store.reframe_on_put import Spooled, spool_for
 from storage_node.store.write import check_announced, check_content
 
@@ -139,15 +138,10 @@ class WriteThrough:
         for position, small in enumerate(request.object):
             bucket = self._tier.remote_bucket(small.bucket)
             if bucket is not None and bucket.remote.is_write_back and self._tier.write_back is not None:
-                write_back, condition = self._tier.write_back, small.condition
                 try:
-                    if etag := await write_back.cold_etag(bucket, small.name, condition.if_version):
-                        condition.if_version = ""
-                    mark = await write_back.mark(bucket, small.name, condition_of(small), etag)
+                    await self._tier.write_back.mark(bucket, small)
                 except LoaderError as error:
                     failed[position] = error
-                    continue
-                small.metadata[REMOTE_PENDING] = mark
             elif bucket is not None:
                 wanted[position] = bucket
         results = await asyncio.gather(

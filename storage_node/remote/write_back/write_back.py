@@ -33,7 +33,7 @@ from storage_node.remote.write_back.upload_owners import AloneOwner, UploadOwner
 from storage_node.remote.write_back.upload_plan import ANY, Base, PendingUpload, Step, base_of, pending_upload
 from storage_node.remote.write_back.uploader import Uploader
 from storage_node.settings.declarations import RemoteSettings
-from storage_node.store.drive.preconditions import Condition
+from storage_node.store.drive.preconditions import Condition, condition_of
 from storage_node.store.format import CatalogEntry, encode_metadata, is_pending
 from storage_node.store.store import Store
 
@@ -292,11 +292,17 @@ class WriteBack:
         pending = max(self._bytes + self._admitted_bytes, elsewhere)
         return not pending or pending + size_bytes <= self._settings.write_back_bytes
 
-    async def mark(self, bucket: RemoteBucket, name: str, condition: Condition | None, etag: str = "") -> str:
-        """Return the value of the REMOTE_PENDING metadata of a write. Waits for a drive if it is conditional. `etag`:
-        of a cold object that the write replaces, see `cold_etag`."""
-        await self._note_changes(bucket, [name])
-        return Base(etag).encode() if etag else await self._mark(bucket, name, condition)
+    async def mark(self, bucket: RemoteBucket, put: objects.PutHeader | objects.SmallObject) -> None:
+        """Mark a put as one that is to be uploaded. A condition on the ETag of a cold object is removed from it: the
+        upload has to meet it. Waits for a drive if the put is conditional.
+
+        Raises InvalidRequest, and what `cold_etag` raises.
+        """
+        if etag := await self.cold_etag(bucket, put.name, put.condition.if_version):
+            put.condition.if_version = ""
+        condition = condition_of(put)
+        await self._note_changes(bucket, [put.name])
+        put.metadata[REMOTE_PENDING] = Base(etag).encode() if etag else await self._mark(bucket, put.name, condition)
 
     async def cold_etag(self, bucket: RemoteBucket, name: str, if_version: str) -> str:
         """Return the ETag that a condition names as the version of a cold object; "" if it names none.
