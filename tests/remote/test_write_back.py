@@ -272,3 +272,20 @@ def test_an_embedded_store_resumes_its_uploads(remote_bucket: RemoteBucket, prox
     down.remove()
     with connect(tmp_path / "store"):
         eventually(lambda: sorted(remote_bucket.keys()) == ["0", "2"], 30.0)
+
+
+def test_the_version_of_a_cold_object_is_a_condition(back: Bucket, remote_bucket: RemoteBucket) -> None:
+    remote_bucket.put("a", b"theirs")
+    version = back.head("a").version
+    back.put("a", b"ours", if_version=version)
+    back.flush(timeout_s=20)
+    assert remote_bucket.get("a") == b"ours"
+    remote_bucket.put("b", b"first")
+    version = back.head("b").version
+    remote_bucket.put("b", b"second")
+    for call in (lambda: back.put("b", b"ours", if_version=version), lambda: back.delete("b", if_version=version)):
+        with pytest.raises(errors.VersionConflict):
+            call()
+    back.delete("b", if_version=back.head("b").version)
+    back.flush(timeout_s=20)
+    assert remote_bucket.keys() == ["a"]
