@@ -148,7 +148,7 @@ class RemoteRequests:
     async def _hedged(self, begin: Callable[[asyncio.Event], Awaitable[OpenedAnswer]]) -> OpenedAnswer:
         """Return the first answer: of one request, or of two if the first is slow."""
         _, limiter = await self.driver()
-        sent = asyncio.Event()
+        sent, hedge_sent = asyncio.Event(), asyncio.Event()
         if not self._budget.share:
             return await begin(sent)
         self._budget.requested(1)
@@ -164,8 +164,7 @@ class RemoteRequests:
             await asyncio.wait(tasks, timeout=self._silences.limit_s(last=False))
             is_busy = limiter.is_busy or (self._pace is not None and self._pace.is_busy)
             if not tasks[0].done() and not is_busy and self._budget.take(1):
-                self._usage.note("hedged")
-                tasks.append(asyncio.ensure_future(begin(asyncio.Event())))
+                tasks.append(asyncio.ensure_future(begin(hedge_sent)))
             pending = set(tasks)
             while pending:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -179,6 +178,8 @@ class RemoteRequests:
         finally:
             if others := [task for task in tasks if task is not used]:
                 await _abandon(others)
+            if hedge_sent.is_set():  # while it waits for its turn, it is no request yet
+                self._usage.note("hedged")
 
     @contextlib.asynccontextmanager
     async def turn(
