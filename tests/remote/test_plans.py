@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -215,8 +216,11 @@ def test_requests_are_those_of_the_loader_s_tenant(client: Client, cold: Bucket,
     with connect(client.url, options=ClusterOptions(tenant="team")) as other:
         assert list(loader_of(other, plan)) == [contents(plan, step) for step in range(4)]
     rows = [row for row in client.remote_usage() if row.bucket == cold.name]
-    requests = {row.tenant: row.requests["get"] - row.hedged for row in rows if row.requests.get("get")}
-    assert requests == {"team": 20}
+    # A batch that outruns its announcement is counted without an epoch, in a row of its own.
+    requests: Counter[str] = Counter()
+    for row in rows:
+        requests[row.tenant] += row.requests.get("get", 0) - row.hedged
+    assert +requests == {"team": 20}
 
 
 def test_an_object_that_cannot_be_fetched_is_requested_once_ahead_and_fails_in_its_place(
