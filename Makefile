@@ -18,9 +18,11 @@ PACKAGE := setup.cfg setup.py pyproject.toml ais_loader/version.py storage_node/
 # Python 3.11 can fail at showing a stack as code while other threads do the same (its compiler counts the depth of what
 # it reads for all of them together): `native` reads no code.
 FAILURES := --maxfail 8 --tb native
-# Quick tests are run once. Those that kill, freeze and cut on a busy machine may fail once, five in a run; all of these
-# are counted and named at its end (tests/known_flaky.py).
-RERUN := $(FAILURES) --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks
+# A failed test runs once more: five of the slow ones, which kill, freeze and cut, and two of the quick ones, of which
+# there are 8,000. Each of these is a defect to be found, and is counted and named at the end (tests/known_flaky.py).
+RERUN := $(FAILURES) --reruns 1 --rerun-show-tracebacks
+QUICK_RERUN := $(RERUN) --max-suite-reruns 2
+SLOW_RERUN := $(RERUN) --max-suite-reruns 5
 # Processes that run tests side by side. A file stays in one, with its nodes, and each process has its files in the order
 # that one alone has: what forks comes before what leaves gRPC running.
 # Three keep two cores busy, as tests wait a lot; slow ones start processes of their own, and two are enough.
@@ -85,10 +87,10 @@ demo: setup
 	$(BIN)/python -m examples.speech.train
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SIDE_BY_SIDE) $(FAILURES) --session-timeout 1800 -m "not slow"
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(SIDE_BY_SIDE) $(QUICK_RERUN) --session-timeout 1800 -m "not slow"
 
 test-slow: setup
-	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(RERUN) --timeout 300 --session-timeout 3000 -m "slow and not exhaustive"
+	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(SLOW_RERUN) --timeout 300 --session-timeout 3000 -m "slow and not exhaustive"
 
 # Failures do not end the other seeds.
 test-seeds: setup
@@ -99,7 +101,7 @@ test-seeds: setup
 # The day draws the examples and the places of objects; the head of the run names its seed.
 test-exhaustive: export TESTS_SEED ?= $(shell date +%Y%m%d)
 test-exhaustive: setup
-	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(RERUN) --timeout 3600 -m exhaustive
+	$(BIN)/python -m pytest --numprocesses $(SLOW_WORKERS) $(SIDE_BY_SIDE) $(SLOW_RERUN) --timeout 3600 -m exhaustive
 
 $(EMULATORS)/.azurite-$(AZURITE):
 	@npm --version >/dev/null 2>&1 || { echo "npm is not installed, which Azurite needs; on Debian: apt-get install npm"; exit 1; }
@@ -125,7 +127,7 @@ test-remote: setup $(EMULATORS)/.azurite-$(AZURITE) $(EMULATORS)/.fake-gcs-$(FAK
 
 # One process: importing NeMo takes half a minute.
 $(FRONTS:%=test-front-%): test-front-%: .venv-%/.ais-loader-ready
-	AIS_LOADER_FRONT=$* .venv-$*/bin/python -m pytest $(RERUN) --timeout 300 $(or $(ONLY),$(wildcard $(FRONT_TESTS_$*)))
+	AIS_LOADER_FRONT=$* .venv-$*/bin/python -m pytest $(SLOW_RERUN) --timeout 300 $(or $(ONLY),$(wildcard $(FRONT_TESTS_$*)))
 
 test-front: $(FRONTS:%=test-front-%)
 

@@ -1,8 +1,9 @@
 """Tests that are known to fail by chance, and the count of those that were run again.
 
-Only `make test-slow` and the runs beyond it try a failed test once more: their tests kill, freeze and cut on machines
-that others keep busy. Each rerun is a defect, of the test or of what it tests. The summary names all of them, and apart
-from the others those that this list does not have: find their causes, or record them here with what is known.
+A failed test runs once more: at most two of the quick ones in a run, and five of the slow ones, which kill, freeze and
+cut on machines that others keep busy. Each rerun is a defect, of the test or of what it tests. The summary names all of
+them, and apart from the others those that this list does not have: find their causes, or record them here with what is
+known.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ KNOWN_FLAKY: dict[str, str] = {
     "::test_an_object_is_not_called_corrupt_while_a_drive_that_may_have_it_is_missing": (
         "on a very busy machine the emptied drive is used again before the last read, which then says CorruptObject; "
         "what makes its folder anew is not known"
+    ),
+    "tests/replication/test_conditional_writes.py::test_while_objects_move_what_a_former_owner_has_counts": (
+        "seen once, at a load of 45: a write succeeded although a former owner had been stopped; perhaps another test's "
+        "node had its port by then"
     ),
 }
 """Ids of tests without their parameters, with the reason or the suspicion."""
