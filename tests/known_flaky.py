@@ -17,8 +17,8 @@ KNOWN_FLAKY: dict[str, str] = {
         "what makes its folder anew is not known"
     ),
     "tests/replication/test_conditional_writes.py::test_while_objects_move_what_a_former_owner_has_counts": (
-        "seen once, at a load of 45: a write succeeded although a former owner had been stopped; perhaps another test's "
-        "node had its port by then"
+        "seen once, at a load of 45: a write succeeded although a former owner had been stopped; perhaps the node of "
+        "another test had its port by then"
     ),
 }
 """Ids of tests without their parameters, with the reason or the suspicion."""
