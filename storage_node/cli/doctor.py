@@ -46,6 +46,9 @@ _HINTS = {
 @click.option("--drop-damaged", is_flag=True, help="With --repair: delete objects whose bytes are damaged or gone.")
 @click.option("--rebuild", is_flag=True, help="Rebuild unreadable catalogs and lost records from the object files.")
 @click.option("--all-drives", is_flag=True, help="With --rebuild: also rebuild catalogs that can be read.")
+@click.option(
+    "--compact", is_flag=True, help="Compact the catalogs: fewer tables to search for each look-up. Then check."
+)
 @click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
 def doctor(
     paths: tuple[str, ...],
@@ -54,12 +57,14 @@ def doctor(
     drop_damaged: bool,
     rebuild: bool,
     all_drives: bool,
+    compact: bool,
     as_json: bool,
 ) -> None:
     """Check a store, or repair it.
 
     PATH is a drive of the store; list all of them. Without PATH, AIS_LOADER_URL is used. A check changes nothing and
-    can run while the store is in use. --repair and --rebuild need exclusive access: stop the node first.
+    can run while the store is in use. --repair, --rebuild and --compact need exclusive access: stop the node
+    first.
 
     With grpc://HOST:PORT or node:///FOLDER as PATH, check the health of a running node.
 
@@ -72,7 +77,7 @@ def doctor(
     if not paths:
         raise click.UsageError(f"no store given: name its drives, or set {URL_VARIABLE}")
     if any(map(is_remote, paths)):
-        if len(paths) > 1 or checksums or repair or rebuild:
+        if len(paths) > 1 or checksums or repair or rebuild or compact:
             raise click.UsageError(
                 "a running node can only be asked for its health; for more, stop it and name its drives on its machine"
             )
@@ -80,6 +85,8 @@ def doctor(
     else:
         if repair and rebuild:
             raise click.UsageError("--rebuild and --repair cannot be combined: run --rebuild first, then --repair")
+        if compact and (checksums or repair or rebuild):
+            raise click.UsageError("--compact cannot be combined with --checksums, --repair or --rebuild: run it after")
         if drop_damaged and not repair:
             raise click.UsageError("--drop-damaged needs --repair")
         if all_drives and not rebuild:
@@ -97,6 +104,7 @@ def doctor(
                 drop_damaged=drop_damaged,
                 rebuild=rebuild,
                 all_drives=all_drives,
+                compact=compact,
             )
         if as_json:
             click.echo(json.dumps(report.to_json()))
@@ -116,11 +124,14 @@ def _examine(
     drop_damaged: bool,
     rebuild: bool,
     all_drives: bool,
+    compact: bool,
 ) -> Report:
     from ais_loader.errors import InvalidRequest
     from storage_node.store.fsck import fsck as examiner
 
     try:
+        if compact:
+            return examiner.compact(drives, progress=advance)
         if rebuild:
             return examiner.rebuild(drives, all_drives=all_drives, progress=advance)
         if repair:

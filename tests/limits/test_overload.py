@@ -16,9 +16,10 @@ from ais_loader.cli import main
 from ais_loader.testing import NodeProcess, eventually
 from ais_loader.wire.generated import ais_batch_pb2 as pb
 from storage_node.batch.session import BatchService
-from storage_node.limits.load_monitor import MAX_RETRY_S, machine_memory_bytes, pause_s, resident_bytes, retry_after_ms
+from storage_node.limits.load_monitor import MAX_RETRY_S, pause_s, resident_bytes, retry_after_ms
 from storage_node.server import NodeServer
 from storage_node.settings.config import ServerConfig
+from storage_node.store.machine_memory import machine_memory_bytes
 from tests.node.node_kit import RawSession, batch_of, bucket_of, serving
 
 NAMES = [f"{at}" for at in range(8)]

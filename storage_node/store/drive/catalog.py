@@ -1,4 +1,4 @@
-"""Catalog of one drive: RocksDB, with the precautions that it needs around processes, and a cache of its entries.
+"""Catalog of one drive: RocksDB, with the precautions that it needs around processes.
 
 A writer opens it read-write and holds RocksDB's own lock. Readers in other processes open it as *secondary*: they take
 no lock, write nothing to the drive, and see the writer's commits when they catch up.
@@ -13,14 +13,13 @@ therefore leaked at fork, and a catalog in another process than the one that ope
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -30,9 +29,9 @@ from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive.clean_shutdown import Mark, MarkWriter, read_mark
 from storage_node.store.drive.locking import hold, lock_holder
 from storage_node.store.drive.log_guard import LogGuard, copy_for_salvage
+from storage_node.store.drive.rocksdb_options import catalog_options, leak
 from storage_node.store.files.error_counters import OUT_OF_DESCRIPTORS, ErrorCounters
 from storage_node.store.files.object_files import drive_error
-from storage_node.store.format import CatalogEntry
 from storage_node.store.permissions import FOLDER_MODE
 
 with needs("rocksdict", "a store on this machine"):
@@ -49,15 +48,15 @@ with needs("rocksdict", "a store on this machine"):
     )
 
 T = TypeVar("T")
-__all__ = ["Catalog", "EntryCache", "WriteBatch", "held_by_this_process"]
+__all__ = ["Catalog", "WriteBatch", "held_by_this_process"]
 
 _READER_OPENS = 10
 _REOPEN_S = 5.0
 """Maximum time for calls in progress on the old handle to end, and for descriptors to become available."""
 _REOPEN_DESCRIPTORS = 32
 """Approximate number of descriptors that RocksDB needs besides those of its tables and logs."""
-_CACHED_ENTRIES = 1 << 16
-"""About 25 MiB. Above it everything is dropped: batches select at random, so all entries are equally valuable."""
+_COMPACTIONS = ("rocksdb.compaction-pending", "rocksdb.num-running-compactions")
+_COMPACTIONS_S = 30.0
 BINDING_FILE = "rocksdict-config.json"
 REBUILD_HINT = "`ais-loader doctor --rebuild` makes it anew from the files"
 
@@ -85,11 +84,6 @@ class _Reopening:
         return getattr(self._catalog._come_back(), name)
 
 
-def leak(handle: object) -> None:
-    """Never collect this object, not even at interpreter exit."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
-
-
 def _leak_inherited() -> None:
     for catalog in list(_open_catalogs):
         leak(catalog._db)
@@ -111,21 +105,6 @@ def held_by_this_process(path: Path) -> bool:
         catalog.writable and catalog.is_open and catalog.path.exists() and path.exists() and catalog.path.samefile(path)
         for catalog in list(_open_catalogs)
     )
-
-
-def _options(log_folder: str | None = None) -> Options:
-    options = Options(raw_mode=True)
-    if log_folder is not None:
-        options.set_db_log_dir(log_folder)
-    options.create_if_missing(True)
-    options.set_write_buffer_size(16 << 20)
-    options.set_max_write_buffer_number(2)
-    options.set_keep_log_file_num(2)
-    options.set_max_total_wal_size(64 << 20)
-    # Without this, RocksDB would silently stop reading a log at a damaged record in its middle. A truncated last
-    # record, which a killed process may leave, does not count as damage.
-    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-    return options
 
 
 class Catalog:
@@ -184,7 +163,7 @@ class Catalog:
             _divert_binding_file(self.path)
             # Closing LOCK would release the lock of a catalog that this process has open.
             self._guard.require_sound(None if held_by_this_process(self.path) else lambda: hold(self.path / "LOCK"))
-            db = Rdict(str(self.path), _options(), access_type=AccessType.read_write())
+            db = _open_rocksdb(self.path, catalog_options(), AccessType.read_write())
             if is_behind(db, mark):
                 raise self._lost(db, mark)
             return db
@@ -209,9 +188,9 @@ class Catalog:
         self._salvaged = folder = tempfile.TemporaryDirectory(prefix="ais-loader-salvage-")
         try:
             copy_for_salvage(self.path, Path(folder.name))
-            options = _options(folder.name)
+            options = catalog_options(folder.name)
             options.set_wal_recovery_mode(DBRecoveryMode.skip_any_corrupted_record())
-            return Rdict(folder.name, options, access_type=AccessType.read_only(False))
+            return _open_rocksdb(Path(folder.name), options, AccessType.read_only(False))
         except BaseException:
             folder.cleanup()
             raise
@@ -223,8 +202,8 @@ class Catalog:
                 # A secondary that misses a table silently goes back to a state without it. Opening read-only, which
                 # cannot follow a writer, fails instead.
                 self._guard.require_sound()
-                strict = Rdict(str(self.path), _options(scratch), access_type=AccessType.read_only(False))
-                secondary = Rdict(str(self.path), _options(scratch), access_type=AccessType.secondary(scratch))
+                strict = _open_rocksdb(self.path, catalog_options(scratch), AccessType.read_only(False))
+                secondary = _open_rocksdb(self.path, catalog_options(scratch), AccessType.secondary(scratch))
                 strict.close()
                 if not is_behind(secondary, mark):
                     return secondary
@@ -463,6 +442,20 @@ class Catalog:
         assert self._high_water is not None
         self.flush()
         self._high_water.end(self._db.latest_sequence_number())
+        self._finish_compactions()
+
+    def _finish_compactions(self) -> None:
+        """Wait for compactions that are due, for a limited time. Readers never compact: without this, they would search
+        each of the tables that a writer left in level 0, for every look-up."""
+        until_s = time.monotonic() + _COMPACTIONS_S
+        while any(self._db.property_int_value(name) for name in _COMPACTIONS) and time.monotonic() < until_s:
+            threading.Event().wait(0.02)
+
+    def compact(self) -> None:
+        """Rewrite all tables as one sorted sequence. Takes time in proportion to the catalog. Raises what `flush`
+        raises."""
+        self.flush()
+        self._tried(lambda: self._db.compact_range(None, None), "compacting the catalog")
 
     def give_up(self, why: str) -> None:
         """Close. Current readers and later callers get DriveFailed with this reason."""
@@ -484,6 +477,10 @@ class Catalog:
                 self._high_water.close()
             if self._salvaged is not None:
                 self._salvaged.cleanup()
+
+
+def _open_rocksdb(path: Path, options: Options, access: AccessType) -> Rdict:
+    return Rdict(str(path), options, column_families={"default": options}, access_type=access)
 
 
 def is_behind(db: Rdict, mark: Mark | None) -> bool:
@@ -526,58 +523,3 @@ def _successor(prefix: bytes) -> bytes | None:
     """Return the smallest key above every key with this prefix; None if there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else None
-
-
-class EntryCache:
-    """Cache in front of RocksDB: a look-up takes a tenth of a microsecond here, two microseconds there.
-
-    It is never stale with respect to commits of this process, not even between the catalog's write and its return: a
-    look-up finds whatever a listing shows. A commit removes the entries that it changes before it writes. Meanwhile
-    look-ups read the catalog, and a look-up in progress cannot restore an old entry. Thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._records: dict[bytes, CatalogEntry] = {}  # guarded by _lock for changes
-        self._changing: set[bytes] = set()  # guarded by _lock
-        self.generation = 0  # guarded by _lock for changes
-
-    def get_many(self, keys: Sequence[bytes]) -> list[CatalogEntry | None]:
-        """Return entries in the order of `keys`; None means that the catalog has to be read."""
-        get = self._records.get
-        return [get(key) for key in keys]
-
-    def add(self, found: Iterable[tuple[bytes, CatalogEntry]], generation: int) -> None:
-        """Keep what was read from the catalog, unless entries were invalidated since `generation`."""
-        with self._lock:
-            if generation == self.generation:
-                if len(self._records) >= _CACHED_ENTRIES:
-                    self._records = {}
-                for key, entry in found:
-                    if key in self._changing:
-                        continue
-                    # Of two look-ups beside a commit, the one that read the catalog first may arrive here last.
-                    before = self._records.get(key)
-                    if before is None or before.version <= entry.version:
-                        self._records[key] = entry
-
-    @contextlib.contextmanager
-    def changing(self, keys: Collection[bytes]) -> Iterator[None]:
-        """Return a context for the catalog write that changes these keys. Only one thread changes a key at a time."""
-        with self._lock:
-            self._changing.update(keys)
-            self.generation += 1
-            for key in keys:
-                self._records.pop(key, None)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._changing.difference_update(keys)
-                self.generation += 1
-
-    def forget(self) -> None:
-        """Drop everything: the catalog has changed."""
-        with self._lock:
-            self.generation += 1
-            self._records = {}

@@ -32,9 +32,10 @@ from storage_node.store.checksum import combine_blocks
 from storage_node.store.commit_mark import commit_mark
 from storage_node.store.drive import clean_shutdown
 from storage_node.store.drive.block_checksums import read_blocks
-from storage_node.store.drive.catalog import REBUILD_HINT, Catalog, EntryCache
+from storage_node.store.drive.catalog import REBUILD_HINT, Catalog
 from storage_node.store.drive.commit_files import PendingObject, SequenceNumbers
 from storage_node.store.drive.ended_versions import GRACE_S, Garbage, Retention, find_retained, scan_at
+from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.identity import DriveIdentity
 from storage_node.store.drive.preconditions import Condition
 from storage_node.store.drive.transactions import Transactions
@@ -398,6 +399,11 @@ class Drive:
         """Release versions that no snapshot of a bucket sees any more. Returns how many. Raises as `commit` does."""
         self._require_writable()
         return self._changes.trim(bucket_uuid)
+
+    def compact(self) -> None:
+        """Compact the catalog. Raises DriveFailed, DriveFull, StoreReadOnly."""
+        self._require_writable()
+        self.catalog.compact()
 
     def sync(self) -> None:
         """Make all commits durable. Raises DriveFailed, DriveFull, StoreReadOnly."""

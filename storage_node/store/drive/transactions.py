@@ -65,9 +65,10 @@ import xxhash
 from ais_loader.errors import BucketNotFound, LoaderError, OutcomeUnknown, StoreFormatError, VersionConflict
 from storage_node.store import format as fmt
 from storage_node.store.drive.block_checksums import put_blocks
-from storage_node.store.drive.catalog import Catalog, EntryCache, WriteBatch
+from storage_node.store.drive.catalog import Catalog, WriteBatch
 from storage_node.store.drive.commit_files import CommitFiles, PendingObject, SequenceNumbers
 from storage_node.store.drive.ended_versions import Ended, Garbage, Retention
+from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.drive.preconditions import (
     REMEMBERED_NS,
     Condition,

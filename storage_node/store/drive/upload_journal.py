@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ais_loader.errors import LoaderError
 from storage_node.store import format as fmt
-from storage_node.store.drive.catalog import Catalog, EntryCache, WriteBatch
+from storage_node.store.drive.catalog import Catalog, WriteBatch
+from storage_node.store.drive.entry_cache import EntryCache
 from storage_node.store.failpoints import failpoint
 from storage_node.store.files.object_files import RawFiles
 from storage_node.store.files.segment_format import is_slot

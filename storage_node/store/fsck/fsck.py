@@ -30,7 +30,7 @@ from storage_node.store.pool.open import drive_folders
 from storage_node.store.store import Store
 from storage_node.store.store_record import StoreRecord, recovered_name
 
-__all__ = ["DriveSummary", "Finding", "Progress", "Report", "check", "rebuild", "repair"]
+__all__ = ["DriveSummary", "Finding", "Progress", "Report", "check", "compact", "rebuild", "repair"]
 
 DAMAGED = ("missing-file", "wrong-size", "corrupt", "bad-entry")
 
@@ -115,6 +115,23 @@ def repair(
         if any(finding.kind == "misplaced" and finding.repaired for finding in findings):
             _move(store, findings)
         return _report("repair", store.store_uuid, drives, findings, checksums=checksums, in_motion=False)
+
+
+def compact(paths: Sequence[str | os.PathLike[str]], *, progress: Progress | None = None) -> Report:
+    """Compact the catalogs of all drives, then check the store.
+
+    Raises StoreNotFound, StoreLocked, and whatever else `Store.open` raises.
+    """
+    roots = drive_folders(paths)
+    if not any(root.is_dir() and any(root.iterdir()) for root in roots):
+        raise StoreNotFound(f"no store at {', '.join(map(str, roots))}")
+    with Store.open(roots, mode="a") as store:
+        for at, drive in enumerate(store.drives):
+            if drive is not None:
+                drive.compact()
+            if progress is not None:
+                progress("compacting catalogs", at + 1)
+    return check(paths, progress=progress)
 
 
 def _report(

@@ -1,0 +1,88 @@
+"""Cache of catalog entries of one drive."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from storage_node.store.format import CatalogEntry
+
+GENERATION_ENTRIES = 1 << 15
+"""The cache has at most two generations: about 25 MiB."""
+
+
+class EntryCache:
+    """Cache in front of RocksDB: a look-up takes a tenth of a microsecond here, two microseconds there.
+
+    Entries that are used again survive others: when the newer generation is full, it becomes the older one, and what it
+    replaces is dropped. An entry of the older generation that is looked up moves to the newer one.
+
+    It is never stale with respect to commits of this process, not even between the catalog's write and its return: a
+    look-up finds whatever a listing shows. A commit removes the entries that it changes before it writes. Meanwhile
+    look-ups read the catalog, and a look-up in progress cannot restore an old entry. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newer: dict[bytes, CatalogEntry] = {}  # guarded by _lock for changes, as are the next three
+        self._older: dict[bytes, CatalogEntry] = {}
+        self._changing: set[bytes] = set()
+        self.generation = 0
+        """Increases with every invalidation."""
+
+    def get_many(self, keys: Sequence[bytes]) -> list[CatalogEntry | None]:
+        """Return entries in the order of `keys`; None means that the catalog has to be read."""
+        get = self._newer.get
+        entries = [get(key) for key in keys]
+        if self._older and not all(entries):
+            self._find_older(keys, entries)
+        return entries
+
+    def _find_older(self, keys: Sequence[bytes], entries: list[CatalogEntry | None]) -> None:
+        """Fill in what only the older generation has, and move it to the newer one."""
+        with self._lock:
+            for at, key in enumerate(keys):
+                if entries[at] is None and (entry := self._older.pop(key, None) or self._newer.get(key)) is not None:
+                    entries[at] = self._newer[key] = entry
+            self._begin_generation()
+
+    def _begin_generation(self) -> None:
+        if len(self._newer) >= GENERATION_ENTRIES:
+            self._newer, self._older = {}, self._newer
+
+    def add(self, found: Iterable[tuple[bytes, CatalogEntry]], generation: int) -> None:
+        """Keep what was read from the catalog, unless entries were invalidated since `generation`."""
+        with self._lock:
+            if generation == self.generation:
+                for key, entry in found:
+                    if key in self._changing:
+                        continue
+                    # Of two look-ups beside a commit, the one that read the catalog first may arrive here last.
+                    before = self._newer.get(key) or self._older.pop(key, None)
+                    if before is None or before.version <= entry.version:
+                        before = entry
+                    self._newer[key] = before
+                self._begin_generation()
+
+    @contextlib.contextmanager
+    def changing(self, keys: Collection[bytes]) -> Iterator[None]:
+        """Return a context for the catalog write that changes these keys. Only one thread changes a key at a time."""
+        with self._lock:
+            self._changing.update(keys)
+            self.generation += 1
+            for key in keys:
+                self._newer.pop(key, None)
+                self._older.pop(key, None)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._changing.difference_update(keys)
+                self.generation += 1
+
+    def forget(self) -> None:
+        """Drop everything: the catalog has changed."""
+        with self._lock:
+            self.generation += 1
+            self._newer, self._older = {}, {}
